@@ -1,0 +1,44 @@
+# Each target does its own set-up into .venv/ with plain venv and pip; a second call installs nothing.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test quick check format clean help
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+demo: .venv/installed-train  ## translate live with a shipped model
+	$(BIN)/simulmt demo
+
+test: .venv/installed-dev check  ## everything: format, lint, types, import rules, tests
+	$(BIN)/pytest
+
+quick: .venv/installed-dev  ## lint and the fast tests, for daily work
+	$(BIN)/ruff check
+	$(BIN)/pytest -x -m 'not slow and not gpu and not learning'
+
+check: .venv/installed-dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/installed-dev  ## rewrite the code in the house format
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:  ## remove the environment and all caches
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'simulmt needs Python 3.11 or later: make PYTHON=python3.12 ...' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed-train: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP_INSTALL) --editable '.[train]'
+	touch $@
+
+.venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP_INSTALL) --editable '.[train,eval,align,serve,dev]'
+	touch $@ .venv/installed-train

@@ -1,0 +1,1 @@
+"""The networks of the paper in PyTorch; needs the extra `train`."""

@@ -1,0 +1,206 @@
+"""The auxiliary sorting network: while training, it puts the encoder's states into target order.
+
+Paper, section 3.2: Q from decoder layers over H with the target as context; A = Q H^T / sqrt(D);
+Z = Sinkhorn^l((A + delta * G) / tau) with Gumbel noise G; the states the loss sees are Z H.
+Nothing that runs at inference imports this module: there Z is the identity, and the network is thrown away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from simulmt.config import require
+from simulmt.model.ctc import CTCModel
+from simulmt.model.layers import DecoderLayer, check_tokens, length_mask
+from simulmt.model.output import Loss
+from simulmt.text import END, MASK, PAD
+
+
+@dataclass(frozen=True)
+class ASNConfig:
+    """The sorting network; the defaults are the paper's for English to Chinese."""
+
+    layers: int = 3  # M
+    iterations: int = 16  # l; 0 replaces Sinkhorn by a softmax over each row
+    tau: float = 0.25
+    delta: float = 0.3
+    gamma: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(self.layers >= 1, f"layers (M) must be at least 1, got {self.layers}")
+        require(self.iterations >= 0, f"iterations (l) must not be negative, got {self.iterations}")
+        require(self.tau > 0, f"tau must be above 0, got {self.tau}")
+        require(self.delta >= 0, f"delta must not be negative, got {self.delta}")
+        require(0 <= self.gamma <= 1, f"gamma must be in 0..1, got {self.gamma}")
+
+
+class SortingNetwork(nn.Module):
+    """From states H and the target to a nearly-permutation matrix Z."""
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        heads: int,
+        layers: int,
+        dropout: float,
+        iterations: int,
+        tau: float,
+        delta: float,
+        gamma: float,
+    ) -> None:
+        super().__init__()
+        self.iterations, self.tau, self.delta, self.gamma = iterations, tau, delta, gamma
+        self.layers: Sequence[DecoderLayer] = nn.ModuleList(  # type: ignore[assignment]
+            DecoderLayer(width, inner, heads, dropout) for _ in range(layers)
+        )
+        self.final_norm = nn.LayerNorm(width)
+
+    def hide(self, target: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+        """While training, replace a share gamma of each sentence's tokens by MASK, never END or padding."""
+        if not self.training:
+            return target
+        maskable = (target != PAD) & (target != END)
+        scores = torch.rand(target.shape, device=target.device).masked_fill(~maskable, 2.0)
+        ranks = scores.argsort(-1).argsort(-1)
+        count = (self.gamma * maskable.sum(-1, keepdim=True)).round()
+        return target.masked_fill((ranks < count) & maskable, MASK)
+
+    def forward(
+        self,
+        H: Float[Tensor, "B S D"],
+        source_mask: Bool[Tensor, "B S"] | None,
+        context: Float[Tensor, "B T D"],
+        target_mask: Bool[Tensor, "B T"] | None,
+    ) -> Float[Tensor, "B S S"]:
+        """Z, in fp32: row r says which states become output position r."""
+        own = None if source_mask is None else source_mask[:, None, None, :]
+        other = None if target_mask is None else target_mask[:, None, None, :]
+        Q = H
+        for layer in self.layers:
+            Q, _ = layer(Q, layer.cross_attention.project(context), other, own)
+        Q = self.final_norm(Q)
+        A = (Q @ H.transpose(1, 2) / math.sqrt(H.shape[-1])).float()
+        if self.training and self.delta > 0:
+            gumbel = -torch.empty_like(A).exponential_().log()
+            A = A + self.delta * gumbel
+        return sinkhorn(exclude_padding(A / self.tau, source_mask), self.iterations)
+
+
+class SortedCTCModel(nn.Module):
+    """CTC+ASN: a CTC translator that is trained on sorted states. Only `translator` is used to translate."""
+
+    def __init__(self, translator: CTCModel, sorter: SortingNetwork) -> None:
+        super().__init__()
+        self.translator = translator
+        self.sorter = sorter
+
+    @staticmethod
+    def build(translator: CTCModel, config: ASNConfig) -> SortedCTCModel:
+        layer = translator.encoder.layers[0]
+        sorter = SortingNetwork(
+            width=translator.target_embedding.embedding_dim,
+            inner=layer.feed_forward.expand.out_features,
+            heads=layer.attention.heads,
+            layers=config.layers,
+            dropout=layer.dropout.p,
+            iterations=config.iterations,
+            tau=config.tau,
+            delta=config.delta,
+            gamma=config.gamma,
+        )
+        return SortedCTCModel(translator, sorter)
+
+    def loss(
+        self,
+        source: Int[Tensor, "B S"],
+        source_lengths: Int[Tensor, " B"],
+        target: Int[Tensor, "B T"],
+        target_lengths: Int[Tensor, " B"],
+        delay: int = 1,
+        smoothing: float = 0.1,
+    ) -> Loss:
+        """The CTC loss of the sorted states; lengths are CPU tensors, targets end in END."""
+        H, Z = self.sort(source, source_lengths, target, target_lengths, delay)
+        return self.translator.loss_of_states(Z.to(H.dtype) @ H, source_lengths, target, target_lengths, smoothing)
+
+    def sort(
+        self,
+        source: Int[Tensor, "B S"],
+        source_lengths: Int[Tensor, " B"],
+        target: Int[Tensor, "B T"],
+        target_lengths: Int[Tensor, " B"],
+        delay: int = 1,
+    ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B S S"]]:
+        """The states in source order and the matrix that sorts them."""
+        embedding = self.translator.target_embedding
+        check_tokens(source, self.translator.encoder.embedding.num_embeddings, "source")
+        check_tokens(target, embedding.num_embeddings, "target")
+        source_mask = length_mask(source_lengths, source.shape[1], source.device)
+        target_mask = length_mask(target_lengths, target.shape[1], target.device)
+        H = self.translator.encoder(source, source_mask, delay)
+        context = embedding.embed(self.sorter.hide(target))
+        return H, self.sorter(H, source_mask, context, target_mask)
+
+
+def exclude_padding(scores: Float[Tensor, "B N N"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B N N"]:
+    """Forbid every cell that pairs padding with a token; each padding position keeps its own mass."""
+    if mask is None:
+        return scores
+    diagonal = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
+    allowed = (mask[:, :, None] & mask[:, None, :]) | (diagonal & ~mask[:, :, None])
+    return scores.masked_fill(~allowed, -torch.inf)
+
+
+def sinkhorn(X: Float[Tensor, "B N N"], iterations: int) -> Float[Tensor, "B N N"]:
+    """exp(X) with its rows, then its columns, normalised `iterations` times; 0 is a softmax over each row.
+
+    Exact gradients through all iterations. Only X is kept for them: the iterations live in two dual vectors,
+    Z = exp(X + f + g), which are found again when they are needed.
+    """
+    if iterations == 0:
+        return X.softmax(-1)
+    return _Sinkhorn.apply(X, iterations)  # type: ignore[no-untyped-call]
+
+
+def _dual_steps(X: Tensor, iterations: int) -> list[tuple[Tensor, Tensor]]:
+    """The dual vectors (f, g), [B N 1] and [B 1 N], after 0, 1, ... iterations."""
+    f, g = torch.zeros_like(X[:, :, :1]), torch.zeros_like(X[:, :1, :])
+    steps = [(f, g)]
+    for _ in range(iterations):
+        f = -(X + g).logsumexp(2, keepdim=True)
+        g = -(X + f).logsumexp(1, keepdim=True)
+        steps.append((f, g))
+    return steps
+
+
+class _Sinkhorn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, iterations: int) -> Tensor:
+        ctx.save_for_backward(X)
+        ctx.iterations = iterations
+        f, g = _dual_steps(X, iterations)[-1]
+        return (X + f + g).exp()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (X,) = ctx.saved_tensors
+        steps = _dual_steps(X, ctx.iterations)
+        f, g = steps[-1]
+        by_X = gradients[0] * (X + f + g).exp()
+        by_f, by_g = by_X.sum(2, keepdim=True), by_X.sum(1, keepdim=True)
+        for (_, g_before), (f, g) in zip(reversed(steps[:-1]), reversed(steps[1:]), strict=True):
+            # g = -logsumexp over rows of X + f, whose softmax is exp(X + f + g); then f likewise from g_before.
+            through_g = -by_g * (X + f + g).exp()
+            by_f = by_f + through_g.sum(2, keepdim=True)
+            through_f = -by_f * (X + f + g_before).exp()
+            by_X = by_X + through_g + through_f
+            by_f, by_g = torch.zeros_like(by_f), through_f.sum(1, keepdim=True)
+        return by_X, None

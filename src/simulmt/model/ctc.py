@@ -1,0 +1,220 @@
+"""The CTC translator: causal encoder, length projection, and the CTC loss in reduced space.
+
+Reduced space: the loss never needs the V log-probabilities of a frame, only their normaliser and the columns of the
+blank and of the sentence's own labels. `ctc_loss` leaves the rest to output.py and never stores frames x V;
+`loss_from_logits` is the same loss for logits that exist already.
+
+Axis letters: B batch, S source, T target, U = S * mu frames, D width, V vocabulary, C = T + 1 columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from simulmt.config import require
+from simulmt.model.layers import Embedding, Encoder, EncoderState, check_tokens, length_mask
+from simulmt.model.output import FRAMES_PER_CHUNK, Loss, at_least_float32, project_and_loss
+from simulmt.text import BLANK
+
+
+@dataclass(frozen=True)
+class CTCConfig:
+    """Sizes of the CTC translator; the defaults are the paper's."""
+
+    source_vocabulary: int
+    target_vocabulary: int
+    width: int = 512
+    inner: int = 2048
+    heads: int = 8
+    layers: int = 6
+    mu: int = 2
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        require(self.layers >= 1, f"layers must be at least 1, got {self.layers}")
+        require(self.mu >= 1, f"mu must be at least 1, got {self.mu}")
+        require(0 <= self.dropout < 1, f"dropout must be in 0..1, got {self.dropout}")
+        require(self.width % self.heads == 0, f"width ({self.width}) must be a multiple of heads ({self.heads})")
+        require(self.width % 2 == 0, f"width must be even, got {self.width}")
+
+
+class CTCModel(nn.Module):
+    """Causal encoder with delay k, each state projected to mu frames, tied output layer, CTC."""
+
+    def __init__(self, encoder: Encoder, target_vocabulary: int, mu: int) -> None:
+        super().__init__()
+        width = encoder.embedding.embedding_dim
+        self.mu = mu
+        self.encoder = encoder
+        self.length_projection = nn.Linear(width, mu * width)
+        nn.init.xavier_uniform_(self.length_projection.weight)
+        nn.init.zeros_(self.length_projection.bias)
+        self.target_embedding = Embedding(target_vocabulary, width)  # and, tied, the output layer
+
+    @staticmethod
+    def build(config: CTCConfig) -> CTCModel:
+        encoder = Encoder(
+            config.source_vocabulary, config.width, config.inner, config.heads, config.layers, config.dropout
+        )
+        return CTCModel(encoder, config.target_vocabulary, config.mu)
+
+    def frames(self, H: Float[Tensor, "B S D"]) -> Float[Tensor, "B U D"]:
+        """Each state becomes mu consecutive frames; position-wise, so it cannot reorder."""
+        return self.length_projection(H).unflatten(-1, (self.mu, -1)).flatten(1, 2)
+
+    def logits(self, frames: Float[Tensor, "B U D"]) -> Float[Tensor, "B U V"]:
+        return frames @ self.target_embedding.weight.T
+
+    def forward(
+        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], delay: int = 1
+    ) -> Float[Tensor, "B U V"]:
+        """The logits of all frames of whole sentences, in source order, as inference sees them."""
+        check_tokens(source, self.encoder.embedding.num_embeddings, "source")
+        mask = length_mask(source_lengths, source.shape[1], source.device)
+        return self.logits(self.frames(self.encoder(source, mask, delay)))
+
+    def step(
+        self, tokens: Int[Tensor, "B N"], state: EncoderState, delay: int = 1, end: bool = False
+    ) -> tuple[Float[Tensor, "B F V"], EncoderState]:
+        """Read N tokens; return the logits of the frames they finish and the new state."""
+        check_tokens(tokens, self.encoder.embedding.num_embeddings, "source")
+        H, state = self.encoder.step(tokens, state, delay, end)
+        return self.logits(self.frames(H)), state
+
+    def loss(
+        self,
+        source: Int[Tensor, "B S"],
+        source_lengths: Int[Tensor, " B"],
+        target: Int[Tensor, "B T"],
+        target_lengths: Int[Tensor, " B"],
+        delay: int = 1,
+        smoothing: float = 0.1,
+    ) -> Loss:
+        """The summed loss of a batch; lengths are CPU tensors, targets end in END."""
+        check_tokens(source, self.encoder.embedding.num_embeddings, "source")
+        check_tokens(target, self.target_embedding.num_embeddings, "target")
+        H = self.encoder(source, length_mask(source_lengths, source.shape[1], source.device), delay)
+        return self.loss_of_states(H, source_lengths, target, target_lengths, smoothing)
+
+    def loss_of_states(
+        self,
+        H: Float[Tensor, "B S D"],
+        source_lengths: Int[Tensor, " B"],
+        target: Int[Tensor, "B T"],
+        target_lengths: Int[Tensor, " B"],
+        smoothing: float,
+    ) -> Loss:
+        """The loss of states in any order: as the encoder gave them, or sorted."""
+        alignments = Alignments.of(target, target_lengths, source_lengths * self.mu)
+        return ctc_loss(self.frames(H), self.target_embedding.weight, alignments, smoothing)
+
+
+class Alignments(NamedTuple):
+    """Which labels a batch must produce in which frames, in reduced space.
+
+    Column 0 is the blank, column i the i-th label. `classes` numbers equal labels of a sentence alike (by the first
+    of them), because CTC asks for a blank between two equal labels.
+    """
+
+    columns: Int[Tensor, "B C"]
+    classes: Int[Tensor, "B T"]
+    frame_lengths: Int[Tensor, " B"]  # on the CPU, as the label lengths: PyTorch's CTC asks for them there
+    label_lengths: Int[Tensor, " B"]
+    alignable: Bool[Tensor, " B"]  # the labels and the blanks they need fit into the frames
+
+    @staticmethod
+    def of(
+        target: Int[Tensor, "B T"], target_lengths: Int[Tensor, " B"], frame_lengths: Int[Tensor, " B"]
+    ) -> Alignments:
+        if target.shape[1] == 0:  # only empty targets: one column of padding keeps every shape valid
+            target = target.new_zeros(target.shape[0], 1)
+        positions = torch.arange(target.shape[1], device=target.device)
+        equal = target[:, :, None] == target[:, None, :]  # [B T T]
+        first = positions.where(equal, target.shape[1]).amin(-1)
+        columns = F.pad(target, (1, 0), value=BLANK)
+        lengths = target_lengths.to(target.device, non_blocking=True)
+        repeats = (target[:, 1:] == target[:, :-1]) & (positions[1:] < lengths[:, None])
+        alignable = lengths + repeats.sum(-1) <= frame_lengths.to(target.device, non_blocking=True)
+        return Alignments(columns, first + 1, frame_lengths, target_lengths, alignable)
+
+    def frame_weights(self, frames: int, like: Tensor) -> Float[Tensor, "B U"]:
+        """One on the frames that count, zero on padding and on sentences that cannot be aligned."""
+        lengths = self.frame_lengths.to(like.device, non_blocking=True) * self.alignable
+        return (torch.arange(frames, device=like.device) < lengths[:, None]).to(like.dtype)
+
+    def tokens(self) -> Tensor:
+        return (self.label_lengths.to(self.alignable.device, non_blocking=True) * self.alignable).sum()
+
+    def skipped(self) -> Tensor:
+        return (~self.alignable).sum()
+
+
+def alignment_likelihood(
+    log_probs: Float[Tensor, "B U C"], alignments: Alignments
+) -> tuple[Float[Tensor, ""], Float[Tensor, "B U C"]]:
+    """The summed negative log-likelihood of all sentences' labels and the posterior of each column in each frame."""
+    with torch.enable_grad():
+        log_probs = log_probs.detach().requires_grad_()
+        negative = F.ctc_loss(
+            log_probs.transpose(0, 1),
+            alignments.classes,
+            alignments.frame_lengths,
+            alignments.label_lengths,
+            blank=0,
+            reduction="none",
+            zero_infinity=True,
+        )
+        (gradient,) = torch.autograd.grad(negative.sum(), log_probs)
+    # PyTorch returns the gradient by the logits below a log-softmax over these columns, probability minus posterior;
+    # over a subset of the vocabulary there is no such log-softmax, so the probability must come out again.
+    posterior = log_probs.detach().exp() - gradient
+    weights = alignments.frame_weights(log_probs.shape[1], posterior)
+    return (negative.detach() * weights[:, 0]).sum(), posterior * weights[:, :, None]
+
+
+class _Likelihood(torch.autograd.Function):
+    """`alignment_likelihood` with the gradient by the log-probabilities themselves: minus the posterior."""
+
+    @staticmethod
+    def forward(ctx: Any, log_probs: Tensor, alignments: Alignments) -> Tensor:
+        negative, posterior = alignment_likelihood(log_probs, alignments)
+        ctx.save_for_backward(posterior)
+        return negative
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (posterior,) = ctx.saved_tensors
+        return -posterior * gradients[0], None
+
+
+def loss_from_logits(logits: Float[Tensor, "B U V"], alignments: Alignments, smoothing: float) -> Loss:
+    """(1 - eps) * CTC + eps / V * sum of -log p, from logits that were materialised once."""
+    logits = at_least_float32(logits)
+    normaliser = logits.logsumexp(-1)
+    columns = alignments.columns[:, None, :].expand(-1, logits.shape[1], -1)
+    log_probs = logits.gather(-1, columns) - normaliser[:, :, None]
+    negative = _Likelihood.apply(log_probs, alignments)  # type: ignore[no-untyped-call]
+    uniform = (normaliser - logits.mean(-1)) * alignments.frame_weights(logits.shape[1], logits)
+    total = (1 - smoothing) * negative + smoothing * uniform.sum()
+    return Loss(total, negative.detach(), alignments.tokens(), alignments.skipped())
+
+
+def ctc_loss(
+    frames: Float[Tensor, "B U D"],
+    table: Float[Tensor, "V D"],
+    alignments: Alignments,
+    smoothing: float,
+    chunk: int = FRAMES_PER_CHUNK,
+) -> Loss:
+    """The same loss of `frames @ table.T` without ever storing that product."""
+    weights = alignments.frame_weights(frames.shape[1], at_least_float32(frames))
+    align = partial(alignment_likelihood, alignments=alignments)
+    total, negative = project_and_loss(frames, table, alignments.columns, weights, align, smoothing, chunk)
+    return Loss(total, negative, alignments.tokens(), alignments.skipped())

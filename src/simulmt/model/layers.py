@@ -1,0 +1,296 @@
+"""The Transformer parts that every network here is made of: pre-norm, ReLU, sinusoidal positions.
+
+Axis letters: B batch, S source, T target, D width, N new positions, L all positions so far.
+A mask is boolean and True where a query may look.
+
+Every encoder and decoder has two ways to run that give the same numbers:
+`forward()` over whole sentences, for training, and `step()`, state in and state out, for streaming.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from simulmt.config import require
+from simulmt.errors import VocabularyError
+from simulmt.text import PAD
+
+
+class KeysValues(NamedTuple):
+    """What attention looks at: projected keys and values, [B heads L D/heads] each."""
+
+    keys: Tensor
+    values: Tensor
+
+    def append(self, new: KeysValues) -> KeysValues:
+        return KeysValues(torch.cat([self.keys, new.keys], 2), torch.cat([self.values, new.values], 2))
+
+    @property
+    def length(self) -> int:
+        return self.keys.shape[2]
+
+
+class Attention(nn.Module):
+    """Multi-head attention; keys and values are projected apart from the queries so that they can be cached."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        require(width % heads == 0, f"width ({width}) must be a multiple of heads ({heads})")
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.output = nn.Linear(width, width)
+        for weight in (self.query.weight, *self.key_value.weight.chunk(2)):
+            nn.init.xavier_uniform_(weight, gain=1 / math.sqrt(2))
+        nn.init.xavier_uniform_(self.output.weight)
+        for linear in (self.query, self.key_value, self.output):
+            nn.init.zeros_(linear.bias)
+
+    def project(self, context: Float[Tensor, "B L D"]) -> KeysValues:
+        """The keys and values of `context`."""
+        keys, values = self.key_value(context).chunk(2, -1)
+        return KeysValues(self._split(keys), self._split(values))
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N D"],
+        context: KeysValues,
+        mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "B N D"]:
+        queries = self._split(self.query(x))
+        mixed = F.scaled_dot_product_attention(queries, *context, attn_mask=mask, is_causal=causal)
+        return self.output(mixed.transpose(1, 2).flatten(2))  # [B N D]
+
+    def _split(self, x: Float[Tensor, "B L D"]) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B heads L D/heads]
+
+
+class FeedForward(nn.Module):
+    """The position-wise network between attentions."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.expand = nn.Linear(width, inner)
+        self.contract = nn.Linear(inner, width)
+        for linear in (self.expand, self.contract):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        return self.contract(F.relu(self.expand(x)))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each on a normalised copy of the residual stream."""
+
+    def __init__(self, width: int, inner: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.feed_forward = FeedForward(width, inner)
+        self.dropout = nn.Dropout(dropout)
+
+    def project(self, x: Float[Tensor, "B L D"]) -> KeysValues:
+        """The keys and values under which this layer's attention finds the positions of `x`."""
+        return self.attention.project(self.attention_norm(x))
+
+    def attend(self, x: Tensor, context: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
+        """The layer applied to the queries `x`, looking at `context`."""
+        attended = self.attention(self.attention_norm(x), context, mask, causal)
+        x = x + self.dropout(attended)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def forward(self, x: Float[Tensor, "B L D"], mask: Tensor | None, causal: bool = False) -> Tensor:
+        normed = self.attention_norm(x)  # once for the queries and for the keys
+        x = x + self.dropout(self.attention(normed, self.attention.project(normed), mask, causal))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class DecoderLayer(nn.Module):
+    """An encoder layer with attention to a context of another length in its middle."""
+
+    def __init__(self, width: int, inner: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.cross_norm = nn.LayerNorm(width)
+        self.cross_attention = Attention(width, heads)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.feed_forward = FeedForward(width, inner)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N D"],
+        context: KeysValues,
+        context_mask: Tensor | None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        past: KeysValues | None = None,
+    ) -> tuple[Float[Tensor, "B N D"], KeysValues]:
+        """The layer's output and the keys and values of all positions so far, `past` included."""
+        normed = self.attention_norm(x)
+        own = self.attention.project(normed)
+        own = own if past is None else past.append(own)
+        x = x + self.dropout(self.attention(normed, own, mask, causal))
+        # Several hypotheses of one sentence lie next to each other and share its context.
+        queries = self.cross_norm(x).view(context.keys.shape[0], -1, x.shape[-1])
+        x = x + self.dropout(self.cross_attention(queries, context, context_mask).view_as(x))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), own
+
+
+class Embedding(nn.Embedding):
+    """Token embeddings times sqrt(D) plus sinusoidal positions."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__(vocabulary, width, padding_idx=PAD)
+        nn.init.normal_(self.weight, std=width**-0.5)
+        with torch.no_grad():
+            self.weight[PAD].zero_()
+
+    def embed(self, tokens: Int[Tensor, "B N"], first_position: int = 0) -> Float[Tensor, "B N D"]:
+        positions = torch.arange(first_position, first_position + tokens.shape[1], device=tokens.device)
+        x: Tensor = self(tokens) * math.sqrt(self.embedding_dim)
+        return x + sinusoids(positions, self.embedding_dim).to(x.dtype)
+
+
+class EncoderState(NamedTuple):
+    """A half-read sentence: the first layer has seen all tokens read, the others the finished positions."""
+
+    waiting: Float[Tensor, "B W D"]  # embeddings of tokens read whose own state is not finished yet
+    layers: tuple[KeysValues, ...]
+
+    @property
+    def read(self) -> int:
+        return self.layers[0].length
+
+    @property
+    def finished(self) -> int:
+        return self.read - self.waiting.shape[1]
+
+
+class Encoder(nn.Module):
+    """Transformer encoder, causal with delay k, or bidirectional.
+
+    With delay k state t is computed after token t+k-1 was read. Only the first layer looks ahead (t sees keys
+    up to t+k-1); all later layers are plainly causal, so the look-ahead does not add up over the layers.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        inner: int,
+        heads: int,
+        layers: int,
+        dropout: float,
+        causal: bool = True,
+    ) -> None:
+        super().__init__()
+        self.causal = causal
+        self.embedding = Embedding(vocabulary, width)
+        self.layers: Sequence[EncoderLayer] = nn.ModuleList(  # type: ignore[assignment]
+            EncoderLayer(width, inner, heads, dropout) for _ in range(layers)
+        )
+        self.final_norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, source: Int[Tensor, "B S"], source_mask: Bool[Tensor, "B S"] | None = None, delay: int = 1
+    ) -> Float[Tensor, "B S D"]:
+        """All states of whole sentences; `source_mask` is True on tokens, None where nothing is padded."""
+        check_delay(delay)
+        x = self.dropout(self.embedding.embed(source))
+        padding = None if source_mask is None else source_mask[:, None, None, :]
+        for index, layer in enumerate(self.layers):
+            if self.causal and index == 0 and delay > 1:
+                length = source.shape[1]
+                x = layer(x, _also(look_ahead_mask(length, length, 0, delay, x.device), padding))
+            else:
+                # Padding lies behind every token, so a plainly causal layer never sees it.
+                x = layer(x, None if self.causal else padding, causal=self.causal)
+        return self.final_norm(x)
+
+    def start(self, batch: int = 1) -> EncoderState:
+        """The state before anything was read."""
+        weight = self.embedding.weight
+        heads = self.layers[0].attention.heads
+        empty = weight.new_zeros(batch, heads, 0, weight.shape[1] // heads)
+        waiting = weight.new_zeros(batch, 0, weight.shape[1])
+        return EncoderState(waiting, tuple(KeysValues(empty, empty) for _ in self.layers))
+
+    def step(
+        self, tokens: Int[Tensor, "B N"], state: EncoderState, delay: int = 1, end: bool = False
+    ) -> tuple[Float[Tensor, "B F D"], EncoderState]:
+        """Read N more tokens; return the F states that are now finished (all that wait, at the `end`)."""
+        check_delay(delay)
+        x = self.embedding.embed(tokens, state.read)
+        first_layer, *later_layers = self.layers
+        keys_values = [state.layers[0].append(first_layer.project(x))]
+        waiting = torch.cat([state.waiting, x], 1)
+        read, finished = keys_values[0].length, state.finished
+        ready = waiting.shape[1] if end else max(0, min(waiting.shape[1], read - delay + 1 - finished))
+        x, waiting = waiting[:, :ready], waiting[:, ready:]
+        # At the end the last positions look at all there is, which is what the mask of `forward` gives them.
+        x = first_layer.attend(x, keys_values[0], look_ahead_mask(ready, read, finished, delay, x.device))
+        causal = look_ahead_mask(ready, finished + ready, finished, 1, x.device)
+        for layer, past in zip(later_layers, state.layers[1:], strict=True):
+            keys_values.append(past.append(layer.project(x)))
+            x = layer.attend(x, keys_values[-1], causal)
+        return self.final_norm(x), EncoderState(waiting, tuple(keys_values))
+
+
+def look_ahead_mask(
+    queries: int, keys: int, first_query: int, delay: int, device: torch.device
+) -> Bool[Tensor, "queries keys"]:
+    """Query t (counted from `first_query`) may look at keys up to t + delay - 1."""
+    t = torch.arange(first_query, first_query + queries, device=device)
+    return torch.arange(keys, device=device)[None, :] < (t + delay)[:, None]
+
+
+def sinusoids(positions: Int[Tensor, " N"], width: int) -> Float[Tensor, "N D"]:
+    """Sines in the first half of the width, cosines in the second, wavelengths from 2 pi to 10,000 * 2 pi."""
+    half = width // 2
+    exponents = torch.arange(half, device=positions.device, dtype=torch.float32) / max(half - 1, 1)
+    angles = positions[:, None].float() * torch.exp(-math.log(10_000.0) * exponents)
+    return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+def length_mask(lengths: Int[Tensor, " B"], longest: int, device: torch.device) -> Bool[Tensor, "B L"] | None:
+    """True on the positions before each length; None when nothing is padded. `lengths` stay on the CPU."""
+    if bool((lengths == longest).all()):
+        return None
+    return torch.arange(longest, device=device) < lengths.to(device, non_blocking=True)[:, None]
+
+
+def check_delay(delay: int) -> None:
+    require(delay >= 1, f"delay k must be at least 1, got {delay}")
+
+
+def check_tokens(tokens: Int[Tensor, "B N"], vocabulary: int, side: str) -> None:
+    """A token id outside the vocabulary is an error that names it, not a crash deep inside an embedding.
+
+    On an accelerator nothing is checked, since looking would stall it; there tokens come from a token store,
+    whose vocabulary is checked when it is opened.
+    """
+    if tokens.device.type != "cpu" or tokens.numel() == 0:
+        return
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= vocabulary:
+        bad = low if low < 0 else high
+        raise VocabularyError(
+            f"{side} token id {bad} is not in 0..{vocabulary - 1}: was the text encoded with this vocabulary?"
+        )
+
+
+def _also(mask: Tensor, other: Tensor | None) -> Tensor:
+    return mask if other is None else mask & other

@@ -1,0 +1,206 @@
+"""The encoder-decoder that is both the full-sentence teacher and the wait-k baseline.
+
+They differ in two masks only: the teacher's encoder is bidirectional and its decoder sees the whole source; the
+wait-k encoder is causal and decoder step t (from 0) sees the source tokens before t + k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from simulmt.config import require
+from simulmt.model.layers import (
+    DecoderLayer,
+    Embedding,
+    Encoder,
+    EncoderState,
+    KeysValues,
+    check_delay,
+    check_tokens,
+    length_mask,
+    look_ahead_mask,
+)
+from simulmt.model.output import Loss, at_least_float32, project_and_loss
+from simulmt.text import START
+
+
+@dataclass(frozen=True)
+class Seq2SeqConfig:
+    """Sizes of the encoder-decoder; the defaults are the paper's. `causal` makes it a wait-k model."""
+
+    source_vocabulary: int
+    target_vocabulary: int
+    causal: bool = False
+    width: int = 512
+    inner: int = 2048
+    heads: int = 8
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        require(self.encoder_layers >= 1, f"encoder_layers must be at least 1, got {self.encoder_layers}")
+        require(self.decoder_layers >= 1, f"decoder_layers must be at least 1, got {self.decoder_layers}")
+        require(0 <= self.dropout < 1, f"dropout must be in 0..1, got {self.dropout}")
+        require(self.width % self.heads == 0, f"width ({self.width}) must be a multiple of heads ({self.heads})")
+        require(self.width % 2 == 0, f"width must be even, got {self.width}")
+
+
+class DecoderState(NamedTuple):
+    """A half-written translation and, projected once, the source it is written from."""
+
+    context: tuple[KeysValues, ...]  # the source states read so far, per layer
+    past: tuple[KeysValues, ...]  # the target tokens written so far, per layer
+    source_mask: Tensor | None  # [B S], True on tokens; None where nothing is padded
+
+    @property
+    def written(self) -> int:
+        return self.past[0].length
+
+    def reorder(self, rows: Int[Tensor, " R"]) -> DecoderState:
+        """The same sentences with other hypotheses in their rows."""
+        return self._replace(past=_select(self.past, rows))
+
+    def keep(self, sentences: Int[Tensor, " R"], rows: Int[Tensor, " R"]) -> DecoderState:
+        """Some of the sentences, with the given rows of hypotheses."""
+        mask = None if self.source_mask is None else self.source_mask[sentences]
+        return DecoderState(_select(self.context, sentences), _select(self.past, rows), mask)
+
+
+class Seq2SeqModel(nn.Module):
+    """Transformer encoder-decoder with a tied output layer."""
+
+    def __init__(self, encoder: Encoder, decoder_layers: Sequence[DecoderLayer], target_embedding: Embedding) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.layers: Sequence[DecoderLayer] = nn.ModuleList(decoder_layers)  # type: ignore[assignment]
+        self.final_norm = nn.LayerNorm(target_embedding.embedding_dim)
+        self.target_embedding = target_embedding  # and, tied, the output layer
+        self.dropout = nn.Dropout(encoder.dropout.p)
+
+    @staticmethod
+    def build(config: Seq2SeqConfig) -> Seq2SeqModel:
+        sizes = (config.width, config.inner, config.heads)
+        encoder = Encoder(config.source_vocabulary, *sizes, config.encoder_layers, config.dropout, config.causal)
+        layers = [DecoderLayer(*sizes, config.dropout) for _ in range(config.decoder_layers)]
+        return Seq2SeqModel(encoder, layers, Embedding(config.target_vocabulary, config.width))
+
+    def forward(
+        self,
+        source: Int[Tensor, "B S"],
+        source_lengths: Int[Tensor, " B"],
+        target: Int[Tensor, "B T"],
+        delay: int | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of every target token given the ones before it; with `delay`, under the wait-k policy."""
+        states = self._states(source, source_lengths, target, delay)
+        return states @ self.target_embedding.weight.T
+
+    def loss(
+        self,
+        source: Int[Tensor, "B S"],
+        source_lengths: Int[Tensor, " B"],
+        target: Int[Tensor, "B T"],
+        target_lengths: Int[Tensor, " B"],
+        delay: int | None = None,
+        smoothing: float = 0.1,
+    ) -> Loss:
+        """The summed cross entropy of a batch; lengths are CPU tensors, targets end in END."""
+        states = self._states(source, source_lengths, target, delay).flatten(0, 1)[:, None]  # [B*T 1 D]
+        inside = length_mask(target_lengths, target.shape[1], target.device)
+        weights = torch.ones_like(target, dtype=torch.float32) if inside is None else inside.float()
+        weights = weights.flatten()[:, None].to(at_least_float32(states).dtype)
+        align = partial(_label_likelihood, weights=weights)
+        labels = target.flatten()[:, None]
+        total, negative = project_and_loss(states, self.target_embedding.weight, labels, weights, align, smoothing)
+        tokens = torch.as_tensor(int(target_lengths.sum()), device=target.device)
+        return Loss(total, negative, tokens, torch.zeros_like(tokens))
+
+    def _states(self, source: Tensor, source_lengths: Tensor, target: Tensor, delay: int | None) -> Tensor:
+        check_tokens(source, self.encoder.embedding.num_embeddings, "source")
+        check_tokens(target, self.target_embedding.num_embeddings, "target")
+        source_mask = length_mask(source_lengths, source.shape[1], source.device)
+        H = self.encoder(source, source_mask)
+        x = self.dropout(self.target_embedding.embed(F.pad(target[:, :-1], (1, 0), value=START)))
+        context_mask = _context_mask(source_mask, target.shape[1], source.shape[1], 0, delay, source.device)
+        for layer in self.layers:
+            x, _ = layer(x, layer.cross_attention.project(H), context_mask, causal=True)
+        return self.final_norm(x)
+
+    def start(self, batch: int = 1) -> tuple[EncoderState, DecoderState]:
+        """The states before anything was read or written."""
+        encoder_state = self.encoder.start(batch)
+        empty = encoder_state.layers[0]
+        none_yet = tuple(empty for _ in self.layers)
+        return encoder_state, DecoderState(none_yet, none_yet, None)
+
+    def read(
+        self, tokens: Int[Tensor, "B N"], encoder_state: EncoderState, state: DecoderState
+    ) -> tuple[EncoderState, DecoderState]:
+        """Read N more source tokens into both states; only for a causal encoder."""
+        require(self.encoder.causal, "a bidirectional encoder cannot read a sentence in parts: use encode()")
+        check_tokens(tokens, self.encoder.embedding.num_embeddings, "source")
+        H, encoder_state = self.encoder.step(tokens, encoder_state)
+        context = tuple(
+            seen.append(layer.cross_attention.project(H))
+            for layer, seen in zip(self.layers, state.context, strict=True)
+        )
+        return encoder_state, state._replace(context=context)
+
+    def encode(
+        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], hypotheses: int = 1
+    ) -> DecoderState:
+        """Read whole sentences; nothing is written yet, in room for some hypotheses a sentence."""
+        check_tokens(source, self.encoder.embedding.num_embeddings, "source")
+        mask = length_mask(source_lengths, source.shape[1], source.device)
+        H = self.encoder(source, mask)
+        _, empty = self.start(source.shape[0] * hypotheses)
+        return DecoderState(tuple(layer.cross_attention.project(H) for layer in self.layers), empty.past, mask)
+
+    def step(
+        self, token: Int[Tensor, "B 1"], state: DecoderState, delay: int | None = None
+    ) -> tuple[Float[Tensor, "B V"], DecoderState]:
+        """Write one token: the logits of what follows `token` (START at first) and the new state.
+
+        There may be several hypotheses a sentence, next to each other: B is then a multiple of the state's sentences.
+        """
+        source = state.context[0].length
+        mask = _context_mask(state.source_mask, 1, source, state.written, delay, token.device)
+        x = self.target_embedding.embed(token, state.written)
+        past = []
+        for layer, context, before in zip(self.layers, state.context, state.past, strict=True):
+            x, own = layer(x, context, mask, past=before)
+            past.append(own)
+        logits = self.final_norm(x[:, 0]) @ self.target_embedding.weight.T
+        return logits, state._replace(past=tuple(past))
+
+
+def _label_likelihood(
+    log_probs: Float[Tensor, "N 1 1"], weights: Float[Tensor, "N 1"]
+) -> tuple[Float[Tensor, ""], Float[Tensor, "N 1 1"]]:
+    """Where each frame has one known label, all of the frame belongs to it."""
+    return -(log_probs[:, :, 0] * weights).sum(), weights[:, :, None]
+
+
+def _context_mask(
+    source_mask: Tensor | None, queries: int, source: int, first: int, delay: int | None, device: torch.device
+) -> Bool[Tensor, "B 1 T S"] | None:
+    """Target step t may look at source tokens before t + k, and never at padding."""
+    padding = None if source_mask is None else source_mask[:, None, None, :]
+    if delay is None:
+        return padding
+    check_delay(delay)
+    policy = look_ahead_mask(queries, source, first, delay, device)[None, None]
+    return policy if padding is None else policy & padding
+
+
+def _select(layers: tuple[KeysValues, ...], rows: Int[Tensor, " R"]) -> tuple[KeysValues, ...]:
+    return tuple(KeysValues(keys[rows], values[rows]) for keys, values in layers)

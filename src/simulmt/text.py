@@ -1,0 +1,196 @@
+"""Text to token ids and back, a word at a time.
+
+Everything here is defined incrementally, and the whole-sentence functions are built from the incremental
+ones. So what a live stream sees is what training saw, by construction:
+
+    characters --WordSplitter--> words --Tokenizer.encode_word--> ids
+    ids --Detokenizer--> characters, append-only
+
+This module is the only definition of the special symbols.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import sentencepiece
+
+from simulmt.config import require
+from simulmt.errors import VocabularyError
+
+# The same ids in every vocabulary, source and target.
+PAD, UNK, START, END, BLANK, MASK = range(6)
+SPECIAL_SYMBOLS = ("<pad>", "<unk>", "<s>", "</s>", "<blank>", "<mask>")
+
+SPACE = "▁"  # how SentencePiece writes a space inside a piece
+LONGEST_WORD = 128  # a longer run of characters is cut, so that a stream without spaces stays bounded
+WORD_CACHE_SIZE = 1 << 18
+
+# Han, kana and the punctuation that goes with them: written without spaces, so each counts as a word.
+_IDEOGRAPH = "\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff0f\uff1a-\uff20\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]{{1,{LONGEST_WORD}}}")
+_OPEN_WORD = re.compile(rf"[^\s{_IDEOGRAPH}]\Z")
+_IS_IDEOGRAPH = re.compile(rf"[{_IDEOGRAPH}]")
+
+Normalization = Literal["nmt_nfkc_cf", "nmt_nfkc", "nfkc_cf", "nfkc", "identity"]
+
+
+class WordSplitter:
+    """Cuts text that arrives in arbitrary chunks into words; the cuts do not depend on the chunks."""
+
+    def __init__(self) -> None:
+        self._open = ""
+
+    def push(self, text: str) -> list[str]:
+        """Return the words that `text` completes; an unfinished last word waits for more."""
+        words = _WORD.findall(self._open + text)
+        self._open = ""
+        is_open = bool(text or words) and _OPEN_WORD.search(text or words[-1]) is not None
+        if is_open and len(words[-1]) < LONGEST_WORD:
+            self._open = words.pop()
+        return words
+
+    def flush(self) -> list[str]:
+        """Return the unfinished word, if there is one, as finished."""
+        words, self._open = [self._open] if self._open else [], ""
+        return words
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a whole text: cut at white space, around ideographs, and after LONGEST_WORD characters."""
+    return _WORD.findall(text)
+
+
+@dataclass(frozen=True)
+class VocabularySpec:
+    """How one side's vocabulary is learnt; `spaced` is False for a target written without spaces."""
+
+    size: int = 32_000
+    normalization: Normalization = "nmt_nfkc"
+    character_coverage: float = 1.0
+    spaced: bool = True
+    sample: int = 2_000_000  # sentences the vocabulary is learnt from, drawn at random
+
+    def __post_init__(self) -> None:
+        require(self.size > len(SPECIAL_SYMBOLS), f"size must be above {len(SPECIAL_SYMBOLS)}, got {self.size}")
+        require(
+            0.9 <= self.character_coverage <= 1.0,
+            f"character_coverage must be in 0.9..1.0, got {self.character_coverage}",
+        )
+        require(self.sample >= 1, f"sample must be at least 1, got {self.sample}")
+
+
+class Tokenizer:
+    """One side's SentencePiece vocabulary; encodes word by word, so a stream and a file agree exactly."""
+
+    def __init__(self, model: bytes, origin: str = "vocabulary") -> None:
+        self.model = model
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+        except RuntimeError:
+            raise VocabularyError(f"{origin}: not a SentencePiece model") from None
+        self.size: int = self._processor.vocab_size()
+        self.pieces: list[str] = self._processor.id_to_piece(list(range(self.size)))
+        if tuple(self.pieces[: len(SPECIAL_SYMBOLS)]) != SPECIAL_SYMBOLS:
+            raise VocabularyError(
+                f"{origin}: its first pieces must be {' '.join(SPECIAL_SYMBOLS)}; train it with simulmt"
+            )
+        # A model for text without spaces was trained without the leading space that others put before a word.
+        self.spaced: bool = self._processor.normalize("a").startswith(SPACE)
+        self.encode_word = lru_cache(maxsize=WORD_CACHE_SIZE)(self._encode_word)
+
+    @staticmethod
+    def load(path: Path) -> Tokenizer:
+        """Read a vocabulary from its .model file."""
+        try:
+            return Tokenizer(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            raise VocabularyError(f"{path}: no such vocabulary file") from None
+
+    @staticmethod
+    def train(lines: Iterable[str], path: Path, spec: VocabularySpec) -> Tokenizer:
+        """Learn a vocabulary from lines of text and write it to `path`."""
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=_training_text(lines, spec.spaced),
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=spec.size,
+                character_coverage=spec.character_coverage,
+                normalization_rule_name=spec.normalization,
+                add_dummy_prefix=spec.spaced,
+                input_sentence_size=spec.sample,
+                pad_id=PAD,
+                unk_id=UNK,
+                bos_id=START,
+                eos_id=END,
+                pad_piece=SPECIAL_SYMBOLS[PAD],
+                control_symbols=[SPECIAL_SYMBOLS[BLANK], SPECIAL_SYMBOLS[MASK]],
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            reason = str(error).rsplit("] ", 1)[-1].strip() or "there is no text"
+            raise VocabularyError(f"cannot learn {spec.size} pieces for {path}: {reason}") from None
+        tokenizer = Tokenizer(model.getvalue(), str(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(tokenizer.model)
+        return tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a sentence, without END."""
+        if not self.spaced:
+            ids: list[int] = self._processor.encode(text)
+            return ids
+        return [token for word in split_words(text) for token in self.encode_word(word)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; special symbols leave no trace."""
+        detokenizer = Detokenizer(self)
+        return "".join(detokenizer.push(token) for token in ids)
+
+    def _encode_word(self, word: str) -> tuple[int, ...]:
+        return tuple(self._processor.encode(word))
+
+
+class Detokenizer:
+    """Turns ids into text as they come; what it returned is never changed by what comes later."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._pieces = tokenizer.pieces
+        self._last = ""  # the last character written; empty at the start of a sentence
+        self._space_due = False
+
+    def push(self, token: int) -> str:
+        """Return the text that `token` appends, which may be empty."""
+        if not 0 <= token < len(self._pieces):
+            raise VocabularyError(f"token id {token} is not in 0..{len(self._pieces) - 1}")
+        if token < len(SPECIAL_SYMBOLS):
+            return ""
+        text = self._pieces[token].replace(SPACE, " ")
+        # A space is held back until something follows it, so no sentence begins or ends with one.
+        body = text.lstrip(" ")
+        self._space_due |= len(body) < len(text)
+        if not body:
+            return ""
+        space = " " if self._space_due and self._last and not self._is_gapless(body[0]) else ""
+        stripped = body.rstrip(" ")
+        self._space_due = len(stripped) < len(body)
+        self._last = stripped[-1]
+        return space + stripped
+
+    def _is_gapless(self, following: str) -> bool:
+        """Ideographs were parted only to count as words; side by side they are written without a space."""
+        return bool(_IS_IDEOGRAPH.match(self._last) and _IS_IDEOGRAPH.match(following))
+
+
+def _training_text(lines: Iterable[str], spaced: bool) -> Iterator[str]:
+    for line in lines:
+        yield " ".join(split_words(line)) if spaced else line
