@@ -288,13 +288,11 @@ def test_default_filters_are_those_of_the_method(tmp_path: Path) -> None:
 
 
 def test_empty_is_what_is_blank_or_has_no_pieces(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
-    source_tokenizer, target_tokenizer = tokenizers
-    control_characters, separator = "\x01\x02", "\u2028"
-    assert source_tokenizer.encode(control_characters) == []
-    assert target_tokenizer.encode(separator) != []
-    pairs = [*PAIRS, (control_characters, PAIRS[0][1]), (PAIRS[0][0], separator)]
+    control_characters, separators = "\x01\x02", "\u2028\x85 \u3000"
+    source, target = PAIRS[0]
+    pairs = [*PAIRS, (control_characters, target), (separators, target), (source, separators), (source, "")]
     manifest = prepare([ListedPairs(pairs)], *tokenizers, tmp_path / "store", filters=Filters())
-    assert (manifest.kept, manifest.dropped["empty"]) == (len(PAIRS), 2)
+    assert (manifest.kept, manifest.dropped["empty"]) == (len(PAIRS), 4)
 
 
 def test_duplicates_are_found_across_chunks_and_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

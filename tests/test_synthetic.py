@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
-from itertools import pairwise
+from itertools import accumulate, compress, pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulmt.alignment import (
-    Link,
     corpus_anticipation_rate,
     parse_pharaoh,
     read_alignments,
@@ -20,7 +18,6 @@ from simulmt.alignment import (
 from simulmt.errors import ConfigError
 from simulmt.synthetic import (
     LONGEST,
-    SHORTEST,
     Construction,
     SyntheticPair,
     Word,
@@ -76,6 +73,15 @@ def test_generation_is_lazy() -> None:
     assert next(generate(10**15, 1.0, 1)) == sample(1.0, 1, 1)[0]
 
 
+def test_a_seed_means_the_same_sentence_everywhere() -> None:
+    """The kirlu, finvan and farel, of Kangon passes through the dernin."""
+    source = "gu kirlu finvan farel kes don Kangon pason bi gu dernin ."
+    monotone = "waong haikze kyakyong zengho sheng Kyochai zutsang wuk waong shaikshaing tsang wok ."
+    head_final = "waong shaikshaing tsang wuk Kyochai sheng waong zengho kyakyong haikze zutsang wok ."
+    assert [(pair.source, pair.target) for pair in sample(0, 8, 1)] == [(source, monotone)]
+    assert [(pair.source, pair.target) for pair in sample(1, 8, 1)] == [(source, head_final)]
+
+
 def word(english: str) -> Word:
     return Word("any", english, (english,))
 
@@ -129,6 +135,24 @@ def test_dial_zero_is_monotone() -> None:
     assert anticipation(pairs, 3) < 0.01
 
 
+def test_dial_one_is_head_final() -> None:
+    """Markers of a clause follow its verb, and adpositions follow a noun."""
+    verbs = {"transitive verb", "intransitive verb", "copula", "auxiliary", "passive"}
+    nouns = {"person", "thing", "name"}
+    expected_before = dict.fromkeys(("relative", "complementiser", "subordinator", "question"), verbs)
+    expected_before |= dict.fromkeys(("preposition", "linker", "agent marker"), nouns)
+    dictionary = source_dictionary()
+    met = set()
+    for pair in sample(1):
+        source = pair.source.split()
+        kind_at = {j: dictionary[source[i - 1]].kind for i, j in pair.links}
+        for j, kind in kind_at.items():
+            if kind in expected_before:
+                assert kind_at[j - 1] in expected_before[kind], pair
+                met.add(kind)
+    assert met == set(expected_before)
+
+
 def test_anticipation_grows_with_the_dial() -> None:
     settings_of_the_dial = [sample(reorder) for reorder in (0, 0.25, 0.5, 0.75, 1)]
     for k in (1, 3, 5):
@@ -173,25 +197,31 @@ def test_both_senses_of_ambiguous_words_occur() -> None:
     assert sum(form in target_words for form in senses) > 0.9 * len(senses)
 
 
-@pytest.mark.parametrize("reorder", [0.5, 1])
+@pytest.mark.parametrize("reorder", [0.5, 0.8, 1])
 def test_the_grammar_is_unambiguous(reorder: float) -> None:
-    """The order follows from the kinds of the source words, so no sentence can have two translations."""
-    kind_of = {w: entry.kind for w, entry in source_dictionary().items()} | dict.fromkeys(
-        (w.source for kind in ("person", "thing") for w in lexicon()[kind]), "noun"
-    )
-    order_of: dict[tuple[tuple[str, int], ...], tuple[Link, ...]] = {}
-    pairs = sample(reorder, count=6000)
-    for pair in pairs:
-        fertility = Counter(i for i, _ in pair.links)
-        pattern = tuple((kind_of[w], fertility[i]) for i, w in enumerate(pair.source.split(), start=1))
-        assert order_of.setdefault(pattern, pair.links) == pair.links, pair.source
-    assert len(order_of) < 0.95 * len(pairs)  # patterns do recur, so the assertion above can fail
+    """The order follows from the kinds of the source words alone, so no sentence has two translations.
+
+    Whatever a noun phrase is made of, it moves as one; so each counts as one item, to make patterns recur.
+    """
+    within_noun_phrase = {"person", "thing", "name", "adjective"}
+    any_determiner = dict.fromkeys(("article", "number", "personal article"), "determiner")
+    kind_of = {w: any_determiner.get(entry.kind, entry.kind) for w, entry in source_dictionary().items()}
+    order_of: dict[tuple[str, ...], list[int]] = {}
+    for pair in sample(reorder, count=5000):
+        kinds = [kind_of[w] for w in pair.source.split()]
+        starts_item = [int(kind not in within_noun_phrase) for kind in kinds]
+        item_of = list(accumulate(starts_item))
+        in_target_order = sorted(pair.links, key=lambda link: link[1])
+        order = list(dict.fromkeys(item_of[i - 1] for i, _ in in_target_order))
+        pattern = tuple(compress(kinds, starts_item))
+        assert order_of.setdefault(pattern, order) == order, pair.source
+    assert len(order_of) < 3500  # patterns do recur, so the assertion above can fail
 
 
 def test_sentences_are_of_all_lengths_and_end_in_punctuation() -> None:
     pairs = sample(1, count=2000)
     lengths = {len(pair.source.split()) for pair in pairs}
-    assert lengths == set(range(SHORTEST, LONGEST + 1))
+    assert lengths == set(range(4, LONGEST + 1))
     for pair in pairs:
         assert pair.source.split()[-1] in {".", "?"}
         assert pair.target.split()[-1] == pair.source.split()[-1]
@@ -232,13 +262,13 @@ def read_split(directory: Path, name: str) -> list[SyntheticPair]:
 
 
 def test_write_corpus_writes_disjoint_splits(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "new" / "corpus", 1.0, train=3000, dev=40, test=30, seed=9)
+    write_corpus(tmp_path / "new" / "corpus", 1.0, train=500, dev=40, test=30, seed=37)
     splits = {name: read_split(tmp_path / "new" / "corpus", name) for name in ("train", "dev", "test")}
-    assert {name: len(pairs) for name, pairs in splits.items()} == {"train": 3000, "dev": 40, "test": 30}
+    assert {name: len(pairs) for name, pairs in splits.items()} == {"train": 500, "dev": 40, "test": 30}
     sources = [pair.source for pairs in splits.values() for pair in pairs]
     assert len(set(sources)) == len(sources)
-    generated = sample(1.0, 9, 3200)
-    assert len({pair.source for pair in generated}) < 3200  # this seed does repeat a sentence
+    generated = sample(1.0, 37, 600)
+    assert len({pair.source for pair in generated}) < 600  # this seed does repeat a sentence
     assert {pair for pairs in splits.values() for pair in pairs} <= set(generated)
 
 

@@ -7,6 +7,7 @@ that names the file, the key and, where there is one, the key that was probably 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import tomllib
@@ -30,18 +31,18 @@ def require(condition: bool, message: str) -> None:
 def build(cls: type[T], table: Mapping[str, Any], where: str = "configuration") -> T:
     """Build dataclass `cls` from a table, recursing into fields that are dataclasses themselves."""
     hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     for key in table:
-        if key not in names:
-            raise ConfigError(f"{where}: unknown key '{key}'{_suggestion(key, names)}")
+        if key not in fields:
+            raise ConfigError(f"{where}: unknown key '{key}'{_suggestion(key, list(fields))}")
+    for name, field in fields.items():
+        if _is_required(field) and name not in table:
+            raise ConfigError(f"{where}: missing key '{name}'")
     values = {key: _convert(hints[key], value, f"{where}: {key}") for key, value in table.items()}
     try:
         return cls(**values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    except TypeError:
-        missing = [f.name for f in dataclasses.fields(cls) if _is_required(f) and f.name not in table]  # type: ignore[arg-type]
-        raise ConfigError(f"{where}: missing key '{missing[0]}'") from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -50,18 +51,20 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
 def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """Apply `section.key=value` assignments, values in TOML syntax (bare words are taken as strings)."""
-    result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+    result = copy.deepcopy(dict(table))
     for assignment in assignments:
         dotted, equals, text = assignment.partition("=")
-        if not equals or not dotted.strip():
+        *sections, key = (part.strip() for part in dotted.split("."))
+        if not (equals and key and all(sections)):
             raise ConfigError(f"--set {assignment}: expected KEY=VALUE, for example model.layers=4")
-        *sections, key = dotted.strip().split(".")
         target: Any = result
         for section in sections:
             target = target.setdefault(section, {})
@@ -73,9 +76,15 @@ def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 
 def as_table(config: Any) -> dict[str, Any]:
     """The inverse of `build`: plain dicts, lists and scalars, ready for JSON."""
-    return {
-        key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(config).items()
-    }
+    return _plain(dataclasses.asdict(config))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _toml_value(text: str) -> Any:
@@ -104,10 +113,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), _expect(isinstance(value, Mapping), value, "a table", where), where)
     if origin is tuple:
-        _expect(isinstance(value, list | tuple), value, "an array", where)
-        return tuple(_convert(arguments[0], item, where) for item in value)
-    if origin is dict or hint is dict:
-        return dict(_expect(isinstance(value, Mapping), value, "a table", where))
+        return _convert_tuple(arguments, value, where)
+    if origin is dict:
+        _expect(isinstance(value, Mapping), value, "a table", where)
+        return {key: _convert(arguments[1], item, f"{where}: {key}") for key, item in value.items()}
+    if hint is Any:
+        return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is Path and isinstance(value, str):
@@ -115,6 +126,14 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is int:
         return _expect(isinstance(value, int) and not isinstance(value, bool), value, "a whole number", where)
     return _expect(isinstance(value, hint), value, f"a value of type {hint.__name__}", where)
+
+
+def _convert_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    _expect(isinstance(value, list | tuple), value, "an array", where)
+    if arguments[-1] is Ellipsis:
+        arguments = (arguments[0],) * len(value)
+    _expect(len(value) == len(arguments), value, f"an array of {len(arguments)}", where)
+    return tuple(_convert(argument, item, where) for argument, item in zip(arguments, value, strict=True))
 
 
 def _convert_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:

@@ -320,15 +320,14 @@ class _Sieve:
                     sources.append([*source, END])
                     targets.append([*target, END])
                 elif self._filters is None:
-                    raise _empty_side(corpus, pair, is_source=not source or not pair.source.strip())
+                    raise _empty_side(corpus, pair, is_source=not source)
                 else:
                     self.dropped[reason] += 1
             yield sources, targets
 
     def _reason_to_drop(self, pair: Pair, source_length: int, target_length: int) -> str | None:
         shorter, longer = sorted((source_length, target_length))
-        # Normalisation may delete all that a line holds, and may make pieces of white space.
-        if shorter == 0 or not pair.source.strip() or not pair.target.strip():
+        if shorter == 0:  # blank, or nothing but characters that the tokenizer's normalisation deletes
             return "empty"
         if self._filters is None:
             return None

@@ -30,7 +30,7 @@ from typing import NamedTuple, TextIO
 from simulmt.alignment import Link, format_pharaoh
 from simulmt.errors import ConfigError
 
-SHORTEST, LONGEST = 4, 25  # words in a source sentence, punctuation included
+LONGEST = 25  # words in a source sentence, punctuation included; the grammar makes none of fewer than 4
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _pairs(mirrored: frozenset[Construction], seed: int) -> Iterator[SyntheticPa
     speaker = _Speaker(Random(seed))
     while True:
         pair = _translate(speaker.sentence(), mirrored)
-        if SHORTEST <= pair.source.count(" ") + 1 <= LONGEST:
+        if len(pair.source.split()) <= LONGEST:
             yield pair
 
 

@@ -34,8 +34,11 @@ WORD_CACHE_SIZE = 1 << 18
 
 # Han, kana and the punctuation that goes with them: written without spaces, so each counts as a word.
 _IDEOGRAPH = "\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff0f\uff1a-\uff20\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]{{1,{LONGEST_WORD}}}")
-_OPEN_WORD = re.compile(rf"[^\s{_IDEOGRAPH}]\Z")
+# White space, and the halves of characters that broken input leaves behind, which no encoding can write.
+_GAP = r"\s\ud800-\udfff"
+_RUN = re.compile(rf"[^{_GAP}]+")
+_WORD = re.compile(rf"[{_IDEOGRAPH}]|[^{_GAP}{_IDEOGRAPH}]{{1,{LONGEST_WORD}}}")
+_OPEN_WORD = re.compile(rf"[^{_GAP}{_IDEOGRAPH}]\Z")
 _IS_IDEOGRAPH = re.compile(rf"[{_IDEOGRAPH}]")
 
 Normalization = Literal["nmt_nfkc_cf", "nmt_nfkc", "nfkc_cf", "nfkc", "identity"]
@@ -49,11 +52,10 @@ class WordSplitter:
 
     def push(self, text: str) -> list[str]:
         """Return the words that `text` completes; an unfinished last word waits for more."""
-        words = _WORD.findall(self._open + text)
-        self._open = ""
-        is_open = bool(text or words) and _OPEN_WORD.search(text or words[-1]) is not None
-        if is_open and len(words[-1]) < LONGEST_WORD:
-            self._open = words.pop()
+        text = self._open + text
+        words = _WORD.findall(text)
+        is_open = _OPEN_WORD.search(text) and len(words[-1]) < LONGEST_WORD
+        self._open = words.pop() if is_open else ""
         return words
 
     def flush(self) -> list[str]:
@@ -80,10 +82,10 @@ class VocabularySpec:
     def __post_init__(self) -> None:
         require(self.size > len(SPECIAL_SYMBOLS), f"size must be above {len(SPECIAL_SYMBOLS)}, got {self.size}")
         require(
-            0.9 <= self.character_coverage <= 1.0,
-            f"character_coverage must be in 0.9..1.0, got {self.character_coverage}",
+            0.98 <= self.character_coverage <= 1.0,
+            f"character_coverage must be in 0.98..1.0, got {self.character_coverage}",
         )
-        require(self.sample >= 1, f"sample must be at least 1, got {self.sample}")
+        require(self.sample > 100, f"sample must be above 100, got {self.sample}")
 
 
 class Tokenizer:
@@ -113,14 +115,17 @@ class Tokenizer:
             return Tokenizer(path.read_bytes(), str(path))
         except FileNotFoundError:
             raise VocabularyError(f"{path}: no such vocabulary file") from None
+        except OSError as error:
+            raise VocabularyError(f"{path}: cannot be read: {error.strerror}") from None
 
     @staticmethod
     def train(lines: Iterable[str], path: Path, spec: VocabularySpec) -> Tokenizer:
         """Learn a vocabulary from lines of text and write it to `path`."""
         model = io.BytesIO()
+        failures: list[BaseException] = []
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_training_text(lines, spec.spaced),
+                sentence_iterator=_training_text(lines, spec.spaced, failures),
                 model_writer=model,
                 model_type="unigram",
                 vocab_size=spec.size,
@@ -137,6 +142,8 @@ class Tokenizer:
                 minloglevel=2,
             )
         except RuntimeError as error:
+            if failures:
+                raise failures[0] from None
             reason = str(error).rsplit("] ", 1)[-1].strip() or "there is no text"
             raise VocabularyError(f"cannot learn {spec.size} pieces for {path}: {reason}") from None
         tokenizer = Tokenizer(model.getvalue(), str(path))
@@ -147,7 +154,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of a sentence, without END."""
         if not self.spaced:
-            ids: list[int] = self._processor.encode(text)
+            ids: list[int] = self._processor.encode(_unspaced_text(text))
             return ids
         return [token for word in split_words(text) for token in self.encode_word(word)]
 
@@ -191,6 +198,15 @@ class Detokenizer:
         return bool(_IS_IDEOGRAPH.match(self._last) and _IS_IDEOGRAPH.match(following))
 
 
-def _training_text(lines: Iterable[str], spaced: bool) -> Iterator[str]:
-    for line in lines:
-        yield " ".join(split_words(line)) if spaced else line
+def _unspaced_text(text: str) -> str:
+    return " ".join(_RUN.findall(text))
+
+
+def _training_text(lines: Iterable[str], spaced: bool, failures: list[BaseException]) -> Iterator[str]:
+    """The lines as `encode` sees them; what goes wrong in them is kept, since the trainer hides it in its own error."""
+    try:
+        for line in lines:
+            yield " ".join(split_words(line)) if spaced else _unspaced_text(line)
+    except (Exception, KeyboardInterrupt) as failure:
+        failures.append(failure)
+        raise

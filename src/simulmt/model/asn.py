@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from simulmt.config import require
 from simulmt.model.ctc import CTCModel
+from simulmt.model.kernels import compiled_on_gpu
 from simulmt.model.layers import DecoderLayer, check_tokens, length_mask
 from simulmt.model.output import Loss
 from simulmt.text import END, MASK, PAD
@@ -170,6 +171,7 @@ def sinkhorn(X: Float[Tensor, "B N N"], iterations: int) -> Float[Tensor, "B N N
     return _Sinkhorn.apply(X, iterations)  # type: ignore[no-untyped-call]
 
 
+@compiled_on_gpu
 def _dual_steps(X: Tensor, iterations: int) -> list[tuple[Tensor, Tensor]]:
     """The dual vectors (f, g), [B N 1] and [B 1 N], after 0, 1, ... iterations."""
     f, g = torch.zeros_like(X[:, :, :1]), torch.zeros_like(X[:, :1, :])
@@ -179,6 +181,22 @@ def _dual_steps(X: Tensor, iterations: int) -> list[tuple[Tensor, Tensor]]:
         g = -(X + f).logsumexp(1, keepdim=True)
         steps.append((f, g))
     return steps
+
+
+@compiled_on_gpu
+def _through_the_steps(X: Tensor, steps: list[tuple[Tensor, Tensor]], by_Z: Tensor) -> Tensor:
+    """The gradient by X, from the last step back to the first."""
+    f, g = steps[-1]
+    by_X = by_Z * (X + f + g).exp()
+    by_f, by_g = by_X.sum(2, keepdim=True), by_X.sum(1, keepdim=True)
+    for (_, g_before), (f, g) in zip(reversed(steps[:-1]), reversed(steps[1:]), strict=True):
+        # g = -logsumexp over rows of X + f, whose softmax is exp(X + f + g); then f likewise from g_before.
+        through_g = -by_g * (X + f + g).exp()
+        by_f = by_f + through_g.sum(2, keepdim=True)
+        through_f = -by_f * (X + f + g_before).exp()
+        by_X = by_X + through_g + through_f
+        by_f, by_g = torch.zeros_like(by_f), through_f.sum(1, keepdim=True)
+    return by_X
 
 
 class _Sinkhorn(torch.autograd.Function):
@@ -192,15 +210,4 @@ class _Sinkhorn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (X,) = ctx.saved_tensors
-        steps = _dual_steps(X, ctx.iterations)
-        f, g = steps[-1]
-        by_X = gradients[0] * (X + f + g).exp()
-        by_f, by_g = by_X.sum(2, keepdim=True), by_X.sum(1, keepdim=True)
-        for (_, g_before), (f, g) in zip(reversed(steps[:-1]), reversed(steps[1:]), strict=True):
-            # g = -logsumexp over rows of X + f, whose softmax is exp(X + f + g); then f likewise from g_before.
-            through_g = -by_g * (X + f + g).exp()
-            by_f = by_f + through_g.sum(2, keepdim=True)
-            through_f = -by_f * (X + f + g_before).exp()
-            by_X = by_X + through_g + through_f
-            by_f, by_g = torch.zeros_like(by_f), through_f.sum(1, keepdim=True)
-        return by_X, None
+        return _through_the_steps(X, _dual_steps(X, ctx.iterations), gradients[0]), None

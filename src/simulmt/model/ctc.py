@@ -41,7 +41,8 @@ class CTCConfig:
         require(self.layers >= 1, f"layers must be at least 1, got {self.layers}")
         require(self.mu >= 1, f"mu must be at least 1, got {self.mu}")
         require(0 <= self.dropout < 1, f"dropout must be in 0..1, got {self.dropout}")
-        require(self.width % self.heads == 0, f"width ({self.width}) must be a multiple of heads ({self.heads})")
+        divides = self.heads >= 1 and self.width % self.heads == 0
+        require(divides, f"width ({self.width}) must be a multiple of heads ({self.heads})")
         require(self.width % 2 == 0, f"width must be even, got {self.width}")
 
 

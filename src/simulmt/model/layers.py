@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        require(width % heads == 0, f"width ({width}) must be a multiple of heads ({heads})")
+        require(heads >= 1 and width % heads == 0, f"width ({width}) must be a multiple of heads ({heads})")
         self.heads = heads
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)

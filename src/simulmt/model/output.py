@@ -15,12 +15,13 @@ Axis letters: B sentences, U frames of each, C label columns of each, D width, V
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from simulmt.model.kernels import softmax_rows
 
 FRAMES_PER_CHUNK = 8192
 
@@ -51,7 +52,11 @@ def project_and_loss(
 
     `weights` are one on the frames that count and zero on the others.
     """
-    return _ProjectAndLoss.apply(frames, table, columns, weights, align, smoothing, chunk)  # type: ignore[no-untyped-call]
+    device = frames.device.type
+    if torch.is_autocast_enabled(device):
+        frames = frames.to(torch.get_autocast_dtype(device))
+    with torch.autocast(device, enabled=False):  # below, each product runs in the precision of its operands
+        return _ProjectAndLoss.apply(frames, table, columns, weights, align, smoothing, chunk)  # type: ignore[no-untyped-call]
 
 
 class _ProjectAndLoss(torch.autograd.Function):
@@ -68,8 +73,6 @@ class _ProjectAndLoss(torch.autograd.Function):
         smoothing: float,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        if torch.is_autocast_enabled(frames.device.type):
-            frames = frames.to(torch.get_autocast_dtype(frames.device.type))
         swept = _sweep_vocabulary(frames, table.to(frames.dtype), columns, weights, chunk)
         negative, posterior = align(swept.log_probs)
         if any(ctx.needs_input_grad[:2]):
@@ -101,28 +104,15 @@ def _sweep_vocabulary(
     log_probs = w.new_empty(column_of.shape)
     normalisers = torch.empty_like(w)
     by_frames, by_table = torch.empty_like(h), torch.zeros_like(table, dtype=w.dtype)
-    softmax = _softmax_on(frames.device.type)
     for part in (slice(start, start + chunk) for start in range(0, B * U, chunk)):
         logits = h[part] @ table.T
-        normalisers[part], p = softmax(logits, w[part])
+        normalisers[part], p = softmax_rows(logits, w[part])
         log_probs[part] = logits.gather(-1, column_of[part]).to(w.dtype) - normalisers[part, None]
         by_frames[part] = p @ table
         by_table += p.T @ h[part]
     mean_logits = h @ table.mean(0)
     uniform = ((normalisers - mean_logits) * w).sum()
     return _Swept(log_probs.unflatten(0, (B, U)), uniform, by_frames.unflatten(0, (B, U)), by_table)
-
-
-def _softmax(logits: Float[Tensor, "N V"], weights: Float[Tensor, " N"]) -> tuple[Tensor, Tensor]:
-    wide = at_least_float32(logits)
-    normalisers = wide.logsumexp(-1)
-    return normalisers, ((wide - normalisers[:, None]).exp() * weights[:, None]).to(logits.dtype)
-
-
-@cache
-def _softmax_on(device_type: str) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """On a GPU compiled, so that each of the two results takes one pass over the logits."""
-    return torch.compile(_softmax, dynamic=True) if device_type == "cuda" else _softmax
 
 
 def _subtract_targets(

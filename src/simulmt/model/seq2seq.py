@@ -50,7 +50,8 @@ class Seq2SeqConfig:
         require(self.encoder_layers >= 1, f"encoder_layers must be at least 1, got {self.encoder_layers}")
         require(self.decoder_layers >= 1, f"decoder_layers must be at least 1, got {self.decoder_layers}")
         require(0 <= self.dropout < 1, f"dropout must be in 0..1, got {self.dropout}")
-        require(self.width % self.heads == 0, f"width ({self.width}) must be a multiple of heads ({self.heads})")
+        divides = self.heads >= 1 and self.width % self.heads == 0
+        require(divides, f"width ({self.width}) must be a multiple of heads ({self.heads})")
         require(self.width % 2 == 0, f"width must be even, got {self.width}")
 
 

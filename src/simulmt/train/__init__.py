@@ -1,0 +1,1 @@
+"""Training, rewriting and export; needs the extra `train`."""

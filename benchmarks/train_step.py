@@ -1,0 +1,202 @@
+"""One training step of CTC+ASN: this project's against a plain eager PyTorch version of the same step, in one run.
+
+    python benchmarks/train_step.py                     base size, V=32,000, 32K source tokens, on a GPU
+    python benchmarks/train_step.py --toy --device cpu  toy size
+
+The plain version has the same networks and weights; it differs in what a first implementation would do: logits of all
+frames in one tensor, a full log-softmax, PyTorch's CTC on top, Sinkhorn as a loop of logsumexp under autograd, no
+compilation. Both run in bfloat16 autocast on a GPU and in float32 on a CPU, and both include the optimiser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from simulmt.model import asn
+from simulmt.model.asn import ASNConfig, SortedCTCModel
+from simulmt.model.ctc import CTCConfig, CTCModel
+from simulmt.text import BLANK, END
+from simulmt.train.loop import compile_layers, precision
+from simulmt.train.settings import TrainingConfig
+
+PEAK_BF16 = 790e12  # FLOP/s of a large matrix product measured on one H200
+
+
+@dataclass(frozen=True)
+class Size:
+    vocabulary: int
+    width: int
+    inner: int
+    heads: int
+    layers: int
+    sorter_layers: int
+    length: int
+    sentences: int
+
+    @property
+    def source_tokens(self) -> int:
+        return self.length * self.sentences
+
+
+BASE = Size(32_000, 512, 2048, 8, 6, 3, 32, 1024)
+TOY = Size(540, 128, 256, 4, 3, 2, 16, 128)
+
+
+def build(size: Size, device: torch.device) -> SortedCTCModel:
+    torch.manual_seed(1)
+    vocabulary = size.vocabulary
+    config = CTCConfig(vocabulary, vocabulary, size.width, size.inner, size.heads, size.layers)
+    return SortedCTCModel.build(CTCModel.build(config), ASNConfig(layers=size.sorter_layers)).to(device).train()
+
+
+def data(size: Size, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sentences of one source length, targets between three quarters of it and all of it."""
+    torch.manual_seed(2)
+    source = torch.randint(6, size.vocabulary, (size.sentences, size.length))
+    lengths = torch.randint(3 * size.length // 4, size.length + 1, (size.sentences,))
+    target = torch.randint(6, size.vocabulary, (size.sentences, size.length))
+    positions = torch.arange(size.length)
+    target = target.masked_fill(positions == lengths[:, None] - 1, END).masked_fill(positions >= lengths[:, None], 0)
+    source_lengths = torch.full((size.sentences,), size.length)
+    return source.to(device), source_lengths, target.to(device), lengths
+
+
+def plain_sinkhorn(X: Tensor, iterations: int) -> Tensor:
+    for _ in range(iterations):
+        X = X - X.logsumexp(2, keepdim=True)
+        X = X - X.logsumexp(1, keepdim=True)
+    return X.exp()
+
+
+def plain_loss(model: SortedCTCModel, batch: tuple[Tensor, Tensor, Tensor, Tensor], smoothing: float = 0.1) -> Tensor:
+    source, source_lengths, target, target_lengths = batch
+    with mock.patch.object(asn, "sinkhorn", plain_sinkhorn):
+        H, Z = model.sort(source, source_lengths, target, target_lengths)
+    frames = model.translator.frames(Z.to(H.dtype) @ H)
+    log_probs = model.translator.logits(frames).float().log_softmax(-1)
+    frame_lengths = source_lengths * model.translator.mu
+    ctc = F.ctc_loss(
+        log_probs.transpose(0, 1), target, frame_lengths, target_lengths, BLANK, reduction="sum", zero_infinity=True
+    )
+    return (1 - smoothing) * ctc - smoothing * log_probs.mean(-1).sum()
+
+
+def our_loss(model: SortedCTCModel, batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+    return model.loss(*batch).total
+
+
+def measure(
+    loss_of: Callable[[SortedCTCModel, tuple[Tensor, Tensor, Tensor, Tensor]], Tensor],
+    model: SortedCTCModel,
+    size: Size,
+    device: torch.device,
+    seconds: float,
+) -> tuple[float, float, float]:
+    """Median milliseconds a step, peak GiB, and the loss per target token of the first step."""
+    batch = data(size, device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
+
+    def step() -> Tensor:
+        torch.manual_seed(3)
+        with precision(TrainingConfig(), device):
+            loss = loss_of(model, batch) / float(batch[3].sum())
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    first = float(step())
+    for _ in range(4):  # compilation, and the allocator finding its blocks
+        step()
+    _synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(times) < 5:
+        begun = time.perf_counter()
+        step()
+        _synchronize(device)
+        times.append(time.perf_counter() - begun)
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else math.nan
+    return sorted(times)[len(times) // 2] * 1000, memory, first
+
+
+def step_flops(size: Size, mu: int = 2) -> float:
+    """Multiply-adds of the matrix products of one step times two; backward costs twice the forward pass."""
+    D, n = size.width, size.source_tokens
+    attention = 4 * size.length * D  # scores and mixing, per token and attention
+    encoder = size.layers * (2 * (4 * D * D + 2 * D * size.inner) + attention)
+    sorter = size.sorter_layers * (2 * (8 * D * D + 2 * D * size.inner) + 2 * attention)
+    sorting = 2 * 2 * size.length * D  # A, and Z H
+    output = 2 * mu * D * (D + size.vocabulary)
+    return 3.0 * n * (encoder + sorter + sorting + output)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--toy", action="store_true", help="a size for a CPU")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to time each version")
+    parser.add_argument("--profile", action="store_true", help="list the kernels that take the most time")
+    arguments = parser.parse_args()
+    device, size = torch.device(arguments.device), TOY if arguments.toy else BASE
+
+    rows = {}
+    for name, loss_of in (("plain", plain_loss), ("simulmt", our_loss)):
+        model = build(size, device)
+        if name == "simulmt":
+            compile_layers(model, TrainingConfig(), device)
+        rows[name] = measure(loss_of, model, size, device, arguments.seconds)
+        del model
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    where = torch.cuda.get_device_name() if device.type == "cuda" else str(device)
+    print(f"CTC+ASN, {size}, {where}, torch {torch.__version__}")
+    print(
+        f"{'version':8} {'ms/step':>9} {'source tok/s':>13} {'peak GiB':>9} {'TFLOP/s':>8} {'of peak':>8} {'loss':>8}"
+    )
+    for name, (ms, memory, loss) in rows.items():
+        rate, speed = step_flops(size) / ms * 1000, size.source_tokens / ms * 1000
+        share = rate / PEAK_BF16 if device.type == "cuda" else math.nan
+        print(f"{name:8} {ms:9.2f} {speed:13,.0f} {memory:9.2f} {rate / 1e12:8.2f} {share:8.1%} {loss:8.4f}")
+    (plain_ms, plain_memory, _), (ms, memory, _) = rows["plain"], rows["simulmt"]
+    print(f"speed-up {plain_ms / ms:.2f}x; memory {memory / plain_memory:.2f} of plain")
+    if arguments.profile:
+        _profile(size, device)
+
+
+def _profile(size: Size, device: torch.device) -> None:
+    model, batch = build(size, device), data(size, device)
+    compile_layers(model, TrainingConfig(), device)
+
+    def passes(count: int) -> None:
+        for _ in range(count):
+            with precision(TrainingConfig(), device):
+                our_loss(model, batch).backward()
+        _synchronize(device)
+
+    passes(3)
+    with torch.profiler.profile() as profiler:
+        passes(3)
+    column = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    print(profiler.key_averages().table(sort_by=column, row_limit=25, max_name_column_width=70))
+
+
+if __name__ == "__main__":
+    main()

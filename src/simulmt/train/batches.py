@@ -1,0 +1,166 @@
+"""From a token store to batches on the device, as a pure function of (seed, batch number).
+
+Batches hold sentences of one source length wherever there are enough of them, so attention needs no padding mask
+there; lengths with few sentences are joined with the next longer ones. The cuts depend on the lengths alone, so every
+epoch has the same number of batches, and batch number g of the endless sequence is known without its predecessors:
+to resume, a run needs to remember g and nothing else.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from simulmt.corpus import TokenStore
+from simulmt.errors import TrainingError
+from simulmt.text import PAD
+
+TARGET_BUCKET = 4  # sentences of one source length are ordered by target length up to this grain
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentence pairs, END included; tokens on the device, lengths on the CPU, where they are needed first."""
+
+    rows: NDArray[np.int64]  # which pairs of the store
+    source: Int[Tensor, "B S"]
+    source_lengths: Int[Tensor, " B"]
+    target: Int[Tensor, "B T"]
+    target_lengths: Int[Tensor, " B"]
+
+
+class DeviceStore:
+    """A token store's integers as two tensors on the device; a batch is one gather from each."""
+
+    def __init__(self, store: TokenStore, device: torch.device) -> None:
+        self.device = device
+        self.source_lengths, self.target_lengths = store.source_lengths, store.target_lengths
+        self._source = _to_device(store.source_tokens, store.source_offsets, device)
+        self._target = _to_device(store.target_tokens, store.target_offsets, device)
+
+    def __len__(self) -> int:
+        return len(self.source_lengths)
+
+    def batch(self, rows: NDArray[np.int64]) -> Batch:
+        """The pairs with the given numbers, padded to the longest of them."""
+        source_lengths = torch.from_numpy(self.source_lengths[rows])
+        target_lengths = torch.from_numpy(self.target_lengths[rows])
+        on_device = torch.from_numpy(rows).to(self.device, non_blocking=True)
+        source = _gather(*self._source, on_device, int(source_lengths.max()))
+        target = _gather(*self._target, on_device, int(target_lengths.max()))
+        return Batch(rows, source, source_lengths, target, target_lengths)
+
+    def in_order(self, batch_tokens: int) -> Iterator[Batch]:
+        """Every pair once, longest source first, for decoding; `Batch.rows` puts results back into order."""
+        order = np.argsort(-self.source_lengths, kind="stable")
+        start = 0
+        while start < len(order):
+            stop = start + max(1, batch_tokens // int(self.source_lengths[order[start]]))
+            yield self.batch(order[start:stop])
+            start = stop
+
+
+class BatchPlan:
+    """The endless sequence of training batches: which pairs are in batch g."""
+
+    def __init__(
+        self,
+        source_lengths: NDArray[np.int64],
+        target_lengths: NDArray[np.int64],
+        batch_tokens: int,
+        seed: int,
+    ) -> None:
+        if not len(source_lengths):
+            raise TrainingError("the training store holds no sentence pairs: check what its manifest says was dropped")
+        self._source_lengths, self._target_lengths = source_lengths, target_lengths
+        self._seed = seed
+        self._cuts = cut_by_length(np.bincount(source_lengths), batch_tokens)
+        self._epoch = -1
+        self._rows: NDArray[np.int64] = np.empty(0, np.int64)
+        self._order: NDArray[np.int64] = np.empty(0, np.int64)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return len(self._cuts) - 1
+
+    def rows(self, number: int) -> NDArray[np.int64]:
+        """The pairs of batch `number`, counted from 0 over all epochs."""
+        epoch, index = divmod(number, self.batches_per_epoch)
+        if epoch != self._epoch:
+            self._shuffle(epoch)
+        cut = self._order[index]
+        return self._rows[self._cuts[cut] : self._cuts[cut + 1]]
+
+    def padding_share(self) -> float:
+        """The share of source positions in a batch that hold padding, over an epoch."""
+        ordered = np.sort(self._source_lengths)
+        longest = ordered[self._cuts[1:] - 1]
+        return 1.0 - float(ordered.sum() / (longest * np.diff(self._cuts)).sum())
+
+    def _shuffle(self, epoch: int) -> None:
+        """Sort by source length, then roughly by target length, then at random: one integer key for all three."""
+        random = np.random.default_rng((self._seed, epoch))
+        key = self._source_lengths.astype(np.int64) << 44
+        key |= (self._target_lengths.astype(np.int64) // TARGET_BUCKET) << 32
+        key |= random.integers(0, 1 << 32, len(key), dtype=np.int64)
+        self._rows = np.argsort(key)
+        self._order = random.permutation(self.batches_per_epoch)
+        self._epoch = epoch
+
+
+def cut_by_length(counts: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
+    """Where to cut pairs that are sorted by source length, of which there are `counts[n]` of length n.
+
+    A batch holds at most batch_tokens // (its longest source) pairs, and at least one. A remainder of less than half
+    a batch waits for the next longer sentences; only such batches hold padding.
+    """
+    cuts, waiting, seen = [0], 0, 0
+    for length in np.flatnonzero(counts):
+        capacity = max(1, batch_tokens // int(length))
+        if waiting > capacity:  # the batch that was waiting is full at this length
+            cuts.append(seen)
+            waiting = 0
+        waiting += int(counts[length])
+        seen += int(counts[length])
+        while waiting >= capacity:
+            cuts.append(cuts[-1] + capacity)
+            waiting -= capacity
+        if 2 * waiting >= capacity:
+            cuts.append(seen)
+            waiting = 0
+    if waiting:
+        cuts.append(seen)
+    return np.array(cuts)
+
+
+def draw_delay(delays: tuple[int, ...], seed: int, number: int) -> int:
+    """The delay k of batch `number`: one of a set, so that one checkpoint learns every delay."""
+    return delays[0] if len(delays) == 1 else int(np.random.default_rng((seed, number, 1)).choice(delays))
+
+
+def _to_device(
+    tokens: NDArray[np.unsignedinteger], offsets: NDArray[np.int64], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    # Torch has few operations on unsigned integers: carry them as signed ones of the same size, see _gather.
+    signed = tokens.view(np.int16 if tokens.itemsize == 2 else np.int32)
+    with warnings.catch_warnings():  # torch warns that the mapped file cannot be written; nobody will
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(signed).to(device), torch.from_numpy(offsets).to(device)
+
+
+def _gather(tokens: Tensor, offsets: Tensor, rows: Int[Tensor, " B"], longest: int) -> Int[Tensor, "B L"]:
+    """Rows of the flat token sequence side by side, PAD behind the shorter ones."""
+    starts, stops = offsets[rows], offsets[rows + 1]
+    index = starts[:, None] + torch.arange(longest, device=rows.device)
+    inside = index < stops[:, None]
+    values = tokens[torch.where(inside, index, 0)].long()
+    if tokens.dtype == torch.int16:
+        values &= 0xFFFF
+    return torch.where(inside, values, PAD)

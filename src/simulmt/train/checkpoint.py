@@ -1,0 +1,124 @@
+"""Checkpoints that survive a kill at any moment.
+
+A checkpoint is a directory `update-000001000/` with `tensors.safetensors` and `state.json`, which holds the tensors'
+checksum. It is written under a temporary name, synced, and renamed, so under its real name it is whole or absent.
+Since every batch and every random draw is a function of the update number, there is little state: weights,
+optimiser moments, averaged weights and a few numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from simulmt.errors import CheckpointError
+
+TENSORS, STATE = "tensors.safetensors", "state.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on."""
+
+    update: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+class CheckpointFolder:
+    """The checkpoints of one run: the last few, and those that something else still needs."""
+
+    def __init__(self, folder: Path, keep_last: int = 2) -> None:
+        self.folder = folder
+        self.keep_last = keep_last
+
+    def save(self, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Write a checkpoint; on any failure the earlier ones are untouched and nothing half-written stays."""
+        temporary = self.folder / f".writing-{os.getpid()}"
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            safetensors.torch.save_file(dict(tensors), temporary / TENSORS)
+            record = {**state, "update": update, "sha256": _sha256(temporary / TENSORS)}
+            (temporary / STATE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            for path in (temporary / TENSORS, temporary / STATE, temporary):
+                _sync(path)
+            final = self.path(update)
+            shutil.rmtree(final, ignore_errors=True)
+            temporary.rename(final)
+            _sync(self.folder)
+        except (OSError, safetensors.SafetensorError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            kept = self.updates()
+            last = f"the last good checkpoint is update {kept[-1]}" if kept else "there is no earlier checkpoint"
+            raise CheckpointError(
+                f"{self.folder}: cannot write the checkpoint of update {update}: {error}; {last}; "
+                "free some space or mend the permissions and run the same command again"
+            ) from None
+
+    def load_latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
+        """The newest checkpoint that is whole; damaged newer ones are reported and passed over."""
+        for update in reversed(self.updates()):
+            try:
+                return self.load(update)
+            except CheckpointError as error:
+                warn(f"{error}; going back to the checkpoint before it")
+        return None
+
+    def load(self, update: int) -> Checkpoint:
+        """One checkpoint, checked against its checksum."""
+        path = self.path(update)
+        try:
+            state = json.loads((path / STATE).read_text(encoding="utf-8"))
+            if _sha256(path / TENSORS) != state["sha256"]:
+                raise CheckpointError(f"{path / TENSORS}: damaged (checksum differs)")
+            return Checkpoint(update, safetensors.torch.load_file(path / TENSORS), state)
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            raise CheckpointError(f"{path}: damaged ({error})") from None
+
+    def updates(self) -> list[int]:
+        """The update numbers of all checkpoints, oldest first."""
+        return sorted(int(path.name.removeprefix("update-")) for path in self.folder.glob("update-*"))
+
+    def prune(self, needed: set[int]) -> None:
+        """Remove all but the last few and the needed ones."""
+        for update in self.updates()[: -self.keep_last]:
+            if update not in needed:
+                shutil.rmtree(self.path(update))
+
+    def path(self, update: int) -> Path:
+        return self.folder / f"update-{update:09d}"
+
+
+def average(folder: CheckpointFolder, updates: list[int], prefix: str) -> dict[str, Tensor]:
+    """The mean of the tensors under `prefix` over several checkpoints, one of them in memory at a time."""
+    total: dict[str, Tensor] = {}
+    for update in updates:
+        for name, tensor in folder.load(update).tensors.items():
+            if name.startswith(prefix):
+                key = name.removeprefix(prefix)
+                total[key] = total[key] + tensor if key in total else tensor
+    return {name: tensor / len(updates) for name, tensor in total.items()}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

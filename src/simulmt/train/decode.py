@@ -1,0 +1,69 @@
+"""Greedy translation of a whole token store, as validation needs it: batched, and what streaming would write.
+
+A causal encoder gives the same states whether it reads a sentence at once or token by token, so validation runs whole
+sentences and still scores what a live stream would have written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import sacrebleu
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from simulmt.model.beam import BeamConfig, beam_search
+from simulmt.model.ctc import CTCModel
+from simulmt.text import BLANK, Tokenizer
+from simulmt.train.batches import Batch, DeviceStore
+from simulmt.train.systems import Translator
+
+GREEDY = BeamConfig(beam=1, length_penalty=0.0)
+
+
+@torch.inference_mode()
+def translate_store(
+    model: Translator,
+    store: DeviceStore,
+    delay: int | None,
+    batch_tokens: int = 4096,
+    blank_penalty: float = 0.0,
+    shard: tuple[int, int] = (0, 1),
+) -> dict[int, list[int]]:
+    """Target ids of every sentence by its number; with shard (i, n), of every n-th batch from the i-th."""
+    was_training = model.training
+    model.eval()
+    results: dict[int, list[int]] = {}
+    for number, batch in enumerate(store.in_order(batch_tokens)):
+        if number % shard[1] == shard[0]:
+            hypotheses = translate_batch(model, batch, delay, blank_penalty)
+            results.update(zip(batch.rows.tolist(), hypotheses, strict=True))
+    model.train(was_training)
+    return results
+
+
+def translate_batch(model: Translator, batch: Batch, delay: int | None, blank_penalty: float = 0.0) -> list[list[int]]:
+    """Greedy target ids of a batch; `blank_penalty` is taken off the blank's logit."""
+    if isinstance(model, CTCModel):
+        logits = model(batch.source, batch.source_lengths, delay or 1)
+        logits[:, :, BLANK] -= blank_penalty
+        return collapse(logits.argmax(-1), (batch.source_lengths * model.mu).tolist())
+    searched = beam_search(model, batch.source, batch.source_lengths, GREEDY, delay)
+    return [hypotheses[0].tokens for hypotheses in searched]
+
+
+def collapse(symbols: Tensor, frame_lengths: Sequence[int]) -> list[list[int]]:
+    """CTC's many-to-one map: a frame counts if it is no blank and differs from the frame before it."""
+    frames: NDArray[np.int64] = symbols.cpu().numpy()
+    changed = np.ones_like(frames, dtype=bool)
+    changed[:, 1:] = frames[:, 1:] != frames[:, :-1]
+    counts = changed & (frames != BLANK)
+    return [row[:n][kept[:n]].tolist() for row, kept, n in zip(frames, counts, frame_lengths, strict=True)]
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenizer: Tokenizer) -> float:
+    """Lower-cased corpus BLEU; text without spaces is scored by characters, as sacrebleu does for Chinese."""
+    metric = sacrebleu.BLEU(lowercase=True, tokenize="13a" if tokenizer.spaced else "zh", force=True)
+    return float(metric.corpus_score(list(hypotheses), [list(references)]).score)

@@ -1,0 +1,322 @@
+"""The ONNX graphs of the runtime, built by hand from a trained model.
+
+Three graphs, each over rows (streams) and a few positions a row:
+
+    ctc       read tokens into the first layer, put finished positions through the stack, choose symbols
+    encoder   put tokens through an encoder and project them for a decoder's cross-attention
+    decoder   put written tokens through a decoder and choose what follows them
+
+A cache of keys or values is an input `past_*` and an output `present_*` of one shape. The runtime binds both to the
+same memory, so that ScatterND writes the new positions in place and the past is never copied. Every operator here
+treats a row and a position alike to the last bit, whatever stands beside it: docs/decisions/0002-runtime-graph.md.
+
+Axis letters: B rows, N positions, R tokens read, C capacity of a cache, P = B * N, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from simulmt.model.ctc import CTCModel
+from simulmt.model.layers import Attention, Embedding, FeedForward, sinusoids
+from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
+
+Precision = Literal["fp32", "int8"]
+Array = NDArray[Any]
+
+OPSET = 21
+IR_VERSION = 10
+CONTRIBUTED = "com.microsoft"  # operators that onnxruntime has beyond ONNX
+MAPPED_FROM = 1024  # bytes; larger tensors go into the weights file, which onnxruntime maps into memory
+
+# A processor without VNNI adds two products of bytes in 16 bits: 255 * 63 * 2 fits there, 255 * 127 * 2 does not.
+WEIGHT_LEVELS = 63
+EMBEDDING_LEVELS = 127
+MIDDLE = 128  # the byte that stands for zero
+
+
+class Rows(NamedTuple):
+    """The inputs that say which positions a graph works on, by name."""
+
+    tokens: str  # [B N]
+    positions: str  # [B N]
+    slots: str  # [B N heads 4]: where in a cache each head of each position is written
+    mask: str  # [B N 1 1 C]: 0 where the position may look, minus infinity elsewhere
+
+
+class Graph:
+    """A graph under construction: its methods add nodes and return the name of what these compute."""
+
+    def __init__(self, heads: int, width: int, precision: Precision) -> None:
+        self.heads = heads
+        self.width = width
+        self.head_width = width // heads
+        self.int8 = precision == "int8"
+        self._nodes: list[onnx.NodeProto] = []
+        self._tensors: list[onnx.TensorProto] = []
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._shapes: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._count = 0
+
+    def rows(self, prefix: str = "", axis: str = "N") -> Rows:
+        """The inputs of one set of positions."""
+        return Rows(
+            self.input(f"{prefix}tokens", TensorProto.INT64, ["B", axis]),
+            self.input(f"{prefix}positions", TensorProto.INT64, ["B", axis]),
+            self.input(f"{prefix}slots", TensorProto.INT64, ["B", axis, self.heads, 4]),
+            self.mask(f"{prefix}mask"),
+        )
+
+    def mask(self, name: str) -> str:
+        return self.input(name, TensorProto.FLOAT, ["B", "N", 1, 1, "C"])
+
+    def input(self, name: str, kind: int, shape: Sequence[int | str]) -> str:
+        self._inputs.append(helper.make_tensor_value_info(name, kind, shape))
+        return name
+
+    def output(self, name: str, kind: int, shape: Sequence[int | str]) -> None:
+        self._outputs.append(helper.make_tensor_value_info(name, kind, shape))
+
+    def constant(self, value: Array | np.generic) -> str:
+        name = self._new_name()
+        self._tensors.append(numpy_helper.from_array(np.asarray(value, order="C"), name))
+        return name
+
+    def add(self, operator: str, *inputs: str, name: str = "", domain: str = "", **attributes: Any) -> str:
+        name = name or self._new_name()
+        self._nodes.append(helper.make_node(operator, inputs, [name], domain=domain, **attributes))
+        return name
+
+    def split(self, x: str, parts: int, axis: int, sizes: Sequence[str] = ()) -> list[str]:
+        """Equal parts along an axis, or parts of the given sizes."""
+        names = [self._new_name() for _ in range(parts)]
+        count: dict[str, Any] = {} if sizes else {"num_outputs": parts}
+        self._nodes.append(helper.make_node("Split", [x, *sizes], names, axis=axis, **count))
+        return names
+
+    def reshape(self, x: str, rows: str, *tail: int) -> str:
+        """`x` with the first two axes of `rows`, B and N, followed by fixed sizes."""
+        return self.add("Reshape", x, self._shape(rows, *tail))
+
+    def flatten(self, x: str) -> str:
+        """[... D] as [P D]."""
+        return self.add("Reshape", x, self.constant(np.array([-1, self.width])))
+
+    def linear(self, x: str, weight: Tensor, bias: Tensor | None = None, nonnegative: bool = False) -> str:
+        """x [P K] times weight [M K] transposed, plus bias; `nonnegative` promises that no x is below zero."""
+        if not self.int8:
+            biases = [] if bias is None else [self.constant(_array(bias))]
+            return self.add("Gemm", x, self.constant(_array(weight)), *biases, transB=1)
+        y = self._product_of_bytes(x, _array(weight), nonnegative)
+        return y if bias is None else self.add("Add", y, self.constant(_array(bias)))
+
+    def _product_of_bytes(self, x: str, weight: Array, nonnegative: bool) -> str:
+        """The product in bytes, summed exactly: each row of x and each row of the weight has its own scale."""
+        zero, levels = (0, 255) if nonnegative else (MIDDLE, 127)
+        size = x if nonnegative else self.add("Abs", x)
+        largest = self.add("ReduceMax", size, self.constant(np.array([-1])), keepdims=1)
+        step, zero_point = self.constant(np.float32(1 / levels)), self.constant(np.uint8(zero))
+        # In a row of zeros 0 / 0 becomes some byte; its product is multiplied by 0 again below.
+        rows = self.add("QuantizeLinear", self.add("Div", x, largest), step, zero_point)
+        codes, scales = quantise(weight, WEIGHT_LEVELS)
+        factors = (rows, self.constant(codes.T), step, self.constant(scales), zero_point)
+        return self.add("Mul", self.add("MatMulIntegerToFloat", *factors, domain=CONTRIBUTED), largest)
+
+    def embed(self, embedding: Embedding, tokens: str, positions: str, longest: int) -> str:
+        """Token embeddings times sqrt(D) plus positions, [B N D]."""
+        table = _array(embedding.weight) * np.float32(math.sqrt(self.width))
+        places = self.constant(_array(sinusoids(torch.arange(longest), self.width)))
+        return self.add("Add", self._lookup(table, tokens), self.add("Gather", places, positions))
+
+    def _lookup(self, table: Array, tokens: str) -> str:
+        if not self.int8:
+            return self.add("Gather", self.constant(table), tokens)
+        codes, scales = quantise(table, EMBEDDING_LEVELS)
+        row = self.add("Cast", self.add("Gather", self.constant(codes), tokens), to=TensorProto.FLOAT)
+        return self.add("Mul", row, self.add("Gather", self.constant(scales[:, None]), tokens))
+
+    def norm(self, module: nn.LayerNorm, x: str) -> str:
+        parameters = (self.constant(_array(module.weight)), self.constant(_array(module.bias)))
+        return self.add("LayerNormalization", x, *parameters, axis=-1, epsilon=module.eps)
+
+    def feed_forward(self, norm: nn.LayerNorm, module: FeedForward, x: str) -> str:
+        """[P D] with the feed-forward network's answer added."""
+        inner = self.add("Relu", self.linear(self.norm(norm, x), module.expand.weight, module.expand.bias))
+        return self.add("Add", x, self.linear(inner, module.contract.weight, module.contract.bias, nonnegative=True))
+
+    def heads_of(self, x: str, rows: str, parts: int) -> list[str]:
+        """[P parts*D] as so many tensors [B N heads D/heads]."""
+        return self.split(self.reshape(x, rows, parts * self.heads, self.head_width), parts, axis=2)
+
+    def queries(self, module: Attention, normed: str, rows: str) -> str:
+        """Queries of [P D] alone, [B N heads D/heads]."""
+        weight, bias = (_scaled(parameter, self.head_width) for parameter in (module.query.weight, module.query.bias))
+        return self.reshape(self.linear(normed, weight, bias), rows, self.heads, self.head_width)
+
+    def keys_values(self, module: Attention, normed: str, rows: str) -> list[str]:
+        """Keys and values of [P D] alone, [B N heads D/heads] each."""
+        return self.heads_of(self.linear(normed, module.key_value.weight, module.key_value.bias), rows, parts=2)
+
+    def cache(self, name: str) -> str:
+        """A cache that is only looked at, [B 1 heads C D/heads]."""
+        return self.input(f"past_{name}", TensorProto.FLOAT, self._cache_shape())
+
+    def remember(self, name: str, new: str, slots: str) -> str:
+        """Write `new` [B N heads D/heads] into a cache at `slots`, and return the cache."""
+        present = self.add("ScatterND", self.cache(name), slots, new, name=f"present_{name}")
+        self.output(present, TensorProto.FLOAT, self._cache_shape())
+        return present
+
+    def attend(self, module: Attention, queries: str, keys: str, values: str, mask: str, rows: str) -> str:
+        """Attention of queries [B N heads D/heads] over two caches, up to its output projection, [P D].
+
+        Each query is a matrix product of its own, since one product over N queries rounds otherwise than N products.
+        """
+        queries = self.reshape(queries, rows, self.heads, self.head_width, 1)
+        scores = self.reshape(self.add("MatMul", keys, queries), rows, self.heads, 1, -1)  # [B N heads 1 C]
+        weights = self.add("Softmax", self.add("Add", scores, mask), axis=-1)
+        mixed = self.flatten(self.add("MatMul", weights, values))
+        return self.linear(mixed, module.output.weight, module.output.bias)
+
+    def self_attention(self, name: str, norm: nn.LayerNorm, module: Attention, x: str, rows: Rows) -> str:
+        """[P D] with its attention over a cache, which then holds these positions too, added."""
+        weight = torch.cat([_scaled(module.query.weight, self.head_width), module.key_value.weight])
+        bias = torch.cat([_scaled(module.query.bias, self.head_width), module.key_value.bias])
+        queries, keys, values = self.heads_of(self.linear(self.norm(norm, x), weight, bias), rows.tokens, parts=3)
+        keys = self.remember(f"{name}_keys", keys, rows.slots)
+        values = self.remember(f"{name}_values", values, rows.slots)
+        return self.add("Add", x, self.attend(module, queries, keys, values, rows.mask, rows.tokens))
+
+    def choose(self, states: str, table: Tensor, rows: str, frames: int, held: int, forbidden: Sequence[int]) -> None:
+        """Outputs `scores`, the logits, and `symbols`, the best once `penalty` was taken off the symbol `held`."""
+        V = table.shape[0]
+        scores = self.add("Reshape", self.linear(states, table), self._shape(rows, frames, V), name="scores")
+        self.output(scores, TensorProto.FLOAT, ["B", "N", frames, V])
+        never, once = np.zeros((2, V), dtype=np.float32)
+        never[list(forbidden)] = -np.inf
+        once[held] = -1
+        penalty = self.input("penalty", TensorProto.FLOAT, ["B", 1, 1, 1])
+        change = self.add("Mul", self.constant(once), penalty)
+        if forbidden:
+            change = self.add("Add", self.constant(never), change)
+        self.add("ArgMax", self.add("Add", scores, change), name="symbols", axis=-1, keepdims=0)
+        self.output("symbols", TensorProto.INT64, ["B", "N", frames])
+
+    def save(self, path: Path) -> None:
+        """Write the graph, and beside it its weights, which the runtime maps into memory."""
+        graph = helper.make_graph(self._nodes, path.stem, self._inputs, self._outputs, self._tensors)
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIBUTED, 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="simulmt")
+        weights = f"{path.stem}.weights"
+        onnx.save_model(model, str(path), save_as_external_data=True, location=weights, size_threshold=MAPPED_FROM)
+
+    def _shape(self, rows: str, *tail: int) -> str:
+        key = (rows, tail)
+        if key not in self._shapes:
+            fixed = self.constant(np.array(tail))
+            self._shapes[key] = self.add("Concat", self.add("Shape", rows, end=2), fixed, axis=0)
+        return self._shapes[key]
+
+    def _cache_shape(self) -> list[int | str]:
+        return ["B", 1, self.heads, "C", self.head_width]
+
+    def _new_name(self) -> str:
+        self._count += 1
+        return f"v{self._count}"
+
+
+def ctc_graph(model: CTCModel, longest: int, precision: Precision) -> Graph:
+    """One step of many streams: each reads R tokens and finishes N positions, whose frames' symbols come out.
+
+    `read_mask` says which keys of the first layer a finished position sees, `mask` the same for all later layers.
+    """
+    encoder = model.encoder
+    graph = Graph(encoder.layers[0].attention.heads, encoder.embedding.embedding_dim, precision)
+    read, rows = graph.rows("read_", "R"), graph.rows()
+    tokens = graph.add("Concat", read.tokens, rows.tokens, axis=1)
+    positions = graph.add("Concat", read.positions, rows.positions, axis=1)
+    embedded = graph.embed(encoder.embedding, tokens, positions, longest)
+    first, *later = encoder.layers
+    counts = [graph.add("Shape", name, start=1, end=2) for name in (read.tokens, rows.tokens)]
+    sizes = graph.add("Concat", *counts, axis=0)
+    x = graph.flatten(graph.split(embedded, 2, axis=1, sizes=[sizes])[1])
+    new, queries = graph.split(graph.norm(first.attention_norm, embedded), 2, axis=1, sizes=[sizes])
+    attention = first.attention
+    keys, values = graph.keys_values(attention, graph.flatten(new), read.tokens)
+    keys = graph.remember("layer_0_keys", keys, read.slots)
+    values = graph.remember("layer_0_values", values, read.slots)
+    queries = graph.queries(attention, graph.flatten(queries), rows.tokens)
+    x = graph.add("Add", x, graph.attend(attention, queries, keys, values, read.mask, rows.tokens))
+    x = graph.feed_forward(first.feed_forward_norm, first.feed_forward, x)
+    for index, layer in enumerate(later, 1):
+        x = graph.self_attention(f"layer_{index}", layer.attention_norm, layer.attention, x, rows)
+        x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x)
+    projection = model.length_projection
+    frames = graph.flatten(graph.linear(graph.norm(encoder.final_norm, x), projection.weight, projection.bias))
+    graph.choose(frames, model.target_embedding.weight, rows.tokens, model.mu, held=BLANK, forbidden=())
+    return graph
+
+
+def encoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Graph:
+    """Put N more tokens of each row through the encoder and into the context that the decoder looks at."""
+    encoder = model.encoder
+    graph = Graph(encoder.layers[0].attention.heads, encoder.embedding.embedding_dim, precision)
+    rows = graph.rows()
+    x = graph.flatten(graph.embed(encoder.embedding, rows.tokens, rows.positions, longest))
+    for index, layer in enumerate(encoder.layers):
+        x = graph.self_attention(f"encoder_{index}", layer.attention_norm, layer.attention, x, rows)
+        x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x)
+    states = graph.norm(encoder.final_norm, x)
+    for index, decoder_layer in enumerate(model.layers):
+        keys, values = graph.keys_values(decoder_layer.cross_attention, states, rows.tokens)
+        graph.remember(f"context_{index}_keys", keys, rows.slots)
+        graph.remember(f"context_{index}_values", values, rows.slots)
+    return graph
+
+
+def decoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Graph:
+    """Write one token of each row: what follows `tokens`, given the context that `context_mask` shows."""
+    heads = model.layers[0].attention.heads
+    graph = Graph(heads, model.target_embedding.embedding_dim, precision)
+    rows = graph.rows()
+    context_mask = graph.mask("context_mask")
+    x = graph.flatten(graph.embed(model.target_embedding, rows.tokens, rows.positions, longest))
+    for index, layer in enumerate(model.layers):
+        x = graph.self_attention(f"written_{index}", layer.attention_norm, layer.attention, x, rows)
+        module = layer.cross_attention
+        queries = graph.queries(module, graph.norm(layer.cross_norm, x), rows.tokens)
+        keys, values = graph.cache(f"context_{index}_keys"), graph.cache(f"context_{index}_values")
+        x = graph.add("Add", x, graph.attend(module, queries, keys, values, context_mask, rows.tokens))
+        x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x)
+    never = [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]
+    states = graph.norm(model.final_norm, x)
+    graph.choose(states, model.target_embedding.weight, rows.tokens, 1, held=END, forbidden=never)
+    return graph
+
+
+def quantise(table: Array, levels: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """A table as whole numbers within +-levels and one scale for each row."""
+    scales = np.abs(table).max(-1) / levels
+    scales = np.where(scales > 0, scales, 1).astype(np.float32)
+    return np.rint(table / scales[:, None]).astype(np.int8), scales
+
+
+def _scaled(query: Tensor, head_width: int) -> Tensor:
+    """Query parameters that make dot products come out divided by the square root of the head width."""
+    return query / math.sqrt(head_width)
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().float().cpu().numpy()

@@ -1,0 +1,201 @@
+"""What a person sees of a run: a live display on a terminal, plain lines elsewhere, TensorBoard files always."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
+
+from simulmt.errors import MissingExtraError
+from simulmt.train.batches import BatchPlan
+from simulmt.train.state import Progress as RunProgress
+
+WINDOW = 100  # updates that the displayed speed is averaged over
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """One update, in sums over all processes."""
+
+    update: int
+    loss: float
+    likelihood: float
+    tokens: float
+    gradient_norm: float
+    learning_rate: float
+    source_tokens: float
+    data_seconds: float
+
+
+class Scalars(Protocol):
+    """Where curves go: TensorBoard's writer, or anything shaped like it."""
+
+    def add_scalar(self, tag: str, value: float, step: int) -> Any: ...
+
+
+class Monitor:
+    """Reports a run; `quiet` for all processes but the first."""
+
+    def __init__(
+        self, directory: Path, quiet: bool = False, wandb_project: str | None = None, log_every: int = 100
+    ) -> None:
+        self._directory = directory
+        self._quiet = quiet
+        self._log_every = log_every
+        self._console = Console(stderr=True)
+        self._curves: list[Scalars] = [] if quiet else [_tensorboard(directory)]
+        if wandb_project and not quiet:
+            self._curves.append(_WeightsAndBiases(wandb_project, directory.name))
+        self._recent: deque[tuple[float, UpdateReport]] = deque(maxlen=WINDOW)
+        self._best = 0.0
+        self._bar: Progress | None = None
+
+    def start(self, update: int, max_updates: int, model: nn.Module, plan: BatchPlan) -> None:
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._say(
+            f"{parameters / 1e6:.1f}M parameters; {plan.batches_per_epoch} batches an epoch, "
+            f"{plan.padding_share():.1%} of their source positions are padding; "
+            + (f"going on after update {update}" if update else "starting")
+        )
+        self._max_updates = max_updates
+        if self._console.is_terminal and not self._quiet:
+            columns = (TextColumn("update"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, TextColumn("{task.fields[status]}"), console=self._console)
+            self._bar.start()
+            self._task = self._bar.add_task("train", total=max_updates, completed=update, status="")
+
+    def update(self, report: UpdateReport, totals: RunProgress) -> None:
+        self._recent.append((time.perf_counter(), report))
+        if self._quiet:
+            return
+        if self._bar:
+            self._bar.update(self._task, completed=report.update, status=self._status(report, totals))
+        if report.update % self._log_every == 0:
+            if not self._bar:
+                position = f"update {report.update}/{self._max_updates}"
+                self._say(f"{position}  {self._status(report, totals)}{self._time_left(report)}")
+            for tag, value in self._scalars(report, totals).items():
+                self._record(f"train/{tag}", value, report.update)
+
+    def validation(self, update: int, scores: dict[str, float], best: float) -> None:
+        """Greedy BLEU on the development set, by delay."""
+        self._best = best
+        shown = "  ".join(f"{score:.2f}" if k == "None" else f"k={k} {score:.2f}" for k, score in scores.items())
+        self._say(f"update {update}  dev BLEU {shown}  (best {best:.2f})")
+        for k, score in scores.items():
+            self._record("dev/BLEU" if k == "None" else f"dev/BLEU-k{k}", score, update)
+        self._recent.clear()  # the time spent on validation is not training time
+
+    def warn(self, message: str) -> None:
+        self._say(f"[yellow]warning:[/yellow] {message}")
+
+    def stopped(self, update: int) -> None:
+        self._close()
+        self._say(f"stopped after update {update}; run the same command to go on")
+
+    def finish(self, update: int, score: float | None, model: Path | None) -> None:
+        self._close()
+        self._say(f"finished after update {update}: dev BLEU {score:.2f}; the model is in {model}")
+        self._say(f"next: simulmt export {model} --output BUNDLE, then simulmt translate --model BUNDLE")
+
+    def speed(self) -> dict[str, float]:
+        """Source tokens a second, and the share of time spent on making batches, over the recent updates."""
+        if len(self._recent) < 2:
+            return {}
+        seconds = self._recent[-1][0] - self._recent[0][0]
+        reports = [report for _, report in list(self._recent)[1:]]
+        return {
+            "source_tokens_per_second": sum(report.source_tokens for report in reports) / seconds,
+            "data_share": sum(report.data_seconds for report in reports) / seconds,
+            "seconds_per_update": seconds / len(reports),
+        }
+
+    def _scalars(self, report: UpdateReport, totals: RunProgress) -> dict[str, float]:
+        return {
+            "loss": report.loss / max(report.tokens, 1.0),
+            "likelihood": report.likelihood / max(report.tokens, 1.0),
+            "gradient_norm": report.gradient_norm,
+            "learning_rate": report.learning_rate,
+            "skipped_sentences": totals.skipped_sentences,
+            "skipped_updates": totals.skipped_updates,
+            "memory_gib": memory_gib(),
+            **self.speed(),
+        }
+
+    def _status(self, report: UpdateReport, totals: RunProgress) -> str:
+        speed = self.speed()
+        parts = [f"loss {report.loss / max(report.tokens, 1.0):.3f}", f"norm {report.gradient_norm:.2f}"]
+        if speed:
+            parts.append(f"{speed['source_tokens_per_second'] / 1000:.1f}K tok/s")
+            parts.append(f"data {speed['data_share']:.1%}")
+        if self._best:
+            parts.append(f"best BLEU {self._best:.2f}")
+        if totals.skipped_updates:
+            parts.append(f"[yellow]{totals.skipped_updates} updates skipped[/yellow]")
+        if totals.skipped_sentences:
+            parts.append(f"{totals.skipped_sentences} sentences too long for their source skipped")
+        return "  ".join([*parts, f"{memory_gib():.1f} GiB"])
+
+    def _time_left(self, report: UpdateReport) -> str:
+        speed = self.speed()
+        minutes = speed.get("seconds_per_update", 0.0) * (self._max_updates - report.update) / 60
+        return f"  {minutes:.0f} min left at most" if speed else ""
+
+    def _record(self, tag: str, value: float, update: int) -> None:
+        for curve in self._curves:
+            curve.add_scalar(tag, value, update)
+
+    def _say(self, message: str) -> None:
+        if self._quiet:
+            return
+        if self._console.is_terminal:
+            self._console.print(message, highlight=False)
+        else:
+            print(Console(file=sys.stderr).render_str(message).plain, file=sys.stderr, flush=True)
+
+    def _close(self) -> None:
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+
+class _WeightsAndBiases:
+    def __init__(self, project: str, name: str) -> None:
+        try:
+            import wandb  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            raise MissingExtraError("--wandb", "wandb") from None
+        self._run = wandb.init(project=project, name=name, resume="allow", id=name)
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self._run.log({tag: value}, step=step)
+
+
+def _tensorboard(directory: Path) -> Scalars:
+    from torch.utils.tensorboard import SummaryWriter  # here, because it takes a second to import
+
+    return SummaryWriter(str(directory / "tensorboard"))
+
+
+def memory_gib() -> float:
+    """The most memory this process held: on the GPU where there is one, else in RAM."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """A JSON file that a reader never sees half-written."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,68 @@
+"""What a training run is told: one frozen dataclass, from one TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from simulmt.config import build, override, read_toml, require
+from simulmt.model.asn import ASNConfig
+from simulmt.train.systems import System
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The optimiser and the loop; the defaults are the paper's."""
+
+    batch_tokens: int = 8192  # source tokens in one forward pass on one device
+    update_tokens: int = 32_768  # source tokens in one update, over all devices, by accumulation
+    learning_rate: float = 5e-4
+    warmup_updates: int = 4000
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 1e-4
+    clip_norm: float = 10.0
+    smoothing: float = 0.1
+    max_updates: int = 300_000
+    validate_every: int = 500
+    patience: int = 25_000  # updates without a better validation score before stopping
+    keep_best: int = 5  # checkpoints kept by score, and averaged at the end
+    ema_decay: float = 0.0  # above 0: validate and keep an exponential moving average of the weights
+    max_skipped: int = 20  # updates in a row that may be skipped for a loss that is not finite or explodes
+    seed: int = 1
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "yes", "no"] = "auto"
+    max_minutes: float = 0.0  # above 0: checkpoint and stop after so long, to be resumed
+
+    def __post_init__(self) -> None:
+        for name in ("batch_tokens", "update_tokens", "max_updates", "validate_every", "keep_best", "max_skipped"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}")
+        require(self.warmup_updates >= 0, f"warmup_updates must not be negative, got {self.warmup_updates}")
+        require(all(0 <= beta < 1 for beta in self.betas), f"betas must be in 0..1, got {self.betas}")
+        require(0 <= self.smoothing < 1, f"smoothing must be in 0..1, got {self.smoothing}")
+        require(0 <= self.ema_decay < 1, f"ema_decay must be in 0..1, got {self.ema_decay}")
+        require(self.clip_norm > 0, f"clip_norm must be above 0, got {self.clip_norm}")
+        require(
+            self.batch_tokens <= self.update_tokens,
+            f"batch_tokens ({self.batch_tokens}) must not exceed update_tokens ({self.update_tokens})",
+        )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run: a system, its data and how to train it."""
+
+    system: System
+    data: Path  # what `simulmt prepare` wrote
+    init: Path | None = None  # a trained model whose weights to start from
+    delays: tuple[int, ...] = (1,)  # one k, or several: then each batch draws one
+    model: dict[str, Any] = field(default_factory=dict)
+    asn: ASNConfig = field(default_factory=ASNConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    @staticmethod
+    def read(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
+        """From a TOML file and `section.key=value` assignments on top of it."""
+        return build(RunConfig, override(read_toml(path), assignments), str(path))

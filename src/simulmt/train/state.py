@@ -1,0 +1,129 @@
+"""All that changes while a run goes on, and how it becomes a checkpoint and comes back from one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from simulmt.errors import CheckpointError
+from simulmt.train.checkpoint import Checkpoint
+from simulmt.train.settings import TrainingConfig
+
+
+@dataclass
+class Progress:
+    """The numbers of a run's state."""
+
+    update: int = 0
+    scores: dict[str, float] = field(default_factory=dict)  # validation score by update
+    average_loss: float = math.inf  # running average of the loss per token; infinite before the first
+    skipped_in_a_row: int = 0
+    skipped_updates: int = 0
+    skipped_sentences: int = 0
+
+    def best(self, count: int) -> list[int]:
+        """The updates with the highest scores, best first; of equals, the later."""
+        ranked = sorted(self.scores, key=lambda update: (self.scores[update], int(update)), reverse=True)
+        return [int(update) for update in ranked[:count]]
+
+    def took_step(self, loss: float) -> None:
+        self.skipped_in_a_row = 0
+        self.average_loss = loss if math.isinf(self.average_loss) else 0.99 * self.average_loss + 0.01 * loss
+
+    def skipped_step(self) -> None:
+        self.skipped_in_a_row += 1
+        self.skipped_updates += 1
+
+
+@dataclass
+class RunState:
+    """Weights, optimiser, moving average of the weights (empty when there is none) and progress."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    moving_average: dict[str, Tensor]
+    progress: Progress
+
+    @staticmethod
+    def start(model: nn.Module, settings: TrainingConfig) -> RunState:
+        """The state at update 0."""
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=next(model.parameters()).is_cuda,
+        )
+        copies = {name: p.detach().clone() for name, p in model.named_parameters()} if settings.ema_decay > 0 else {}
+        return RunState(model, optimizer, copies, Progress())
+
+    @property
+    def validated_prefix(self) -> str:
+        """Where a checkpoint keeps the weights that were validated."""
+        return "average." if self.moving_average else "model."
+
+    def step(self, learning_rate: float, ema_decay: float) -> None:
+        """Apply the gradients, and let the moving average follow."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        if self.moving_average:
+            parameters = [parameter.detach() for parameter in self.model.parameters()]
+            torch._foreach_lerp_(list(self.moving_average.values()), parameters, 1.0 - ema_decay)
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """The model with its moving average for weights, for as long as the context lasts."""
+        if not self.moving_average:
+            yield
+            return
+        own = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+        self.model.load_state_dict(self.moving_average)
+        yield
+        self.model.load_state_dict(own)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint stores, by name."""
+        tensors = {f"model.{name}": tensor.detach() for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"average.{name}": tensor for name, tensor in self.moving_average.items()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state[parameter].items():
+                tensors[f"moments.{name}.{key}"] = value
+        return tensors
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint stores beside its tensors."""
+        return {"progress": asdict(self.progress)}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Become what the checkpoint was taken of."""
+        try:
+            self.model.load_state_dict(_under("model.", checkpoint.tensors))
+            for name, tensor in self.moving_average.items():
+                tensor.copy_(checkpoint.tensors[f"average.{name}"])
+            self._restore_moments(checkpoint.tensors)
+            self.progress = Progress(**checkpoint.state["progress"])
+        except (RuntimeError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"the checkpoint of update {checkpoint.update} does not fit this configuration "
+                f"({str(error).splitlines()[0]}); use the one the run was started with, or another run directory"
+            ) from None
+
+    def _restore_moments(self, tensors: dict[str, Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            moments = _under(f"moments.{name}.", tensors)
+            # An optimiser that is not fused counts its steps on the CPU.
+            counts_on_device = bool(self.optimizer.defaults["fused"])
+            self.optimizer.state[parameter] = {
+                key: value if key == "step" and not counts_on_device else value.to(parameter.device)
+                for key, value in moments.items()
+            }
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

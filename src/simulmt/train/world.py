@@ -1,0 +1,87 @@
+"""One process or many: which part of the work is mine, and how results come together.
+
+Under torchrun every process finds its place in environment variables; without it the world is one process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from simulmt.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all of them."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def distribute(self, module: nn.Module) -> nn.Module:
+        """Wrap a module so that its gradients are averaged over all processes."""
+        return DistributedDataParallel(module) if self.size > 1 else module
+
+    def communicating(self, module: nn.Module, now: bool) -> AbstractContextManager[None]:
+        """Average the gradients of this backward pass over the processes, or only add them up for later."""
+        return nullcontext() if now or self.size == 1 else cast(DistributedDataParallel, module).no_sync()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def merge(self, part: dict[int, Any]) -> dict[int, Any]:
+        """The union of every process's results, in every process."""
+        if self.size == 1:
+            return part
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, part)
+        return {key: value for each in parts for key, value in each.items()}
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join_world(device: str = "auto") -> Iterator[World]:
+    """Join the other processes for as long as the context lasts; `device` is auto, cpu, cuda or cuda:N."""
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    place = _device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    if size > 1:
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield World(rank, size, place)
+    finally:
+        if size > 1:
+            dist.destroy_process_group()
+
+
+def _device(name: str, local_rank: int) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{local_rank}"
+    if name.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise ConfigError("--device cuda: this machine has no CUDA device that PyTorch can use; try --device cpu")
+        torch.cuda.set_device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device {name}: expected auto, cpu, cuda or cuda:N") from None

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from simulmt.errors import ConfigError
+from simulmt.model.beam import BeamConfig, Hypothesis, beam_search
+from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.text import END, SPECIAL_SYMBOLS, START
+
+from .helpers import pad, randomise
+
+VOCABULARY = 9
+WORDS = range(len(SPECIAL_SYMBOLS), VOCABULARY)
+SOURCES = [[6, 7, 8, 8], [7], [8, 6]]
+EVERYTHING = 200  # a beam that no hypothesis of up to four tokens falls out of
+
+
+def make_model(seed: int = 0, causal: bool = False, std: float = 0.5) -> Seq2SeqModel:
+    config = Seq2SeqConfig(
+        VOCABULARY, VOCABULARY, causal, width=8, inner=16, heads=2, encoder_layers=1, decoder_layers=2, dropout=0.0
+    )
+    return randomise(Seq2SeqModel.build(config), seed, std)
+
+
+def log_probability(model: Seq2SeqModel, source: list[int], tokens: list[int], delay: int | None) -> float:
+    target = torch.tensor([[*tokens, END]])
+    with torch.no_grad():
+        logits = model(torch.tensor([source]), torch.tensor([len(source)]), target, delay)
+    return logits.log_softmax(-1).gather(-1, target[:, :, None]).sum().item()
+
+
+def all_hypotheses(
+    model: Seq2SeqModel, source: list[int], longest: int, config: BeamConfig, delay: int | None
+) -> list[Hypothesis]:
+    """Every translation there is, best first."""
+    found = [
+        Hypothesis(
+            list(tokens),
+            log_probability(model, source, list(tokens), delay) / (length + 1) ** config.length_penalty,
+        )
+        for length in range(config.min_length, longest + 1)
+        for tokens in itertools.product(WORDS, repeat=length)
+    ]
+    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+@torch.no_grad()
+def greedy(model: Seq2SeqModel, source: list[int], longest: int, min_length: int, delay: int | None) -> list[int]:
+    state = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
+    tokens: list[int] = []
+    while len(tokens) < longest:
+        logits, state = model.step(torch.tensor([tokens[-1:] or [START]]), state, delay)
+        allowed = [*WORDS, END] if len(tokens) >= min_length else list(WORDS)
+        best = max(allowed, key=lambda token: float(logits[0, token]))
+        if best == END:
+            break
+        tokens.append(best)
+    return tokens
+
+
+def plain_beam_search(
+    model: Seq2SeqModel, source: list[int], longest: int, config: BeamConfig, delay: int | None
+) -> list[Hypothesis]:
+    """Lists instead of tensors, no cache, and every sentence searched to its limit."""
+    lengths = torch.tensor([len(source)])
+    unfinished: list[tuple[float, list[int]]] = [(0.0, [])]
+    finished: list[Hypothesis] = []
+    for length in range(longest + 1):
+        allowed = [END] if length == longest else [*WORDS, END] if length >= config.min_length else list(WORDS)
+        grown = []
+        for score, tokens in unfinished:
+            logits = model(torch.tensor([source]), lengths, torch.tensor([[*tokens, END]]), delay)[0, -1]
+            log_probs = logits.log_softmax(-1).tolist()
+            grown += [(score + log_probs[token], [*tokens, token]) for token in allowed]
+        grown.sort(reverse=True)
+        ends = [(score, tokens) for score, tokens in grown[: config.beam] if tokens[-1] == END]
+        finished += [Hypothesis(tokens[:-1], score / len(tokens) ** config.length_penalty) for score, tokens in ends]
+        unfinished = [(score, tokens) for score, tokens in grown if tokens[-1] != END][: config.beam]
+    return sorted(finished, key=lambda hypothesis: -hypothesis.score)[: config.beam]
+
+
+def search(
+    model: Seq2SeqModel, sources: list[list[int]], config: BeamConfig, delay: int | None = None
+) -> list[list[Hypothesis]]:
+    return beam_search(model, *pad(sources), config, delay)
+
+
+def assert_same_hypotheses(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
+    assert [hypothesis.tokens for hypothesis in found] == [hypothesis.tokens for hypothesis in expected]
+    scores = [hypothesis.score for hypothesis in expected]
+    assert [hypothesis.score for hypothesis in found] == pytest.approx(scores, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.5])
+@pytest.mark.parametrize(("causal", "delay"), [(False, None), (True, 1), (True, 3)])
+def test_a_wide_beam_finds_what_enumeration_finds(length_penalty: float, causal: bool, delay: int | None) -> None:
+    model = make_model(causal=causal)
+    config = BeamConfig(EVERYTHING, length_penalty, max_ratio=0.5, max_extra=2, min_length=1)
+    for source, found in zip(SOURCES, search(model, SOURCES, config, delay), strict=True):
+        longest = int(0.5 * len(source) + 2)
+        expected = all_hypotheses(model, source, longest, config, delay)
+        assert len(expected) == sum(3**length for length in range(1, longest + 1))
+        assert_same_hypotheses(found, expected)
+
+
+def test_an_empty_translation_is_found_where_it_is_allowed() -> None:
+    config = BeamConfig(EVERYTHING, length_penalty=1.0, max_ratio=0.0, max_extra=2, min_length=0)
+    model = make_model()
+    (found,) = search(model, [[6, 7]], config)
+    assert [] in [hypothesis.tokens for hypothesis in found]
+    assert_same_hypotheses(found, all_hypotheses(model, [6, 7], 2, config, None))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 500),
+    beam=st.integers(1, 6),
+    length_penalty=st.sampled_from([0.0, 0.6, 1.0, 1.5]),
+    delay=st.sampled_from([None, 1, 2]),
+)
+def test_a_batch_is_searched_as_its_sentences_one_by_one(
+    seed: int, beam: int, length_penalty: float, delay: int | None
+) -> None:
+    model = make_model(seed, causal=delay is not None)
+    config = BeamConfig(beam, length_penalty, max_ratio=1.0, max_extra=3)
+    together = search(model, SOURCES, config, delay)
+    for source, found in zip(SOURCES, together, strict=True):
+        assert_same_hypotheses(found, search(model, [source], config, delay)[0])
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 500),
+    beam=st.integers(1, 5),
+    length_penalty=st.sampled_from([0.0, 0.6, 1.0, 1.5]),
+    min_length=st.integers(0, 2),
+    delay=st.sampled_from([None, 1, 2]),
+    std=st.sampled_from([0.5, 1.2]),
+)
+# Here a hypothesis that is behind at its present length wins in the end, so stopping at once would lose it.
+@example(seed=37, beam=2, length_penalty=1.5, min_length=0, delay=None, std=1.2)
+def test_stopping_early_and_keeping_caches_changes_nothing(
+    seed: int, beam: int, length_penalty: float, min_length: int, delay: int | None, std: float
+) -> None:
+    model = make_model(seed, causal=delay is not None, std=std)
+    config = BeamConfig(beam, length_penalty, max_ratio=0.5, max_extra=3, min_length=min_length)
+    for source, found in zip(SOURCES, search(model, SOURCES, config, delay), strict=True):
+        assert_same_hypotheses(found, plain_beam_search(model, source, int(0.5 * len(source) + 3), config, delay))
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 500), min_length=st.integers(0, 3), delay=st.sampled_from([None, 1, 2]))
+def test_a_beam_of_one_without_length_penalty_is_greedy(seed: int, min_length: int, delay: int | None) -> None:
+    model = make_model(seed, causal=delay is not None)
+    config = BeamConfig(beam=1, length_penalty=0.0, max_ratio=1.0, max_extra=4, min_length=min_length)
+    for source, (best, *others) in zip(SOURCES, search(model, SOURCES, config, delay), strict=True):
+        assert others == []
+        assert best.tokens == greedy(model, source, len(source) + 4, min_length, delay)
+        assert best.score == pytest.approx(log_probability(model, source, best.tokens, delay), rel=1e-4, abs=1e-5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 500),
+    beam=st.integers(1, 5),
+    length_penalty=st.sampled_from([0.0, 1.0, 1.5]),
+    min_length=st.integers(0, 3),
+    max_ratio=st.sampled_from([0.0, 0.5, 1.2]),
+)
+def test_what_comes_out_of_any_search(
+    seed: int, beam: int, length_penalty: float, min_length: int, max_ratio: float
+) -> None:
+    model = make_model(seed)
+    config = BeamConfig(beam, length_penalty, max_ratio, max_extra=4, min_length=min_length)
+    for source, found in zip(SOURCES, search(model, SOURCES, config), strict=True):
+        assert 1 <= len(found) <= beam
+        assert len({tuple(hypothesis.tokens) for hypothesis in found}) == len(found)
+        assert [hypothesis.score for hypothesis in found] == sorted((h.score for h in found), reverse=True)
+        for tokens, score in found:
+            assert min_length <= len(tokens) <= int(max_ratio * len(source) + 4)
+            assert all(token in WORDS for token in tokens)
+            expected = log_probability(model, source, tokens, None) / (len(tokens) + 1) ** length_penalty
+            assert score == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def favour(model: Seq2SeqModel, token: int) -> Seq2SeqModel:
+    """Make a symbol by far the most probable, whatever came before."""
+    with torch.no_grad():
+        model.final_norm.weight.zero_()
+        model.final_norm.bias.copy_(torch.ones(8))
+        model.target_embedding.weight.zero_()
+        model.target_embedding.weight[token] = 5.0
+    return model
+
+
+@pytest.mark.parametrize("symbol", [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END])
+def test_special_symbols_never_come_out_however_probable(symbol: int) -> None:
+    for hypotheses in search(favour(make_model(), symbol), SOURCES, BeamConfig(beam=3, max_extra=2)):
+        assert hypotheses
+        assert all(token in WORDS for hypothesis in hypotheses for token in hypothesis.tokens)
+
+
+def test_the_minimum_holds_against_a_model_that_wants_to_stop() -> None:
+    config = BeamConfig(beam=2, max_extra=5, min_length=3)
+    for best, *_ in search(favour(make_model(), END), SOURCES, config):
+        assert len(best.tokens) == 3
+
+
+def test_the_limit_holds_against_a_model_that_never_stops() -> None:
+    config = BeamConfig(beam=2, max_ratio=1.5, max_extra=2)
+    lengths = [len(hypotheses[0].tokens) for hypotheses in search(favour(make_model(), 7), SOURCES, config)]
+    assert lengths == [int(1.5 * len(source) + 2) for source in SOURCES]
+
+
+def test_a_search_leaves_no_graph_behind() -> None:
+    model = make_model()
+    graphs: list[bool] = []
+    model.final_norm.register_forward_hook(lambda _, __, states: graphs.append(states.requires_grad))
+    search(model, SOURCES, BeamConfig(beam=2))
+    assert graphs
+    assert not any(graphs)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("beam", 0, "beam must be at least 1, got 0"),
+        ("length_penalty", -0.5, "length_penalty must not be negative, got -0.5"),
+        ("max_ratio", -1.0, "max_ratio must not be negative, got -1.0"),
+        ("max_extra", 0, "max_extra must be at least 1, got 0"),
+        ("min_length", -1, "min_length .* got -1"),
+        ("min_length", 10, "min_length .* got 10"),
+    ],
+)
+def test_bad_settings_are_named(setting: str, value: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BeamConfig(**{setting: value})  # type: ignore[arg-type]

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from simulmt.errors import ConfigError, VocabularyError
+from simulmt.model.layers import (
+    Attention,
+    DecoderLayer,
+    Embedding,
+    Encoder,
+    EncoderLayer,
+    EncoderState,
+    KeysValues,
+    check_delay,
+    check_tokens,
+    length_mask,
+    look_ahead_mask,
+    sinusoids,
+)
+from simulmt.text import PAD
+
+from .helpers import assert_same, pad, randomise
+
+DELAYS = range(1, 6)
+LENGTH = 9
+VOCABULARY = 12
+
+
+def make_encoder(causal: bool = True, layers: int = 3) -> Encoder:
+    return randomise(Encoder(VOCABULARY, width=8, inner=16, heads=2, layers=layers, dropout=0.0, causal=causal))
+
+
+def sources(batch: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randint(1, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def visible(delay: int) -> Tensor:
+    """[state, token]: which tokens each state may depend on."""
+    return torch.tensor([[token <= state + delay - 1 for token in range(LENGTH)] for state in range(LENGTH)])
+
+
+def dependencies_by_gradient(encoder: Encoder, delay: int) -> Tensor:
+    """With a token of its own in every position, the row of the table that gets a gradient is the position seen."""
+    tokens = torch.arange(1, LENGTH + 1)
+    H = encoder(tokens[None], delay=delay)
+    probe = torch.randn(H.shape[-1], dtype=H.dtype, generator=torch.Generator().manual_seed(1))
+    rows = []
+    for t in range(LENGTH):
+        (by_table,) = torch.autograd.grad(H[0, t] @ probe, encoder.embedding.weight, retain_graph=True)
+        rows.append(by_table[tokens].abs().sum(-1) > 0)
+    return torch.stack(rows)
+
+
+def dependencies_by_perturbation(encoder: Encoder, delay: int) -> Tensor:
+    tokens = torch.arange(1, LENGTH + 1)
+    with torch.no_grad():
+        before = encoder(tokens[None], delay=delay)[0]
+        columns = []
+        for s in range(LENGTH):
+            changed = tokens.clone()
+            changed[s] = VOCABULARY - 1
+            columns.append((encoder(changed[None], delay=delay)[0] - before).abs().amax(-1) > 1e-12)
+    return torch.stack(columns, 1)
+
+
+@pytest.mark.parametrize("delay", DELAYS)
+def test_a_state_depends_on_exactly_the_tokens_its_delay_allows(delay: int) -> None:
+    encoder = make_encoder()
+    assert torch.equal(dependencies_by_gradient(encoder, delay), visible(delay))
+    assert torch.equal(dependencies_by_perturbation(encoder, delay), visible(delay))
+
+
+def test_a_bidirectional_state_depends_on_every_token() -> None:
+    encoder = make_encoder(causal=False)
+    assert dependencies_by_gradient(encoder, 1).all()
+    assert dependencies_by_perturbation(encoder, 1).all()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("delay", DELAYS)
+def test_steps_of_one_token_give_the_states_of_the_whole_sentence(
+    dtype: torch.dtype, tolerance: float, delay: int
+) -> None:
+    encoder = make_encoder().to(dtype)
+    source = sources(3, LENGTH)
+    state, states = encoder.start(3), []
+    for t in range(LENGTH):
+        H, state = encoder.step(source[:, t : t + 1], state, delay, end=t == LENGTH - 1)
+        states.append(H)
+    assert_same(torch.cat(states, 1), encoder(source, delay=delay), tolerance)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    chunks=st.lists(st.integers(0, 4), min_size=1, max_size=7),
+    delay=st.integers(1, 6),
+    batch=st.integers(1, 3),
+    flush=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_chunking_gives_the_states_of_the_whole_sentence(
+    chunks: list[int], delay: int, batch: int, flush: bool, seed: int
+) -> None:
+    encoder = make_encoder()
+    length = sum(chunks)
+    source = sources(batch, length, seed)
+    chunks = [*chunks, 0] if flush else chunks  # the end may come with the last tokens or after them
+    state, read, states = encoder.start(batch), 0, []
+    for index, size in enumerate(chunks):
+        end = index == len(chunks) - 1
+        H, state = encoder.step(source[:, read : read + size], state, delay, end)
+        read += size
+        states.append(H)
+        assert state.read == read
+        assert state.finished == (read if end else max(0, read - delay + 1))
+    whole = encoder(source, delay=delay) if length else source.new_zeros(batch, 0, 8).double()
+    assert_same(torch.cat(states, 1), whole)
+
+
+def states_with_visible_keys(encoder: Encoder, source: Tensor, seen: list[int]) -> Tensor:
+    """The encoder, written plainly, where state t looks at the first seen[t] tokens in the first layer."""
+    x = encoder.embedding.embed(source)
+    first = torch.arange(source.shape[1])[None, :] < torch.tensor(seen)[:, None]
+    later = torch.ones_like(first).tril()
+    for index, layer in enumerate(encoder.layers):
+        x = layer(x, later if index else first)
+    return encoder.final_norm(x)
+
+
+@settings(deadline=None, max_examples=60)
+@given(reads=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=8), seed=st.integers(0, 99))
+def test_the_delay_may_change_in_mid_stream(reads: list[tuple[int, int]], seed: int) -> None:
+    encoder = make_encoder()
+    length = sum(size for size, _ in reads)
+    source = sources(2, length, seed)
+    state, read = encoder.start(2), 0
+    states: list[Tensor] = []
+    seen: list[int] = []  # for each state, how many tokens it may look at: those read, but no more than its delay says
+    for index, (size, delay) in enumerate(reads):
+        end = index == len(reads) - 1
+        H, state = encoder.step(source[:, read : read + size], state, delay, end)
+        read += size
+        new = range(len(seen), len(seen) + H.shape[1])
+        assert all(end or t + delay <= read for t in new), "a state came before its look-ahead was read"
+        seen += [min(t + delay, read) for t in new]
+        states.append(H)
+        assert state.finished == len(seen)
+    assert len(seen) == length
+    if length:
+        expected = states_with_visible_keys(encoder, source, seen)
+        assert_same(torch.cat(states, 1), expected)
+
+
+def test_a_sentence_may_start_anew_after_its_end() -> None:
+    encoder = make_encoder()
+    source = sources(1, 4)
+    _, ended = encoder.step(source, encoder.start(), delay=3, end=True)
+    nothing, still = encoder.step(source[:, :0], ended, delay=3, end=True)
+    assert nothing.shape == (1, 0, 8)
+    assert still.read == still.finished == 4
+
+
+def test_steps_do_not_change_the_state_they_are_given() -> None:
+    encoder = make_encoder()
+    source = sources(1, 5)
+    _, state = encoder.step(source[:, :3], encoder.start(), delay=2)
+    kept = EncoderState(state.waiting.clone(), tuple(KeysValues(k.clone(), v.clone()) for k, v in state.layers))
+    first, _ = encoder.step(source[:, 3:], state, delay=2)
+    again, _ = encoder.step(source[:, 3:], state, delay=2)
+    assert torch.equal(first, again)
+    assert torch.equal(state.waiting, kept.waiting)
+    for now, before in zip(state.layers, kept.layers, strict=True):
+        assert torch.equal(now.keys, before.keys)
+        assert torch.equal(now.values, before.values)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("delay", [1, 3, 5])
+def test_padding_changes_no_state(causal: bool, delay: int) -> None:
+    encoder = make_encoder(causal)
+    sentences = [[3, 1, 4, 1, 5, 9], [2, 7], [8], [2, 8, 1]]
+    # Something else than PAD behind the end: only the mask may keep it out.
+    batch, lengths = pad(sentences, filler=10)
+    H = encoder(batch, length_mask(lengths, batch.shape[1], batch.device), delay)
+    for row, sentence in zip(H, sentences, strict=True):
+        alone = encoder(torch.tensor([sentence]), delay=delay)[0]
+        assert_same(row[: len(sentence)], alone)
+
+
+def split_in_projection(weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    query, key_value = weight[: len(weight) // 3], weight[len(weight) // 3 :]
+    query_bias, key_value_bias = bias[: len(query)], bias[len(query) :]
+    return {
+        "query.weight": query,
+        "query.bias": query_bias,
+        "key_value.weight": key_value,
+        "key_value.bias": key_value_bias,
+    }
+
+
+def from_pytorch(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> dict[str, Tensor]:
+    """The weights of PyTorch's own layer under our names."""
+    names = {"norm1": "attention_norm", "linear1": "feed_forward.expand", "linear2": "feed_forward.contract"}
+    attentions = {"self_attn": "attention"}
+    if isinstance(layer, nn.TransformerDecoderLayer):
+        names |= {"norm2": "cross_norm", "norm3": "feed_forward_norm"}
+        attentions["multihead_attn"] = "cross_attention"
+    else:
+        names["norm2"] = "feed_forward_norm"
+    weights = layer.state_dict()
+    ours = {f"{b}.{kind}": weights[f"{a}.{kind}"] for a, b in names.items() for kind in ("weight", "bias")}
+    for theirs, name in attentions.items():
+        parts = split_in_projection(weights[f"{theirs}.in_proj_weight"], weights[f"{theirs}.in_proj_bias"])
+        ours |= {f"{name}.{key}": value for key, value in parts.items()}
+        ours |= {f"{name}.output.{kind}": weights[f"{theirs}.out_proj.{kind}"] for kind in ("weight", "bias")}
+    return ours
+
+
+def test_the_encoder_layer_is_pytorchs_own_pre_norm_layer() -> None:
+    theirs = randomise(nn.TransformerEncoderLayer(8, 2, 16, 0.0, "relu", batch_first=True, norm_first=True))
+    ours = EncoderLayer(8, 16, 2, 0.0).double()
+    ours.load_state_dict(from_pytorch(theirs))
+    x = torch.randn(2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = look_ahead_mask(5, 5, 0, 2, x.device)
+    expected = theirs.train()(x, src_mask=~mask)  # in training mode: the fused fast path is for inference only
+    assert_same(ours(x, mask), expected)
+    assert_same(ours.attend(x, ours.project(x), mask), expected)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_decoder_layer_is_pytorchs_own_pre_norm_layer(causal: bool) -> None:
+    theirs = randomise(nn.TransformerDecoderLayer(8, 2, 16, 0.0, "relu", batch_first=True, norm_first=True))
+    ours = DecoderLayer(8, 16, 2, 0.0).double()
+    ours.load_state_dict(from_pytorch(theirs))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, 8, dtype=torch.float64, generator=generator)
+    memory = torch.randn(2, 3, 8, dtype=torch.float64, generator=generator)
+    keys = torch.tensor([[True, True, True], [True, True, False]])
+    forbidden = look_ahead_mask(5, 5, 0, 1, x.device).logical_not() if causal else None
+    expected = theirs(x, memory, tgt_mask=forbidden, memory_key_padding_mask=~keys)
+    y, own = ours(x, ours.cross_attention.project(memory), keys[:, None, None, :], causal=causal)
+    assert_same(y, expected)
+    assert own.length == 5
+
+
+def test_hypotheses_of_a_sentence_share_its_context() -> None:
+    layer = randomise(DecoderLayer(8, 16, 2, 0.0))
+    generator = torch.Generator().manual_seed(0)
+    memory = torch.randn(2, 4, 8, dtype=torch.float64, generator=generator)
+    x = torch.randn(6, 1, 8, dtype=torch.float64, generator=generator)  # three hypotheses of each of two sentences
+    mask = torch.tensor([[True] * 4, [True, True, False, False]])[:, None, None, :]
+    shared, _ = layer(x, layer.cross_attention.project(memory), mask)
+    copied, _ = layer(x, layer.cross_attention.project(memory.repeat_interleave(3, 0)), mask.repeat_interleave(3, 0))
+    assert_same(shared, copied, 1e-12)
+
+
+def test_dropout_falls_on_the_embedding_and_the_residuals_and_never_on_attention_weights() -> None:
+    torch.manual_seed(0)
+    layer = EncoderLayer(8, 16, 2, dropout=1 - 1e-6).double().train()
+    x = torch.randn(1, 5, 8, dtype=torch.float64)
+    assert torch.equal(layer(x, None), x), "with all of both branches dropped only the residual is left"
+    attention = layer.attention
+    assert torch.equal(attention(x, attention.project(x)), attention(x, attention.project(x)))
+    encoder = Encoder(VOCABULARY, 8, 16, 2, 1, dropout=0.5).double().train()
+    assert not torch.equal(encoder(sources(1, 5)), encoder(sources(1, 5)))
+
+
+def test_sinusoids_by_hand() -> None:
+    waves = sinusoids(torch.tensor([0, 1, 50]), 6)
+    slow = [1.0, 1 / 100, 1 / 10_000]  # from wavelength 2 pi to 10,000 * 2 pi in equal ratios
+    expected = [[math.sin(p * w) for w in slow] + [math.cos(p * w) for w in slow] for p in (0, 1, 50)]
+    assert_same(waves, torch.tensor(expected), 1e-6)
+
+
+def test_an_embedding_is_scaled_and_knows_its_position() -> None:
+    embedding = randomise(Embedding(VOCABULARY, 8))
+    tokens = sources(2, 7)
+    whole = embedding.embed(tokens)
+    assert_same(embedding.embed(tokens[:, 3:], first_position=3), whole[:, 3:], 0)
+    waves = sinusoids(torch.arange(7), 8).double()
+    assert_same(whole - waves, embedding.weight[tokens] * 8**0.5, 1e-12)
+
+
+def test_a_new_embedding_of_padding_is_zero() -> None:
+    weight = Embedding(VOCABULARY, 8).weight
+    assert not weight[PAD].any()
+    assert weight[PAD + 1 :].any(-1).all()
+
+
+def test_length_mask() -> None:
+    assert length_mask(torch.tensor([3, 3]), 3, torch.device("cpu")) is None
+    mask = length_mask(torch.tensor([2, 0, 3]), 3, torch.device("cpu"))
+    assert mask is not None
+    assert mask.tolist() == [[True, True, False], [False, False, False], [True, True, True]]
+
+
+@pytest.mark.parametrize("delay", [0, -3])
+def test_a_delay_below_one_is_refused(delay: int) -> None:
+    encoder = make_encoder()
+    with pytest.raises(ConfigError, match=f"at least 1, got {delay}"):
+        check_delay(delay)
+    with pytest.raises(ConfigError, match=f"at least 1, got {delay}"):
+        encoder(sources(1, 3), delay=delay)
+    with pytest.raises(ConfigError, match=f"at least 1, got {delay}"):
+        encoder.step(sources(1, 3), encoder.start(), delay=delay)
+
+
+@pytest.mark.parametrize("bad", [-1, 12, 1_000_000])
+def test_a_token_outside_the_vocabulary_is_named(bad: int) -> None:
+    with pytest.raises(VocabularyError, match=rf"source token id {bad} is not in 0\.\.11"):
+        check_tokens(torch.tensor([[3, bad, 4]]), 12, "source")
+    check_tokens(torch.tensor([[0, 11]]), 12, "source")
+    check_tokens(torch.zeros(1, 0, dtype=torch.long), 12, "source")
+
+
+@pytest.mark.parametrize("heads", [3, 0, -2])
+def test_heads_must_divide_the_width(heads: int) -> None:
+    with pytest.raises(ConfigError, match=rf"width \(8\) must be a multiple of heads \({heads}\)"):
+        Attention(8, heads)

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from simulmt.errors import ConfigError, VocabularyError
+from simulmt.model.output import project_and_loss
+from simulmt.model.seq2seq import DecoderState, Seq2SeqConfig, Seq2SeqModel
+from simulmt.text import END, START
+
+from .helpers import Allocations, assert_same, gradients, pad, parameter_count, randomise, sum_gradients
+
+VOCABULARY = 17
+PAIRS = [([7, 8, 9, 10, 6], [6, 7, 7, END]), ([11], [8, 9, 10, 11, 12, END]), ([6, 12, 8], [END])]
+DELAYS = range(1, 6)
+
+
+def make_model(causal: bool) -> Seq2SeqModel:
+    config = Seq2SeqConfig(
+        VOCABULARY, VOCABULARY, causal, width=8, inner=16, heads=2, encoder_layers=2, decoder_layers=3, dropout=0.0
+    )
+    return randomise(Seq2SeqModel.build(config))
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randint(6, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (source, source_lengths), (target, target_lengths) = (pad(side) for side in zip(*PAIRS, strict=True))
+    return source, source_lengths, target, target_lengths
+
+
+def inputs_of(target: Tensor) -> Tensor:
+    """What the decoder is given: START and all tokens but the last."""
+    return torch.cat([torch.full_like(target[:, :1], START), target[:, :-1]], 1)
+
+
+# Streaming and whole sentences
+
+
+@pytest.mark.parametrize("target_length", [2, 9])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("delay", DELAYS)
+def test_reading_and_writing_in_turns_is_the_wait_k_forward(delay: int, masked: bool, target_length: int) -> None:
+    """Whether the policy only reads what it may see or the mask hides the rest: the numbers are the same."""
+    model = make_model(causal=True)
+    source, target = tokens(2, 6), tokens(2, target_length, seed=1)
+    expected = model(source, torch.tensor([6, 6]), target, delay=delay)
+    ahead = 2 if masked else 0  # with the mask, reading faster than the policy must change nothing
+    encoder_state, state = model.start(2)
+    read, logits = 0, []
+    for t, token in enumerate(inputs_of(target).split(1, 1)):
+        until = min(t + delay + ahead, 6)
+        encoder_state, state = model.read(source[:, read:until], encoder_state, state)
+        read = until
+        step, state = model.step(token, state, delay if masked else None)
+        logits.append(step)
+    assert_same(torch.stack(logits, 1), expected)
+    assert state.written == target_length
+
+
+def test_single_precision_steps_agree_with_forward() -> None:
+    model = make_model(causal=True).float()
+    source, target = tokens(2, 6), tokens(2, 5, seed=1)
+    encoder_state, state = model.start(2)
+    logits = []
+    for t, token in enumerate(inputs_of(target).split(1, 1)):
+        encoder_state, state = model.read(source[:, t : t + 1], encoder_state, state)
+        step, state = model.step(token, state)
+        logits.append(step)
+    assert_same(torch.stack(logits, 1), model(source, torch.tensor([6, 6]), target, delay=1), 1e-5)
+
+
+@pytest.mark.parametrize(("causal", "delay"), [(False, None), (False, 2), (True, None), (True, 1), (True, 3)])
+def test_encode_and_steps_are_forward_also_with_padding(causal: bool, delay: int | None) -> None:
+    model = make_model(causal)
+    source, source_lengths, target, _ = batch()
+    state = model.encode(source, source_lengths)
+    logits = []
+    for token in inputs_of(target).split(1, 1):
+        step, state = model.step(token, state, delay)
+        logits.append(step)
+    assert_same(torch.stack(logits, 1), model(source, source_lengths, target, delay))
+
+
+def test_hypotheses_side_by_side_are_written_as_if_alone() -> None:
+    model = make_model(causal=False)
+    source, source_lengths, _, _ = batch()
+    words = tokens(3 * 2, 4)
+    together = model.encode(source, source_lengths, hypotheses=2)
+    apart = model.encode(source.repeat_interleave(2, 0), source_lengths.repeat_interleave(2))
+    for token in inputs_of(words).split(1, 1):
+        logits, together = model.step(token, together)
+        expected, apart = model.step(token, apart)
+        assert_same(logits, expected)
+
+
+def write(model: Seq2SeqModel, state: DecoderState, words: Tensor) -> tuple[Tensor, DecoderState]:
+    logits = torch.empty(0)
+    for token in words.split(1, 1):
+        logits, state = model.step(token, state)
+    return logits, state
+
+
+def test_reordered_hypotheses_go_on_from_their_own_past() -> None:
+    model = make_model(causal=False)
+    source, source_lengths, _, _ = batch()
+    words, rows = inputs_of(tokens(6, 4)), torch.tensor([1, 1, 2, 3, 5, 4])
+    _, state = write(model, model.encode(source, source_lengths, hypotheses=2), words[:, :3])
+    logits, _ = model.step(words[:, 3:], state.reorder(rows))
+    swapped = torch.cat([words[rows, :3], words[:, 3:]], 1)
+    expected, _ = write(model, model.encode(source, source_lengths, hypotheses=2), swapped)
+    assert_same(logits, expected)
+
+
+def test_kept_sentences_go_on_as_before() -> None:
+    model = make_model(causal=False)
+    source, source_lengths, _, _ = batch()
+    words = inputs_of(tokens(6, 4))
+    _, state = write(model, model.encode(source, source_lengths, hypotheses=2), words[:, :3])
+    everything, _ = model.step(words[:, 3:], state)
+    rows = torch.tensor([0, 1, 4, 5])
+    some, _ = model.step(words[rows, 3:], state.keep(torch.tensor([0, 2]), rows))
+    assert_same(some, everything[rows])
+
+
+# What depends on what
+
+
+@pytest.mark.parametrize(("causal", "delay"), [*((True, k) for k in DELAYS), (True, None), (False, None)])
+def test_a_word_depends_on_exactly_the_source_and_target_its_policy_allows(causal: bool, delay: int | None) -> None:
+    model = make_model(causal)
+    source, target = torch.arange(6, 14), torch.arange(6, 13)  # a token of its own in every position
+    logits = model(source[None], torch.tensor([8]), target[None], delay)[0]
+    probe = torch.randn(logits.shape[-1], dtype=logits.dtype, generator=torch.Generator().manual_seed(1))
+    for t in range(7):
+        (by_source,) = torch.autograd.grad(logits[t] @ probe, model.encoder.embedding.weight, retain_graph=True)
+        seen = (by_source[source].abs().sum(-1) > 0).tolist()
+        assert seen == [delay is None or s < t + delay for s in range(8)]
+    for changed in range(7):
+        other = target.clone()
+        other[changed] = 15
+        difference = (model(source[None], torch.tensor([8]), other[None], delay)[0] - logits).abs().amax(-1) > 1e-12
+        assert difference.tolist() == [t > changed for t in range(7)]
+
+
+# The loss
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("causal", "delay"), [(False, None), (True, 2)])
+def test_the_loss_is_cross_entropy_without_padding(causal: bool, delay: int | None, smoothing: float) -> None:
+    model = make_model(causal)
+    source, source_lengths, target, target_lengths = batch()
+    loss = model.loss(source, source_lengths, target, target_lengths, delay, smoothing)
+    logits = model(source, source_lengths, target, delay).transpose(1, 2)
+    labels = target.where(torch.arange(target.shape[1]) < target_lengths[:, None], -100)
+    expected = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+    assert_same(loss.total, expected)
+    assert_same(loss.likelihood, F.cross_entropy(logits, labels, reduction="sum").detach())
+    assert (loss.tokens.item(), loss.skipped.item()) == (int(target_lengths.sum()), 0)
+    assert_same(gradients(model, loss.total), gradients(model, expected))
+
+
+def test_a_padding_symbol_inside_a_target_counts_as_any_other() -> None:
+    model = make_model(causal=False)
+    source, target, three = torch.tensor([[6, 7, 8]]), torch.tensor([[6, 0, END]]), torch.tensor([3])
+    logits = model(source, three, target)
+    expected = F.cross_entropy(logits[0], target[0], label_smoothing=0.1, reduction="sum")
+    assert_same(model.loss(source, three, target, three).total, expected)
+
+
+@pytest.mark.parametrize(("causal", "delay"), [(False, None), (True, 1), (True, 2), (True, 5)])
+def test_a_padded_batch_is_the_sum_of_its_sentences(causal: bool, delay: int | None) -> None:
+    model = make_model(causal)
+    together = model.loss(*batch(), delay=delay)
+    alone = [
+        model.loss(torch.tensor([x]), torch.tensor([len(x)]), torch.tensor([y]), torch.tensor([len(y)]), delay)
+        for x, y in PAIRS
+    ]
+    for field, parts in zip(together, zip(*alone, strict=True), strict=True):
+        assert_same(field, torch.stack(parts).sum(0))
+    summed = sum_gradients([gradients(model, loss.total) for loss in alone])
+    assert_same(gradients(model, together.total), summed)
+
+
+def test_the_loss_never_stores_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Seq2SeqConfig(9, 500, width=4, inner=4, heads=1, encoder_layers=1, decoder_layers=1)
+    model = Seq2SeqModel.build(config)
+    monkeypatch.setattr("simulmt.model.seq2seq.project_and_loss", partial(project_and_loss, chunk=7))
+    source, target, lengths = torch.full((2, 3), 6), torch.full((2, 20), 7), torch.tensor([3, 3])
+    with Allocations(2 * 20 * 500) as allocations:
+        model.loss(source, lengths, target, torch.tensor([20, 20])).total.backward()
+    assert allocations.operations == []
+    assert allocations.largest == 7 * 500
+
+
+def test_parameter_count_of_the_paper() -> None:
+    with torch.device("meta"):
+        models = [Seq2SeqModel.build(Seq2SeqConfig(32_000, 32_000, causal)) for causal in (True, False)]
+    attention = 4 * (512 * 512 + 512)
+    feed_forward = 512 * 2048 + 2048 + 2048 * 512 + 512
+    norm = 2 * 512
+    encoder = 6 * (attention + feed_forward + 2 * norm) + norm
+    decoder = 6 * (2 * attention + feed_forward + 3 * norm) + norm
+    for model in models:
+        assert parameter_count(model) == 2 * 32_000 * 512 + encoder + decoder == 76_908_544
+        assert sum(value.numel() for value in model.state_dict().values()) == 76_908_544
+
+
+# Bad input
+
+
+def test_a_bidirectional_encoder_cannot_read_in_parts() -> None:
+    model = make_model(causal=False)
+    with pytest.raises(ConfigError, match=r"use encode\(\)"):
+        model.read(tokens(1, 2), *model.start())
+
+
+@pytest.mark.parametrize("bad", [-1, VOCABULARY])
+def test_tokens_outside_the_vocabularies_are_named(bad: int) -> None:
+    model, good, wrong, one = make_model(causal=True), torch.tensor([[6]]), torch.tensor([[bad]]), torch.tensor([1])
+    with pytest.raises(VocabularyError, match=f"source token id {bad} "):
+        model(wrong, one, good)
+    with pytest.raises(VocabularyError, match=f"source token id {bad} "):
+        model.loss(wrong, one, good, one)
+    with pytest.raises(VocabularyError, match=f"source token id {bad} "):
+        model.encode(wrong, one)
+    with pytest.raises(VocabularyError, match=f"source token id {bad} "):
+        model.read(wrong, *model.start())
+    with pytest.raises(VocabularyError, match=f"target token id {bad} "):
+        model(good, one, wrong)
+    with pytest.raises(VocabularyError, match=f"target token id {bad} "):
+        model.loss(good, one, wrong, one)
+
+
+@pytest.mark.parametrize("delay", [0, -4])
+def test_a_delay_below_one_is_refused(delay: int) -> None:
+    model, token, one = make_model(causal=True), torch.tensor([[6]]), torch.tensor([1])
+    with pytest.raises(ConfigError, match=f"at least 1, got {delay}"):
+        model(token, one, token, delay)
+    with pytest.raises(ConfigError, match=f"at least 1, got {delay}"):
+        model.step(token, model.encode(token, one), delay)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("encoder_layers", 0, "encoder_layers must be at least 1, got 0"),
+        ("decoder_layers", 0, "decoder_layers must be at least 1, got 0"),
+        ("dropout", 1.0, "dropout .* got 1.0"),
+        ("heads", 5, r"multiple of heads \(5\)"),
+        ("heads", 0, r"multiple of heads \(0\)"),
+    ],
+)
+def test_bad_settings_are_named(setting: str, value: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Seq2SeqConfig(10, 10, **{setting: value})  # type: ignore[arg-type]

@@ -1,0 +1,76 @@
+"""What an installation without extras relies on: the runtime imports nothing that only an extra brings."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import simulmt
+
+# Every module beside __init__.py belongs to the runtime; the directories beside it are the extras.
+RUNTIME = sorted(f"simulmt.{path.stem}" for path in Path(simulmt.__file__).parent.glob("[!_]*.py"))
+ONLY_IN_EXTRAS = {
+    "eflomal",
+    "jaxtyping",
+    "matplotlib",
+    "optuna",
+    "prometheus_client",
+    "sacrebleu",
+    "safetensors",
+    "scipy",
+    "simuleval",
+    "starlette",
+    "tensorboard",
+    "torch",
+    "uvicorn",
+    "websockets",
+}
+EXTRAS = {"simulmt.model", "simulmt.train", "simulmt.eval", "simulmt.serve"}
+
+# Imports one module while it watches what the interpreter opens for writing, starts or connects to.
+IMPORT_AND_WATCH = """
+import importlib, json, os, sys
+
+deeds = []
+
+def watch(event, arguments):
+    if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        deeds.append(f"open {arguments[0]}")
+    elif event in ("subprocess.Popen", "socket.connect", "os.mkdir", "os.system"):
+        deeds.append(event)
+
+sys.addaudithook(watch)
+importlib.import_module(sys.argv[1])
+report = {"modules": sorted(sys.modules), "deeds": list(deeds)}
+with open(sys.argv[2], "w") as file:
+    json.dump(report, file)
+"""
+
+
+def test_the_core_is_among_the_modules_looked_at() -> None:
+    assert {f"simulmt.{name}" for name in ("alignment", "config", "corpus", "errors", "latency", "text")} <= set(
+        RUNTIME
+    )
+
+
+@pytest.mark.parametrize("module", ["simulmt", *RUNTIME])
+def test_importing_the_runtime_stays_small_and_does_no_work(module: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-B", "-c", IMPORT_AND_WATCH, module, str(report)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
+    found = json.loads(report.read_text(encoding="utf-8"))
+    assert found["deeds"] == []
+    assert set(found["modules"]) & (ONLY_IN_EXTRAS | EXTRAS) == set()
+    assert list(tmp_path.iterdir()) == [report]
