@@ -104,7 +104,6 @@ class Bundle:
         options.log_severity_level = 3
         # The graph is written as it is to run; looking for improvements would only cost loading time.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.enable_mem_pattern = False  # shapes change from call to call
         options.add_session_config_entry("session.force_spinning_stop", "1")  # an idle translator uses no CPU
         path = self.directory / f"{graph}.onnx"
         try:

@@ -7,13 +7,14 @@ dev.reference                   the development targets as text, which scores ar
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from simulmt.corpus import Corpus, Filters, TokenStore, prepare
-from simulmt.errors import DataError
+from simulmt.corpus import Corpus, Filters, Pair, SideManifest, TokenStore, prepare, read_lines
+from simulmt.errors import DataError, VocabularyError
 from simulmt.text import Tokenizer, VocabularySpec
 
 SOURCE_SPEC = VocabularySpec(normalization="nmt_nfkc_cf")
@@ -39,8 +40,9 @@ class Dataset:
         target = Tokenizer.load(directory / "target.model")
         train, dev = TokenStore.open(directory / "train"), TokenStore.open(directory / "dev")
         for store in (train, dev):
-            store.check_vocabulary(source.size, target.size)
-        references = (directory / "dev.reference").read_text(encoding="utf-8").split("\n")[:-1]
+            _check_vocabulary(directory / "source.model", source, store.manifest.source)
+            _check_vocabulary(directory / "target.model", target, store.manifest.target)
+        references = list(read_lines(directory / "dev.reference"))
         if len(references) != len(dev):
             raise DataError(
                 f"{directory}/dev.reference: {len(references)} lines for {len(dev)} pairs; prepare it again"
@@ -57,7 +59,7 @@ def prepare_dataset(
     filters: Filters | None = None,
     overwrite: bool = False,
     progress: Callable[[str, int], None] = lambda _stage, _pairs: None,
-) -> None:
+) -> Dataset:
     """Learn both vocabularies from the training text and encode training and development sets.
 
     Vocabularies that lie in the directory already are used as they are, so that several corpora can share them.
@@ -78,10 +80,16 @@ def prepare_dataset(
         )
     references = "".join(pair.target + "\n" for pair in dev.pairs())
     (directory / "dev.reference").write_text(references, encoding="utf-8")
+    return Dataset.open(directory)
 
 
-def _pairs(corpora: Sequence[Corpus]) -> Iterator:  # type: ignore[type-arg]
+def _pairs(corpora: Sequence[Corpus]) -> Iterator[Pair]:
     return chain.from_iterable(corpus.pairs() for corpus in corpora)
+
+
+def _check_vocabulary(path: Path, tokenizer: Tokenizer, encoded: SideManifest) -> None:
+    if hashlib.sha256(tokenizer.model).hexdigest() != encoded.tokenizer_sha256:
+        raise VocabularyError(f"{path}: not the vocabulary that the data beside it was encoded with; prepare it again")
 
 
 def _vocabulary(path: Path, spec: VocabularySpec, lines: Iterator[str]) -> Tokenizer:

@@ -157,7 +157,7 @@ def test_the_delay_may_change_in_mid_stream(reads: list[tuple[int, int]], seed: 
         assert_same(torch.cat(states, 1), expected)
 
 
-def test_a_sentence_may_start_anew_after_its_end() -> None:
+def test_a_second_end_finishes_nothing_more() -> None:
     encoder = make_encoder()
     source = sources(1, 4)
     _, ended = encoder.step(source, encoder.start(), delay=3, end=True)

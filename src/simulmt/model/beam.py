@@ -139,9 +139,8 @@ def _allowed(
 def _retire(
     search: _Search, state: DecoderState, length: int, config: BeamConfig, results: list[list[Hypothesis]]
 ) -> tuple[_Search, DecoderState]:
-    """Record the sentences that no open hypothesis can improve any more, and drop them from the batch."""
-    bound = search.open_scores[:, 0] / (search.longest + 1) ** config.length_penalty
-    settled: Bool[Tensor, " B"] = (search.done_scores[:, -1] >= bound) | (search.longest < length)
+    """Record the sentences with K finished hypotheses or at their limit, and drop them from the batch."""
+    settled: Bool[Tensor, " B"] = (search.done_scores[:, -1] > -torch.inf) | (search.longest < length)
     if not bool(settled.any()):
         return search, state
     settled_rows = search.keep(settled.nonzero().flatten())

@@ -6,8 +6,9 @@ Every loss here is a cross entropy with soft targets. Its gradient by the logits
 
 where p is the softmax, eps the label smoothing, and `posterior`, zero outside a few label columns, says how much of the
 frame belongs to each label. So the two large products of the backward pass, p times the table and p times the frames,
-need not wait for the posterior: they are done chunk by chunk while the normalisers are computed, and what is sparse or
-uniform is taken off afterwards. That is three matrix products over frames x V, as many as storing it would take.
+need not wait for the posterior: they are done chunk by chunk while the normalisers are computed, without the label
+columns; those and the uniform part follow when the posterior is known. That is three matrix products over frames x V,
+as many as storing it would take, and p - posterior, often a small difference of numbers near one, is taken in fp32.
 
 Axis letters: B sentences, U frames of each, C label columns of each, D width, V vocabulary.
 """
@@ -18,8 +19,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from simulmt.model.kernels import softmax_rows
 
@@ -56,7 +58,8 @@ def project_and_loss(
     if torch.is_autocast_enabled(device):
         frames = frames.to(torch.get_autocast_dtype(device))
     with torch.autocast(device, enabled=False):  # below, each product runs in the precision of its operands
-        return _ProjectAndLoss.apply(frames, table, columns, weights, align, smoothing, chunk)  # type: ignore[no-untyped-call]
+        arguments = (frames, table, columns, weights, align, smoothing, chunk, torch.is_grad_enabled())
+        return _ProjectAndLoss.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 class _ProjectAndLoss(torch.autograd.Function):
@@ -72,30 +75,36 @@ class _ProjectAndLoss(torch.autograd.Function):
         align: Align,
         smoothing: float,
         chunk: int,
+        with_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
-        swept = _sweep_vocabulary(frames, table.to(frames.dtype), columns, weights, chunk)
+        swept = _sweep_vocabulary(frames, table.to(frames.dtype), columns, weights, chunk, with_gradients)
         negative, posterior = align(swept.log_probs)
-        if any(ctx.needs_input_grad[:2]):
-            soft = (1 - smoothing) * posterior
-            ctx.save_for_backward(*_subtract_targets(swept, frames, table, columns, soft, weights, smoothing))
+        if with_gradients:
+            ctx.save_for_backward(*_gradients(swept, frames, table, columns, posterior, weights, smoothing))
         ctx.mark_non_differentiable(negative)
         return (1 - smoothing) * negative + smoothing * swept.uniform, negative
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         by_frames, by_table = ctx.saved_tensors
-        return by_frames * gradients[0], by_table * gradients[0], None, None, None, None, None
+        return by_frames * gradients[0], by_table * gradients[0], None, None, None, None, None, None
 
 
 class _Swept(NamedTuple):
     log_probs: Float[Tensor, "B U C"]
     uniform: Tensor  # sum over counted frames of the mean of -log p over the vocabulary
-    by_frames: Float[Tensor, "B U D"]  # p times table
-    by_table: Float[Tensor, "V D"]  # p times frames
+    by_frames: Float[Tensor, "B U D"]  # p without the label columns times the table
+    by_table: Float[Tensor, "V D"]  # the same times the frames
 
 
 def _sweep_vocabulary(
-    frames: Tensor, table: Tensor, columns: Int[Tensor, "B C"], weights: Float[Tensor, "B U"], chunk: int
+    frames: Tensor,
+    table: Tensor,
+    columns: Int[Tensor, "B C"],
+    weights: Float[Tensor, "B U"],
+    chunk: int,
+    with_gradients: bool,
 ) -> _Swept:
     """One pass over frames x V in chunks: normalisers, label columns, and the products with the softmax."""
     B, U, _ = frames.shape
@@ -108,30 +117,40 @@ def _sweep_vocabulary(
         logits = h[part] @ table.T
         normalisers[part], p = softmax_rows(logits, w[part])
         log_probs[part] = logits.gather(-1, column_of[part]).to(w.dtype) - normalisers[part, None]
-        by_frames[part] = p @ table
-        by_table += p.T @ h[part]
-    mean_logits = h @ table.mean(0)
+        if with_gradients:
+            p.scatter_(-1, column_of[part], 0)
+            by_frames[part] = p @ table
+            by_table += p.T @ h[part]
+    mean_logits = h.to(w.dtype) @ table.to(w.dtype).mean(0)
     uniform = ((normalisers - mean_logits) * w).sum()
     return _Swept(log_probs.unflatten(0, (B, U)), uniform, by_frames.unflatten(0, (B, U)), by_table)
 
 
-def _subtract_targets(
+def _gradients(
     swept: _Swept,
     frames: Tensor,
     table: Tensor,
     columns: Int[Tensor, "B C"],
-    soft: Float[Tensor, "B U C"],
+    posterior: Float[Tensor, "B U C"],
     weights: Float[Tensor, "B U"],
     smoothing: float,
 ) -> tuple[Tensor, Tensor]:
-    """From the products with p to the gradients: take off the soft targets, which are sparse or uniform."""
+    """Complete the products with p to the gradients by frames and table: label columns, then the uniform part."""
     V, dtype = table.shape[0], weights.dtype
     wide, label_rows = frames.to(dtype), table[columns].to(dtype)  # [B U D], [B C D]
-    by_frames = swept.by_frames.to(dtype) - soft @ label_rows
+    p = swept.log_probs.exp() * weights[:, :, None] * _is_first_of_its_kind(columns)[:, None, :]
+    difference = p - (1 - smoothing) * posterior
+    by_frames = swept.by_frames.to(dtype) + difference @ label_rows
     by_frames -= smoothing * weights[:, :, None] * table.to(dtype).mean(0)
     by_table = swept.by_table - smoothing / V * (wide * weights[:, :, None]).sum((0, 1))
-    by_table.index_add_(0, columns.flatten(), (soft.transpose(1, 2) @ wide).flatten(0, 1), alpha=-1)
+    by_table.index_add_(0, columns.flatten(), (difference.transpose(1, 2) @ wide).flatten(0, 1))
     return by_frames.to(frames.dtype), by_table.to(table.dtype)
+
+
+def _is_first_of_its_kind(columns: Int[Tensor, "B C"]) -> Bool[Tensor, "B C"]:
+    """A label that a sentence has twice has two columns here but one probability, which must count once."""
+    equal = columns[:, :, None] == columns[:, None, :]  # [B C C]
+    return ~equal.tril(-1).any(-1)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

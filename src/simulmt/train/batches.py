@@ -108,9 +108,9 @@ class BatchPlan:
         """Sort by source length, then roughly by target length, then at random: one integer key for all three."""
         random = np.random.default_rng((self._seed, epoch))
         key = self._source_lengths.astype(np.int64) << 44
-        key |= (self._target_lengths.astype(np.int64) // TARGET_BUCKET) << 32
+        key |= np.minimum(self._target_lengths.astype(np.int64) // TARGET_BUCKET, 0xFFF) << 32
         key |= random.integers(0, 1 << 32, len(key), dtype=np.int64)
-        self._rows = np.argsort(key)
+        self._rows = np.argsort(key, kind="stable")  # or equal keys would fall differently on another processor
         self._order = random.permutation(self.batches_per_epoch)
         self._epoch = epoch
 

@@ -1,7 +1,7 @@
 """Checkpoints that survive a kill at any moment.
 
-A checkpoint is a directory `update-000001000/` with `tensors.safetensors` and `state.json`, which holds the tensors'
-checksum. It is written under a temporary name, synced, and renamed, so under its real name it is whole or absent.
+A checkpoint is a directory `update-000001000/` with `tensors.safetensors` and `state.json`, which holds the checksum of
+both. It is written under a temporary name, synced, and renamed, so under its real name it is whole or absent.
 Since every batch and every random draw is a function of the update number, there is little state: weights,
 optimiser moments, averaged weights and a few numbers.
 """
@@ -24,6 +24,7 @@ from torch import Tensor
 from simulmt.errors import CheckpointError
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
+WRITING = ".writing"  # one name, so that what a kill leaves behind is found and removed
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,13 @@ class CheckpointFolder:
 
     def save(self, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Write a checkpoint; on any failure the earlier ones are untouched and nothing half-written stays."""
-        temporary = self.folder / f".writing-{os.getpid()}"
+        temporary = self.folder / WRITING
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             safetensors.torch.save_file(dict(tensors), temporary / TENSORS)
-            record = {**state, "update": update, "sha256": _sha256(temporary / TENSORS)}
+            record = {**state, "update": update}
+            record["sha256"] = _checksum(temporary / TENSORS, record)
             (temporary / STATE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             for path in (temporary / TENSORS, temporary / STATE, temporary):
                 _sync(path)
@@ -67,28 +69,43 @@ class CheckpointFolder:
             ) from None
 
     def load_latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint that is whole; damaged newer ones are reported and passed over."""
-        for update in reversed(self.updates()):
+        """The newest checkpoint that is whole, None if there is none at all; damaged newer ones are passed over."""
+        updates = self.updates()
+        for update in reversed(updates):
             try:
                 return self.load(update)
             except CheckpointError as error:
                 warn(f"{error}; going back to the checkpoint before it")
+        if updates:
+            raise CheckpointError(f"{self.folder}: every checkpoint is damaged; to start anew, remove the directory")
         return None
+
+    def whole(self, updates: list[int], warn: Callable[[str], None]) -> list[int]:
+        """Those of some updates whose checkpoints can be read, at least one; the others are reported."""
+        found = []
+        for update in updates:
+            try:
+                found.append(self.load(update).update)
+            except CheckpointError as error:
+                warn(f"{error}; going on without it")
+        if not found:
+            raise CheckpointError(f"{self.folder}: none of the best checkpoints is left, of updates {updates}")
+        return found
 
     def load(self, update: int) -> Checkpoint:
         """One checkpoint, checked against its checksum."""
         path = self.path(update)
         try:
             state = json.loads((path / STATE).read_text(encoding="utf-8"))
-            if _sha256(path / TENSORS) != state["sha256"]:
-                raise CheckpointError(f"{path / TENSORS}: damaged (checksum differs)")
+            if _checksum(path / TENSORS, state) != state["sha256"]:
+                raise CheckpointError(f"{path}: damaged (checksum differs)")
             return Checkpoint(update, safetensors.torch.load_file(path / TENSORS), state)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{path}: damaged ({error})") from None
 
     def updates(self) -> list[int]:
         """The update numbers of all checkpoints, oldest first."""
-        return sorted(int(path.name.removeprefix("update-")) for path in self.folder.glob("update-*"))
+        return sorted(int(path.name.removeprefix("update-")) for path in self.folder.glob("update-" + "[0-9]" * 9))
 
     def prune(self, needed: set[int]) -> None:
         """Remove all but the last few and the needed ones."""
@@ -111,9 +128,12 @@ def average(folder: CheckpointFolder, updates: list[int], prefix: str) -> dict[s
     return {name: tensor / len(updates) for name, tensor in total.items()}
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _checksum(tensors: Path, state: Mapping[str, Any]) -> str:
+    """Over the tensors' bytes and all of the state but the checksum itself."""
+    with tensors.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    digest.update(json.dumps({**state, "sha256": None}, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -37,7 +37,6 @@ Array = NDArray[Any]
 
 OPSET = 21
 IR_VERSION = 10
-CONTRIBUTED = "com.microsoft"  # operators that onnxruntime has beyond ONNX
 MAPPED_FROM = 1024  # bytes; larger tensors go into the weights file, which onnxruntime maps into memory
 
 # A processor without VNNI adds two products of bytes in 16 bits: 255 * 63 * 2 fits there, 255 * 127 * 2 does not.
@@ -94,9 +93,9 @@ class Graph:
         self._tensors.append(numpy_helper.from_array(np.asarray(value, order="C"), name))
         return name
 
-    def add(self, operator: str, *inputs: str, name: str = "", domain: str = "", **attributes: Any) -> str:
+    def add(self, operator: str, *inputs: str, name: str = "", **attributes: Any) -> str:
         name = name or self._new_name()
-        self._nodes.append(helper.make_node(operator, inputs, [name], domain=domain, **attributes))
+        self._nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
 
     def split(self, x: str, parts: int, axis: int, sizes: Sequence[str] = ()) -> list[str]:
@@ -131,8 +130,9 @@ class Graph:
         # In a row of zeros 0 / 0 becomes some byte; its product is multiplied by 0 again below.
         rows = self.add("QuantizeLinear", self.add("Div", x, largest), step, zero_point)
         codes, scales = quantise(weight, WEIGHT_LEVELS)
-        factors = (rows, self.constant(codes.T), step, self.constant(scales), zero_point)
-        return self.add("Mul", self.add("MatMulIntegerToFloat", *factors, domain=CONTRIBUTED), largest)
+        sums = self.add("MatMulInteger", rows, self.constant(codes.T), zero_point)
+        y = self.add("Mul", self.add("Cast", sums, to=TensorProto.FLOAT), self.constant(scales / np.float32(levels)))
+        return self.add("Mul", y, largest)
 
     def embed(self, embedding: Embedding, tokens: str, positions: str, longest: int) -> str:
         """Token embeddings times sqrt(D) plus positions, [B N D]."""
@@ -207,7 +207,7 @@ class Graph:
         never, once = np.zeros((2, V), dtype=np.float32)
         never[list(forbidden)] = -np.inf
         once[held] = -1
-        penalty = self.input("penalty", TensorProto.FLOAT, ["B", 1, 1, 1])
+        penalty = self.input("penalty", TensorProto.FLOAT, ["B", "N", 1, 1])
         change = self.add("Mul", self.constant(once), penalty)
         if forbidden:
             change = self.add("Add", self.constant(never), change)
@@ -217,8 +217,8 @@ class Graph:
     def save(self, path: Path) -> None:
         """Write the graph, and beside it its weights, which the runtime maps into memory."""
         graph = helper.make_graph(self._nodes, path.stem, self._inputs, self._outputs, self._tensors)
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIBUTED, 1)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="simulmt")
+        opset = helper.make_opsetid("", OPSET)
+        model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="simulmt")
         weights = f"{path.stem}.weights"
         onnx.save_model(model, str(path), save_as_external_data=True, location=weights, size_threshold=MAPPED_FROM)
 

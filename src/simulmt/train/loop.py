@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,8 @@ class Outcome:
     status: Literal["finished", "stopped"]
     update: int
     score: float | None
-    model: Path | None
+    model: Path | None = None
+    signal: int | None = None  # what stopped it, if it was a signal
 
 
 def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) -> Outcome:
@@ -56,13 +56,13 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     settings = config.training
     dataset = Dataset.open(config.data)
     system = system_of(config, dataset)
-    torch.manual_seed(settings.seed)
-    model = build_model(system)
-    if config.init is not None:
-        initialise_from(model, config.init)
-    state = RunState.start(model.to(world.device).train(), settings)
     checkpoints = CheckpointFolder(directory / "checkpoints")
     newest = checkpoints.load_latest(monitor.warn)
+    torch.manual_seed(settings.seed)
+    model = build_model(system)
+    if newest is None and config.init is not None:
+        initialise_from(model, config.init)
+    state = RunState.start(model.to(world.device).train(), settings)
     if newest is not None:
         state.restore(newest)
     progress = state.progress
@@ -74,34 +74,39 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     objective = world.distribute(_Objective(model, settings.smoothing))
     monitor.start(progress.update, settings.max_updates, model, plan)
 
-    with _stop_requests(settings.max_minutes) as must_stop:
+    with _StopRequests(settings.max_minutes) as stop:
         while progress.update < settings.max_updates and not _out_of_patience(progress, settings):
             update = progress.update + 1
             numbers = range((update - 1) * batches + world.rank, update * batches, world.size)
             totals, timing = _accumulate(objective, store, plan, numbers, config, world)
-            totals[-1] = must_stop()  # travels with the sums, so that all processes stop together
-            loss, likelihood, tokens, skipped, stopping = world.sum(totals).tolist()
-            norm = _apply_update(state, update, loss / max(tokens, 1.0), world.size / max(tokens, 1.0), settings)
+            # The wish to stop travels with the sums, so that all processes stop together.
+            totals[4:] = torch.tensor([stop.out_of_time(), stop.signal is not None])
+            loss, likelihood, tokens, skipped, out_of_time, interrupted = world.sum(totals).tolist()
+            per_token = loss / tokens if tokens else math.nan  # no sentence could be aligned
+            norm = _apply_update(state, update, per_token, world.size / max(tokens, 1.0), settings)
             progress.update = update
             progress.skipped_sentences += int(skipped)
             rate = learning_rate(update, settings)
             monitor.update(UpdateReport(update, loss, likelihood, tokens, norm, rate, **timing), progress)
 
-            validating = update % settings.validate_every == 0 or update == settings.max_updates
+            validating = update % settings.validate_every == 0 or update == settings.max_updates or out_of_time
             if validating:
                 with state.averaged_weights():
                     scores = _validate(model, dev, dataset, config, world)
                 progress.scores[str(update)] = sum(scores.values()) / len(scores)
                 monitor.validation(update, scores, max(progress.scores.values()))
-            if (validating or stopping) and world.is_first:
+            if (validating or interrupted) and world.is_first:
                 checkpoints.save(update, state.tensors(), state.facts())
                 checkpoints.prune(set(progress.best(settings.keep_best)))
-            if stopping:
+            if interrupted:
                 monitor.stopped(update)
-                return Outcome("stopped", update, max(progress.scores.values(), default=None), None)
+                return Outcome("stopped", update, max(progress.scores.values(), default=None), signal=stop.signal)
+            if out_of_time:
+                break
 
     world.wait()  # until the last checkpoint is written
-    outcome = _choose_final(state, checkpoints, dev, dataset, system, config, directory, world)
+    best = checkpoints.whole(progress.best(settings.keep_best), monitor.warn)
+    outcome = _choose_final(best, state, checkpoints, dev, dataset, system, config, directory, world)
     monitor.finish(outcome.update, outcome.score, outcome.model)
     return outcome
 
@@ -162,8 +167,8 @@ class _Objective(nn.Module):
 def _accumulate(
     objective: nn.Module, store: DeviceStore, plan: BatchPlan, numbers: range, config: RunConfig, world: World
 ) -> tuple[Tensor, dict[str, float]]:
-    """Add up the gradients of this process's batches; return sums of loss, likelihood, tokens, skipped, 0."""
-    totals = torch.zeros(5, dtype=torch.float64, device=world.device)
+    """Add up the gradients of this process's batches; the sums of loss, likelihood, tokens, skipped, and two zeros."""
+    totals = torch.zeros(6, dtype=torch.float64, device=world.device)
     timing = {"source_tokens": 0.0, "data_seconds": 0.0}
     for number in numbers:
         begun = time.perf_counter()
@@ -186,7 +191,7 @@ def _apply_update(state: RunState, update: int, loss: float, scale: float, setti
     progress = state.progress
     gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
     norm = float(nn.utils.get_total_norm(gradients)) * scale
-    if math.isfinite(norm) and not loss > EXPLOSION * progress.average_loss:
+    if math.isfinite(norm) and math.isfinite(loss) and loss <= EXPLOSION * progress.average_loss:
         torch._foreach_mul_(gradients, scale * min(1.0, settings.clip_norm / (norm + 1e-6)))
         state.step(learning_rate(update, settings), settings.ema_decay)
         progress.took_step(loss)
@@ -194,9 +199,10 @@ def _apply_update(state: RunState, update: int, loss: float, scale: float, setti
         progress.skipped_step()
     state.optimizer.zero_grad(set_to_none=True)
     if progress.skipped_in_a_row > settings.max_skipped:
+        diverged, too_long = "training has diverged: lower training.learning_rate", "no target fits: raise model.mu"
         raise TrainingError(
             f"update {update}: {progress.skipped_in_a_row} updates in a row were skipped (loss {loss:.3g}, gradient "
-            f"norm {norm:.3g}): training has diverged; lower training.learning_rate and start a new run"
+            f"norm {norm:.3g}); {diverged if norm else too_long} and start a new run"
         )
     return norm
 
@@ -216,6 +222,7 @@ def _validate(
 
 
 def _choose_final(
+    best: list[int],
     state: RunState,
     checkpoints: CheckpointFolder,
     dev: DeviceStore,
@@ -226,7 +233,6 @@ def _choose_final(
     world: World,
 ) -> Outcome:
     """Write final/: the best checkpoint or the average of the best few, whichever validates better."""
-    best = state.progress.best(config.training.keep_best)
     candidates = {"best": best[:1], "average of the best": best}
     scores, weights = {}, {}
     for name, updates in candidates.items():
@@ -244,19 +250,28 @@ def _choose_final(
 
 
 def _out_of_patience(progress: Progress, settings: TrainingConfig) -> bool:
-    best = progress.best(1)
-    return bool(best) and progress.update - best[0] >= settings.patience
+    best = max(progress.scores.values(), default=None)
+    reached = [int(update) for update, score in progress.scores.items() if score == best]
+    return bool(reached) and progress.update - min(reached) >= settings.patience
 
 
-@contextmanager
-def _stop_requests(max_minutes: float) -> Iterator[Any]:
-    """Collect SIGTERM and Ctrl-C instead of dying from them; the loop asks after each update whether to stop."""
-    received: list[int] = []
-    deadline = time.monotonic() + 60 * max_minutes if max_minutes > 0 else math.inf
-    signals = (signal.SIGTERM, signal.SIGINT)
-    previous = [signal.signal(each, lambda number, _frame: received.append(number)) for each in signals]
-    try:
-        yield lambda: bool(received) or time.monotonic() > deadline
-    finally:
-        for each, handler in zip(signals, previous, strict=True):
+class _StopRequests:
+    """Collects SIGTERM and Ctrl-C instead of dying from them; the loop asks after each update whether to stop."""
+
+    def __init__(self, max_minutes: float) -> None:
+        self.signal: int | None = None
+        self._deadline = time.monotonic() + 60 * max_minutes if max_minutes > 0 else math.inf
+
+    def out_of_time(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def __enter__(self) -> Self:
+        self._previous = {each: signal.signal(each, self._receive) for each in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each, handler in self._previous.items():
             signal.signal(each, handler)
+
+    def _receive(self, number: int, _frame: object) -> None:
+        self.signal = number

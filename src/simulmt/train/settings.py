@@ -33,7 +33,7 @@ class TrainingConfig:
     seed: int = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
-    max_minutes: float = 0.0  # above 0: checkpoint and stop after so long, to be resumed
+    max_minutes: float = 0.0  # above 0: finish after so long; the next call goes on for as long again
 
     def __post_init__(self) -> None:
         for name in ("batch_tokens", "update_tokens", "max_updates", "validate_every", "keep_best", "max_skipped"):

@@ -84,8 +84,10 @@ class RunState:
             return
         own = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
         self.model.load_state_dict(self.moving_average)
-        yield
-        self.model.load_state_dict(own)
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(own)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint stores, by name."""

@@ -86,8 +86,10 @@ def translator_of(model: nn.Module) -> Translator:
 def initialise_from(model: nn.Module, directory: Path) -> None:
     """Start from another trained model: every weight the two share, and all the shared part must fit."""
     other, _ = load_model(directory)
+    if type(model) is not type(other):
+        model, other = translator_of(model), translator_of(other)
     try:
-        translator_of(model).load_state_dict(translator_of(other).state_dict())
+        model.load_state_dict(other.state_dict())
     except RuntimeError as error:
         detail = str(error).splitlines()[1].strip()
         raise CheckpointError(f"{directory}: cannot initialise from a model of other sizes: {detail}") from None
@@ -95,13 +97,16 @@ def initialise_from(model: nn.Module, directory: Path) -> None:
 
 def save_model(model: nn.Module, config: SystemConfig, directory: Path, facts: Mapping[str, Any]) -> None:
     """Write a trained model; `facts` (scores, data, commit) are stored beside its configuration."""
-    directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    safetensors.torch.save_file(tensors, directory / "model.safetensors")
     description = {"format": 1, "config": as_table(config), **facts}
-    (directory / "model.json").write_text(
-        json.dumps(description, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        safetensors.torch.save_file(tensors, directory / "model.safetensors")
+        (directory / "model.json").write_text(
+            json.dumps(description, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{directory}: cannot write the model: {error}") from None
 
 
 def load_model(directory: Path) -> tuple[nn.Module, SystemConfig]:
@@ -111,12 +116,12 @@ def load_model(directory: Path) -> tuple[nn.Module, SystemConfig]:
     try:
         description = json.loads((directory / "model.json").read_text(encoding="utf-8"))
         tensors = safetensors.torch.load_file(directory / "model.safetensors")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename}: no trained model here; a finished run has one in final/") from None
-    except (json.JSONDecodeError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{directory}: damaged model: {error}") from None
-    config = build(SystemConfig, description["config"], str(directory / "model.json"))
-    with torch.device("meta"):
-        model = build_model(config)
-    model.load_state_dict(tensors, assign=True)
+        config = build(SystemConfig, description["config"], str(directory / "model.json"))
+        with torch.device("meta"):
+            model = build_model(config)
+        model.load_state_dict(tensors, assign=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{directory}: no trained model here; a finished run has one in final/") from None
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{directory}: damaged model: {str(error).splitlines()[0]}") from None
     return model.eval(), config

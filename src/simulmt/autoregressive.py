@@ -1,0 +1,147 @@
+"""How an encoder-decoder decodes: wait-k, writing while it reads, or full-sentence, writing at the end.
+
+Axis letters: B rows (sentences), N positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from simulmt.bundle import Bundle
+from simulmt.decoding import ROWS, Due, Sentence, Written, batches, last_tokens
+from simulmt.engine import Array, Caches, GraphRunner, Slot
+from simulmt.search import BeamSearch, log_softmax
+from simulmt.text import END, START
+
+ENCODED = 512  # positions that the encoder takes in one call, over all its rows
+NEVER = 1e9  # a penalty that no score outweighs
+
+
+class Row(NamedTuple):
+    """A translation to be continued by a token."""
+
+    slot: Slot
+    last: int
+    due: Due
+
+
+class Seq2SeqSentence(Sentence):
+    """Its positions are target tokens; when the source ends, one after the other is due until the model writes END."""
+
+    def __init__(self, beam: int) -> None:
+        super().__init__()
+        self.beam = beam
+        self.last = START
+        self._ended = False
+
+    @property
+    def is_due(self) -> bool:
+        return not self._ended and (self.closed or bool(self.due))
+
+    @property
+    def longest(self) -> int:
+        """How many tokens its translation may have."""
+        return longest_translation(len(self.tokens))
+
+    def next_due(self) -> Due:
+        if not self.due:
+            self._plan(len(self.tokens), delay=0)
+        return self.due.popleft()
+
+    def write(self, symbol: int, due: Due) -> Written:
+        """Take the next target token."""
+        self.last = symbol
+        self._ended = symbol == END or (self.closed and due.position + 1 == self.longest)
+        return self._written([symbol], due)
+
+    def write_all(self, tokens: list[int], due: Due) -> Written:
+        """Take the whole translation."""
+        self._ended = True
+        return self._written(tokens, due)
+
+    def _plan_rest(self, delay: int) -> None:
+        """How much is left to write only the model knows: `next_due` plans it token by token."""
+
+    def _written(self, tokens: list[int], due: Due) -> Written:
+        return Written(tokens, min(due.position, len(self.tokens) - 1), due.trigger)
+
+
+class Seq2SeqDecoder:
+    """Advances sentences by a target token each, or with a beam by the whole translation."""
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        encoder, decoder = bundle.session("encoder", threads), bundle.session("decoder", threads)
+        self._is_causal = bundle.config.kind == "wait-k"
+        self.caches = Caches([encoder, decoder])
+        self._encoder = GraphRunner(encoder, self.caches)
+        self._decoder = GraphRunner(decoder, self.caches)
+
+    def open(self, beam: int) -> Seq2SeqSentence:
+        return Seq2SeqSentence(beam)
+
+    def advance(self, sentences: Sequence[Seq2SeqSentence]) -> list[list[Written]]:
+        """Compute something for each of these sentences, all of which are due; what each of them wrote."""
+        due = {sentence: sentence.next_due() for sentence in sentences}
+        for sentence in sentences:
+            self.caches.reserve(sentence.slot, max(due[sentence].visible, due[sentence].position + 1))
+        self.read({sentence: due[sentence].visible for sentence in sentences})
+        written: dict[Seq2SeqSentence, Written] = {}
+        for batch in batches([sentence for sentence in sentences if sentence.beam == 1], lambda s: s.slot.pool):
+            rows = [Row(sentence.slot, sentence.last, due[sentence]) for sentence in batch]
+            for sentence, symbol in zip(batch, self.follow(rows, "symbols").tolist(), strict=True):
+                written[sentence] = sentence.write(symbol, due[sentence])
+        for sentence in sentences:
+            if sentence.beam > 1:
+                written[sentence] = sentence.write_all(self._search(sentence, due[sentence]), due[sentence])
+        return [[written[sentence]] for sentence in sentences]
+
+    def read(self, ends: dict[Seq2SeqSentence, int]) -> None:
+        """Put the source tokens before each end through the encoder, unless the slots, once reserved, hold them."""
+        behind = {sentence: end - sentence.cached for sentence, end in ends.items() if end > sentence.cached}
+        size = max(1, ENCODED // max(behind.values(), default=1))
+        for batch in batches(list(behind), lambda sentence: sentence.slot.pool, min(ROWS, size)):
+            N = max(behind[sentence] for sentence in batch)
+            binding = self._encoder.bind([sentence.slot for sentence in batch], N=N)
+            batch.sort(key=lambda sentence: sentence.slot.row)
+            seen = np.array([ends[sentence] for sentence in batch])
+            tokens, positions = last_tokens(batch, seen.tolist(), N)
+            binding.place("", tokens, positions)
+            binding.show("mask", positions + 1 if self._is_causal else np.repeat(seen[:, None], N, axis=1))
+            binding.run()
+            for sentence in batch:
+                sentence.cached = ends[sentence]
+
+    def follow(self, rows: Sequence[Row], output: str) -> Array:
+        """What follows the last token of each row: `symbols` [B], or `scores` [B V]."""
+        binding = self._decoder.bind([row.slot for row in rows], [output], N=1)
+        order = np.argsort([row.slot.row for row in rows])
+        positions = np.array([[rows[index].due.position] for index in order])
+        binding.place("", np.array([[rows[index].last] for index in order]), positions)
+        binding.show("mask", positions + 1)
+        binding.show("context_mask", np.array([[rows[index].due.visible] for index in order]))
+        binding.inputs["penalty"][:, :, 0, 0] = np.where(positions == 0, NEVER, 0)  # no translation is empty
+        found = binding.run()[output][:, 0, 0]
+        return found[np.argsort(order)]
+
+    def _search(self, sentence: Seq2SeqSentence, due: Due) -> list[int]:
+        """The best translation of a sentence that was read to its end, by beam search."""
+        search = BeamSearch(sentence.beam, sentence.longest)
+        slots = [sentence.slot, *(Slot() for _ in range(sentence.beam - 1))]
+        for slot in slots:
+            self.caches.reserve(slot, max(len(sentence.tokens), sentence.longest + 1))
+        while not search.is_settled:
+            position = len(search.open[0])
+            lasts = [hypothesis[-1] if hypothesis else START for hypothesis in search.open]
+            here = due._replace(position=position)
+            rows = [Row(slot, last, here) for slot, last in zip(slots, lasts, strict=False)]
+            origins = search.extend(log_softmax(self.follow(rows, "scores")))
+            self.caches.rearrange(slots, origins)
+        return search.best
+
+
+def longest_translation(source_tokens: int) -> int:
+    """How many tokens a translation may have."""
+    return int(1.2 * source_tokens) + 10

@@ -1,0 +1,70 @@
+"""The command line: one sub-command a stage.
+
+Nothing heavy is imported here or at the top of the sub-commands' modules: each handler imports what it needs, so that
+`simulmt --help` answers at once and `simulmt translate` never loads PyTorch.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 stopped by Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+from simulmt import __version__
+from simulmt.cli import training
+from simulmt.errors import ConfigError, SimulmtError
+
+app = typer.Typer(
+    name="simulmt",
+    help="Simultaneous machine translation: live, append-only, on a CPU.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+training.register(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"simulmt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    context.obj = {"debug": debug}
+
+
+def main() -> None:
+    """Run a command; an error is one line on standard error, a closed pipe or Ctrl-C no error at all."""
+    debug = "--debug" in sys.argv[1:2]
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
+    except BrokenPipeError:
+        # Nobody reads on; point standard output elsewhere so that closing it does not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except SimulmtError as error:
+        if debug:
+            raise
+        print(f"simulmt: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)

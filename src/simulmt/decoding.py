@@ -1,0 +1,177 @@
+"""How a CTC model decodes: sentences read tokens, positions become due, and many sentences advance together.
+
+What a sentence writes depends on its own tokens and delays only, never on the company it advances in.
+
+Axis letters: B rows (sentences), N positions, R tokens read, F frames, V vocabulary, C capacity of a cache.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from simulmt.bundle import Bundle
+from simulmt.engine import Array, Binding, Caches, GraphRunner, Slot
+from simulmt.search import Collapse, PrefixBeam, log_softmax
+from simulmt.text import BLANK, END, PAD
+
+ROWS = 32  # sentences in one call of a graph
+POSITIONS = 32  # positions in one call of a graph, over all its rows
+
+
+class Written(NamedTuple):
+    """Target tokens, with what made them possible."""
+
+    tokens: list[int]
+    position: int  # the source token that they stand for
+    trigger: int  # the source token that had to be read first
+
+
+class Due(NamedTuple):
+    """A position whose turn has come: a source position for CTC, a target position for wait-k."""
+
+    position: int
+    visible: int  # how many source tokens it looks at
+    trigger: int
+    delay: int
+
+
+class Sentence:
+    """One source sentence on its way through a model: position t is due once t + delay tokens were read."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.due: deque[Due] = deque()
+        self.slot = Slot()
+        self.cached = 0  # how many tokens the slot holds
+        self.closed = False
+        self._planned = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to compute."""
+        return bool(self.due)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be read or written."""
+        return self.closed and not self.is_due
+
+    def read(self, token: int, delay: int) -> None:
+        self.tokens.append(token)
+        while self._planned + delay <= len(self.tokens):
+            self._plan(self._planned + delay, delay)
+
+    def close(self, delay: int) -> None:
+        """Read END; what still waits is due now and looks at the whole sentence."""
+        self.read(END, delay)
+        self.closed = True
+        self._plan_rest(delay)
+
+    def _plan_rest(self, delay: int) -> None:
+        while self._planned < len(self.tokens):
+            self._plan(len(self.tokens), delay)
+
+    def _plan(self, visible: int, delay: int) -> None:
+        self.due.append(Due(self._planned, visible, len(self.tokens) - 1, delay))
+        self._planned += 1
+
+
+class CTCSentence(Sentence):
+    """A sentence whose frames are collapsed as they come, or searched with a prefix beam."""
+
+    def __init__(self, beam: int) -> None:
+        super().__init__()
+        self.search = PrefixBeam(beam) if beam > 1 else None
+        self._collapse = Collapse()
+
+    def write(self, frames: Array, due: Due) -> Written:
+        """What the frames of a position write: symbols [F], or with a beam their log-probabilities [F V]."""
+        if self.search is None:
+            return Written(self._collapse.push(frames.tolist()), due.position, due.trigger)
+        tokens = self.search.push(frames)
+        if self.closed and due.position == len(self.tokens) - 1:
+            tokens += self.search.finish()
+        return Written(tokens, due.position, due.trigger)
+
+
+class CTCDecoder:
+    """Advances CTC sentences: one call reads some tokens and puts some finished positions through the stack."""
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        session = bundle.session("ctc", threads)
+        self.config = bundle.config
+        self._caches = Caches([session])
+        self._graph = GraphRunner(session, self._caches)
+
+    def open(self, beam: int) -> CTCSentence:
+        return CTCSentence(beam)
+
+    def advance(self, sentences: Sequence[CTCSentence]) -> list[list[Written]]:
+        """Compute something for each of these sentences, all of which are due; what each of them wrote."""
+        for sentence in sentences:
+            self._caches.reserve(sentence.slot, len(sentence.tokens))
+        written: dict[CTCSentence, list[Written]] = {}
+        for batch in batches(sentences, lambda sentence: (sentence.slot.pool, sentence.search is None)):
+            written.update(self._step(batch))
+        return [written[sentence] for sentence in sentences]
+
+    def _step(self, batch: Sequence[CTCSentence]) -> Iterator[tuple[CTCSentence, list[Written]]]:
+        N = min(max(1, POSITIONS // len(batch)), *(len(sentence.due) for sentence in batch))
+        due = {sentence: [sentence.due.popleft() for _ in range(N)] for sentence in batch}
+        R = max(1, *(due[sentence][-1].visible - sentence.cached for sentence in batch))
+        output = "symbols" if batch[0].search is None else "scores"
+        binding = self._graph.bind([sentence.slot for sentence in batch], [output], N=N, R=R)
+        batch = sorted(batch, key=lambda sentence: sentence.slot.row)
+        self._fill(binding, batch, [due[sentence] for sentence in batch])
+        frames = binding.run()[output]
+        if output == "scores":
+            frames = self._log_probabilities(frames, binding.inputs["penalty"])
+        for sentence, rows in zip(batch, frames, strict=True):
+            sentence.cached = max(sentence.cached, due[sentence][-1].visible)
+            yield sentence, [sentence.write(*pair) for pair in zip(rows, due[sentence], strict=True)]
+
+    def _fill(self, binding: Binding, batch: Sequence[CTCSentence], due: Sequence[Sequence[Due]]) -> None:
+        R = binding.inputs["read_tokens"].shape[1]
+        binding.place("read_", *last_tokens(batch, [row[-1].visible for row in due], R))
+        tokens = [[s.tokens[d.position] for d in row] for s, row in zip(batch, due, strict=True)]
+        positions = np.array([[d.position for d in row] for row in due])
+        binding.place("", np.array(tokens), positions)
+        binding.show("read_mask", np.array([[d.visible for d in row] for row in due]))
+        binding.show("mask", positions + 1)
+        penalties = [[self.config.blank_penalty(d.delay) for d in row] for row in due]
+        binding.inputs["penalty"][:, :, 0, 0] = penalties
+
+    def _log_probabilities(self, scores: Array, penalty: Array) -> Array:
+        scores[..., BLANK] -= penalty[..., 0]
+        return log_softmax(scores)
+
+
+S = TypeVar("S", bound=Sentence)
+
+
+def batches(sentences: Sequence[S], alike: Callable[[S], Hashable], size: int = ROWS) -> Iterator[list[S]]:
+    """Sentences that can share a call, in the order of their rows, so that batches of many come again as they are."""
+    groups: defaultdict[Hashable, list[S]] = defaultdict(list)
+    for sentence in sorted(sentences, key=lambda sentence: sentence.slot.row):
+        groups[alike(sentence)].append(sentence)
+    for group in groups.values():
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
+
+
+def last_tokens(sentences: Sequence[Sentence], ends: Sequence[int], count: int) -> tuple[Array, Array]:
+    """The last `count` tokens before each end, and their positions.
+
+    A token read before is read again, to the same effect. Behind a sentence that is shorter than `count` comes padding,
+    written where nothing looks until the token that belongs there overwrites it.
+    """
+    starts = [max(0, end - count) for end in ends]
+    tokens = [
+        (sentence.tokens[start : start + count] + [PAD] * count)[:count]
+        for sentence, start in zip(sentences, starts, strict=True)
+    ]
+    return np.array(tokens), np.array(starts)[:, None] + np.arange(count)

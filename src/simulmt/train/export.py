@@ -1,0 +1,297 @@
+"""From a trained model to a bundle that runs without PyTorch; nothing is written unless the two agree.
+
+A bundle is first built in fp32 and held to the trained model number by number, which proves the graphs; an int8 bundle
+is then held to the trained model by the symbols it chooses and, where there is development text, by its BLEU.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from simulmt.autoregressive import Row, Seq2SeqDecoder, Seq2SeqSentence, longest_translation
+from simulmt.bundle import FORMAT, SOURCE, TARGET, Bundle, BundleConfig, write_description
+from simulmt.config import require
+from simulmt.decoding import CTCDecoder, CTCSentence, Due, Written
+from simulmt.engine import Array
+from simulmt.errors import BundleError
+from simulmt.model.ctc import CTCModel
+from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.search import log_softmax
+from simulmt.stream import Translator
+from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
+from simulmt.train.decode import bleu
+from simulmt.train.graph import Precision, ctc_graph, decoder_graph, encoder_graph
+
+Model = CTCModel | Seq2SeqModel
+
+TOLERANCE = 1e-4  # in log-probability, between fp32 in PyTorch and in onnxruntime
+RANDOM_SENTENCES = 8
+LONGEST_RANDOM = 48
+TOGETHER = 6  # sentences compared side by side
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """How a bundle is to run, and how far int8 may be from the trained model."""
+
+    source_language: str
+    target_language: str
+    delays: tuple[int, ...] = ()  # none for a full-sentence model
+    default_delay: int | None = None  # the first of the delays, if none is given
+    blank_penalties: tuple[float, ...] = ()
+    precision: Precision = "int8"
+    longest: int = 256
+    least_agreement: float = 0.95  # share of symbols that int8 must choose like the trained model
+    most_bleu_lost: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(0 <= self.least_agreement <= 1, f"least_agreement must be in 0..1, got {self.least_agreement}")
+
+
+class Pair(NamedTuple):
+    """The tokens of a source sentence and of a translation, each with its END."""
+
+    source: list[int]
+    target: list[int]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model in eval mode and its vocabularies."""
+
+    model: Model
+    source: Tokenizer
+    target: Tokenizer
+
+    def __post_init__(self) -> None:
+        sizes = (self.model.encoder.embedding.num_embeddings, self.model.target_embedding.num_embeddings)
+        require(
+            sizes == (self.source.size, self.target.size),
+            f"the model is for vocabularies of {sizes[0]} and {sizes[1]} pieces, "
+            f"not of {self.source.size} and {self.target.size}",
+        )
+        require(self.source.spaced, "the source vocabulary must be learnt with spaced = true")
+
+
+@torch.inference_mode()
+def export(
+    trained: Trained,
+    directory: Path,
+    config: ExportConfig,
+    card: str = "",
+    development: Sequence[tuple[str, str]] = (),
+) -> BundleConfig:
+    """Write a bundle; `card` (data, scores, licences) is added to its README, `development` is (source, reference)."""
+    if directory.exists():
+        raise BundleError(f"{directory}: exists already; remove it or export to another place")
+    draft = directory.with_name(f"{directory.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        described = _export_checked(trained, draft, config, card, development)
+        draft.joinpath(config.precision).rename(directory)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return described
+
+
+def _export_checked(
+    trained: Trained, draft: Path, config: ExportConfig, card: str, development: Sequence[tuple[str, str]]
+) -> BundleConfig:
+    described = _describe(trained.model, config)
+    exact = _write(trained, draft / "fp32", replace(described, precision="fp32"))
+    checks = _check_fp32(trained, exact)
+    if config.precision == "int8":
+        small = _write(trained, draft / "int8", described)
+        checks |= _check_int8(trained, exact, small, config, development)
+    described = replace(described, checks=checks)
+    write_description(draft / config.precision, described, _card(described, card))
+    return described
+
+
+def _describe(model: Model, config: ExportConfig) -> BundleConfig:
+    if isinstance(model, CTCModel):
+        kind, mu = "ctc", model.mu
+    else:
+        kind, mu = "wait-k" if model.encoder.causal else "full-sentence", 1
+    default = config.delays[0] if config.default_delay is None and config.delays else config.default_delay
+    return BundleConfig(
+        format=FORMAT,
+        kind=kind,  # type: ignore[arg-type]
+        source_language=config.source_language,
+        target_language=config.target_language,
+        precision=config.precision,
+        longest=config.longest,
+        mu=mu,
+        delays=config.delays,
+        default_delay=default,
+        blank_penalties=config.blank_penalties,
+    )
+
+
+def _write(trained: Trained, directory: Path, described: BundleConfig) -> Bundle:
+    """A bundle with no card yet."""
+    directory.mkdir(parents=True)
+    (directory / SOURCE).write_bytes(trained.source.model)
+    (directory / TARGET).write_bytes(trained.target.model)
+    model, longest, precision = trained.model, described.longest, described.precision
+    if isinstance(model, CTCModel):
+        ctc_graph(model, longest, precision).save(directory / "ctc.onnx")
+    else:
+        encoder_graph(model, longest, precision).save(directory / "encoder.onnx")
+        decoder_graph(model, longest_translation(longest) + 1, precision).save(directory / "decoder.onnx")
+    write_description(directory, described, card="")
+    return Bundle(directory)
+
+
+def _check_fp32(trained: Trained, bundle: Bundle) -> dict[str, Any]:
+    """Hold every log-probability of some random streams to the trained model's."""
+    largest = 0.0
+    for delay in bundle.config.delays or (None,):
+        for expected, found in _log_probabilities(trained, bundle, _random_pairs(trained, bundle), delay):
+            largest = max(largest, float(np.abs(expected - found).max()))
+    if not largest <= TOLERANCE:
+        raise BundleError(f"export refused: onnxruntime is {largest:.1e} off the trained model, more than {TOLERANCE}")
+    return {"fp32_largest_difference": largest}
+
+
+def _check_int8(
+    trained: Trained, exact: Bundle, small: Bundle, config: ExportConfig, development: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """Hold the symbols that int8 chooses, and its BLEU on development text, to those of full precision."""
+    delay = small.config.default_delay
+    pairs = _encoded(trained, development, config.longest) or _random_pairs(trained, small)
+    compared = _log_probabilities(trained, small, pairs, delay)
+    alike = np.concatenate([expected.argmax(-1) == found.argmax(-1) for expected, found in compared])
+    agreement = float(alike.mean())
+    if agreement < config.least_agreement:
+        raise BundleError(
+            f"export refused: int8 chooses {agreement:.1%} of the symbols like the trained model, "
+            f"less than {config.least_agreement:.1%}; export in fp32"
+        )
+    checks: dict[str, Any] = {"int8_agreement": agreement, "int8_symbols_compared": len(alike)}
+    return checks | _check_bleu(trained, exact, small, config, development) if development else checks
+
+
+def _check_bleu(
+    trained: Trained, exact: Bundle, small: Bundle, config: ExportConfig, development: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    sources, references = zip(*development, strict=True)
+    scores = {}
+    for name, bundle in (("fp32", exact), ("int8", small)):
+        hypotheses = Translator(bundle).translate("\n".join(sources)).split("\n")
+        scores[name] = bleu(hypotheses, references, trained.target)
+    lost = scores["fp32"] - scores["int8"]
+    if lost > config.most_bleu_lost:
+        raise BundleError(
+            f"export refused: int8 loses {lost:.2f} BLEU on the development text, "
+            f"more than {config.most_bleu_lost}; export in fp32"
+        )
+    return {f"{name}_bleu": score for name, score in scores.items()}
+
+
+def _encoded(trained: Trained, development: Sequence[tuple[str, str]], longest: int) -> list[Pair]:
+    return [
+        Pair([*trained.source.encode(source)[: longest - 1], END], [*trained.target.encode(reference)[:longest], END])
+        for source, reference in development
+    ]
+
+
+def _random_pairs(trained: Trained, bundle: Bundle) -> list[Pair]:
+    generator = np.random.default_rng(0)
+
+    def sentence(vocabulary: int) -> list[int]:
+        length = generator.integers(1, min(bundle.config.longest, LONGEST_RANDOM))
+        return [*generator.integers(len(SPECIAL_SYMBOLS), vocabulary, length).tolist(), END]
+
+    return [Pair(sentence(trained.source.size), sentence(trained.target.size)) for _ in range(RANDOM_SENTENCES)]
+
+
+def _log_probabilities(
+    trained: Trained, bundle: Bundle, pairs: Sequence[Pair], delay: int | None
+) -> Iterator[tuple[Array, Array]]:
+    """Of each sentence, the log-probabilities of all symbols by the trained model and by the bundle."""
+    if isinstance(trained.model, CTCModel):
+        assert delay is not None, "a CTC model has a delay"
+        return _ctc_log_probabilities(trained.model, CTCDecoder(bundle, threads=0), pairs, delay)
+    return _seq2seq_log_probabilities(trained.model, Seq2SeqDecoder(bundle, threads=0), pairs, delay)
+
+
+def _ctc_log_probabilities(
+    model: CTCModel, decoder: CTCDecoder, pairs: Sequence[Pair], delay: int
+) -> Iterator[tuple[Array, Array]]:
+    for start in range(0, len(pairs), TOGETHER):
+        group = [pair.source for pair in pairs[start : start + TOGETHER]]
+        for tokens, found in zip(group, _ctc_found(decoder, group, delay), strict=True):
+            logits = model(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay)[0]
+            logits[:, BLANK] -= decoder.config.blank_penalty(delay)
+            yield logits.log_softmax(-1).numpy(), found
+
+
+def _seq2seq_log_probabilities(
+    model: Seq2SeqModel, decoder: Seq2SeqDecoder, pairs: Sequence[Pair], delay: int | None
+) -> Iterator[tuple[Array, Array]]:
+    for source, target in pairs:
+        logits = model(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([target]), delay)[0]
+        yield logits.log_softmax(-1).numpy(), _seq2seq_found(decoder, source, target, delay)
+
+
+class _Recorded(CTCSentence):
+    """A sentence that writes nothing and keeps the log-probabilities of its frames."""
+
+    def __init__(self) -> None:
+        super().__init__(beam=2)  # with a beam the decoder hands out log-probabilities
+        self.frames: list[Array] = []
+
+    def write(self, frames: Array, due: Due) -> Written:
+        self.frames.append(frames.copy())
+        return Written([], due.position, due.trigger)
+
+
+def _ctc_found(decoder: CTCDecoder, sentences: Sequence[Sequence[int]], delay: int) -> list[Array]:
+    """By the runtime, all sentences side by side and token by token."""
+    recorded = [_Recorded() for _ in sentences]
+    for index in range(max(map(len, sentences))):
+        for sentence, tokens in zip(recorded, sentences, strict=True):
+            if index + 1 < len(tokens):
+                sentence.read(tokens[index], delay)
+            elif not sentence.closed:
+                sentence.close(delay)
+        while due := [sentence for sentence in recorded if sentence.is_due]:
+            decoder.advance(due)
+    return [np.concatenate(sentence.frames) for sentence in recorded]
+
+
+def _seq2seq_found(decoder: Seq2SeqDecoder, tokens: Sequence[int], target: Sequence[int], delay: int | None) -> Array:
+    """By the runtime, forced to write `target`."""
+    sentence = Seq2SeqSentence(beam=1)
+    sentence.tokens = list(tokens)
+    decoder.caches.reserve(sentence.slot, max(len(tokens), len(target)))
+    found = []
+    for position, last in enumerate([START, *target[:-1]]):
+        visible = min(len(tokens), position + delay) if delay else len(tokens)
+        decoder.read({sentence: visible})
+        row = Row(sentence.slot, last, Due(position, visible, visible - 1, delay or 0))
+        found.append(log_softmax(decoder.follow([row], "scores")))
+    return np.concatenate(found)
+
+
+def _card(described: BundleConfig, text: str) -> str:
+    """The model card: what is known of the bundle itself, then what the caller says of data, scores and licences."""
+    delays = ", ".join(map(str, described.delays)) or "none: it waits for the end of each sentence"
+    lines = [
+        f"# {described.source_language} to {described.target_language}, {described.kind}",
+        "",
+        f"A model for [simulmt](https://pypi.org/project/simulmt), {described.precision}.",
+        "",
+        f"- delays: {delays}",
+        f"- longest sentence: {described.longest} source pieces",
+        *(f"- {name.replace('_', ' ')}: {value:.6g}" for name, value in described.checks.items()),
+    ]
+    return "\n".join(lines) + "\n" + (f"\n{text.strip()}\n" if text.strip() else "")

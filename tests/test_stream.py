@@ -1,0 +1,354 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import DELAYS, LONGEST, collapse, facts, joined, penalty_of, reference, trained, translator
+
+from simulmt.bundle import Kind
+from simulmt.errors import StreamError
+from simulmt.model.ctc import CTCModel
+from simulmt.segment import ends_sentence
+from simulmt.stream import Commit, Lag, StreamState, Translator
+from simulmt.text import BLANK, END, Tokenizer, split_words
+from simulmt.train.export import Trained
+
+SYSTEMS: list[tuple[Kind, str]] = [
+    ("ctc", "fp32"),
+    ("ctc", "int8"),
+    ("wait-k", "fp32"),
+    ("wait-k", "int8"),
+    ("full-sentence", "fp32"),
+    ("full-sentence", "int8"),
+]
+WORDS = "the old bridge over river wind's closed, driver 河 大 (frozen) 10:45 Mr. window!? end. 。 \u00ad x".split()
+texts = st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join)
+delays = st.sampled_from(DELAYS)
+fuzz = settings(max_examples=25, deadline=None)
+
+
+@pytest.fixture(scope="session")
+def networks(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[Kind, Trained]:
+    kinds: tuple[Kind, ...] = ("ctc", "wait-k", "full-sentence")
+    return {kind: trained(kind, source_tokenizer, target_tokenizer) for kind in kinds}
+
+
+@pytest.fixture(scope="session")
+def translators(
+    networks: dict[Kind, Trained], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Translator]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return {
+        (kind, precision): translator(networks[kind], kind, precision, folder)  # type: ignore[arg-type]
+        for kind, precision in SYSTEMS
+    }
+
+
+@pytest.fixture(scope="session")
+def ctc(translators: dict[tuple[str, str], Translator]) -> Translator:
+    return translators["ctc", "fp32"]
+
+
+def delay_for(system: tuple[str, str], delay: int) -> int | None:
+    return None if system[0] == "full-sentence" else delay
+
+
+def at_once(model: Translator, text: str, delay: int | None, beam: int = 1) -> list[Commit]:
+    stream = model.stream(delay, beam)
+    return stream.push(text) + stream.finish()
+
+
+def sentences_of(text: str, tokenizer: Tokenizer) -> list[str]:
+    """The sentences that a stream is to make of a text, by the definition of where they end."""
+    sentences, words = list[str](), list[str]()
+    for word in split_words(text):
+        words.append(word)
+        read = sum(len(tokenizer.encode_word(before)) for before in words[:-1])
+        if ends_sentence(word, "en", is_first=read == 0):
+            sentences.append(" ".join(words))
+            words = []
+    return [sentence for sentence in [*sentences, " ".join(words)] if tokenizer.encode(sentence)]
+
+
+class TestAgainstPyTorch:
+    @given(text=texts, delay=delays)
+    @fuzz
+    def test_whole_sentences(
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], text: str, delay: int
+    ) -> None:
+        for kind, network in networks.items():
+            k = delay_for((kind, ""), delay)
+            sentences = [s for s in sentences_of(text, network.source) if len(network.source.encode(s)) < LONGEST]
+            commits = [at_once(translators[kind, "fp32"], sentence, k) for sentence in sentences]
+            assert [joined(c) for c in commits] == [reference(network, sentence, k) for sentence in sentences]
+
+    @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
+    @fuzz
+    def test_steps_with_changing_delays(
+        self, ctc: Translator, networks: dict[Kind, Trained], text: str, changes: list[int], every: int
+    ) -> None:
+        """The delay changes every few words, in the stream as in the network's own `step`."""
+        words = [word for word in split_words(text) if not ends_sentence(word, "en")][:12]
+        schedule = [changes[index // every % len(changes)] for index in range(len(words))]
+        stream, written = ctc.stream(schedule[0] if schedule else 1), ""
+        for word, delay in zip(words, schedule, strict=True):
+            stream.set_delay(delay)
+            written += joined(stream.push(f"{word} "))
+        assert written + joined(stream.finish()) == by_steps(networks["ctc"], words, schedule)
+
+    @given(text=texts, beam=st.integers(2, 3))
+    @settings(max_examples=10, deadline=None)
+    def test_beam_search_of_whole_sentences(
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], text: str, beam: int
+    ) -> None:
+        network = networks["full-sentence"]
+        sentences = [s for s in sentences_of(text, network.source) if len(network.source.encode(s)) < LONGEST][:2]
+        for sentence in sentences:
+            found = joined(at_once(translators["full-sentence", "fp32"], sentence, None, beam))
+            assert found == reference(network, sentence, None, beam)
+
+
+@torch.inference_mode()
+def by_steps(network: Trained, words: Sequence[str], schedule: Sequence[int]) -> str:
+    model = network.model
+    assert isinstance(model, CTCModel)
+    state, frames = model.encoder.start(), []
+    for word, delay in zip(words, schedule, strict=True):
+        for token in network.source.encode_word(word):
+            logits, state = model.step(torch.tensor([[token]]), state, delay)
+            frames.append(penalised(logits[0], delay))
+    if state.read:
+        logits, _ = model.step(torch.tensor([[END]]), state, schedule[-1], end=True)
+        frames.append(penalised(logits[0], schedule[-1]))
+    return network.target.decode(collapse(torch.cat(frames), 0.0)) if frames else ""
+
+
+def penalised(logits: torch.Tensor, delay: int) -> torch.Tensor:
+    logits = logits.clone()
+    logits[:, BLANK] -= penalty_of(delay)
+    return logits
+
+
+class TestContract:
+    @pytest.mark.parametrize("system", SYSTEMS)
+    @given(text=texts, delay=delays, cuts=st.lists(st.integers(0, 12), max_size=40))
+    @fuzz
+    def test_chunks_do_not_matter(
+        self,
+        translators: dict[tuple[str, str], Translator],
+        system: tuple[str, str],
+        text: str,
+        delay: int,
+        cuts: list[int],
+    ) -> None:
+        model, k = translators[system], delay_for(system, delay)
+        stream, commits, rest = model.stream(k), list[Commit](), text
+        for cut in cuts:
+            commits += stream.push(rest[:cut])
+            rest = rest[cut:]
+        commits += stream.push(rest) + stream.finish()
+        assert facts(commits) == facts(at_once(model, text, k))
+
+    @pytest.mark.parametrize("system", SYSTEMS)
+    @given(data=st.data(), several=st.lists(st.tuples(texts, delays), min_size=2, max_size=5))
+    @settings(max_examples=15, deadline=None)
+    def test_company_does_not_matter(
+        self,
+        translators: dict[tuple[str, str], Translator],
+        system: tuple[str, str],
+        data: st.DataObject,
+        several: list[tuple[str, int]],
+    ) -> None:
+        """Streams of different texts, delays and ages, advanced together in ever changing groups."""
+        model = translators[system]
+        streams = [model.stream(delay_for(system, delay)) for _, delay in several]
+        rests = [text for text, _ in several]
+        commits: list[list[Commit]] = [[] for _ in several]
+        for _ in range(6):
+            group = data.draw(st.lists(st.integers(0, len(several) - 1), unique=True))
+            sizes = [data.draw(st.integers(0, 40)) for _ in group]
+            chunks = [(streams[index], rests[index][:size]) for index, size in zip(group, sizes, strict=True)]
+            for index, size, news in zip(group, sizes, model.push_many(chunks), strict=True):
+                rests[index] = rests[index][size:]
+                commits[index] += news
+        for stream, rest in zip(streams, rests, strict=True):
+            stream.accept(rest)
+            stream.accept_finish()
+        for mine, news in zip(commits, model.drain(streams), strict=True):
+            mine += news
+        alone = [at_once(model, text, delay_for(system, delay)) for text, delay in several]
+        assert list(map(facts, commits)) == list(map(facts, alone))
+
+    @pytest.mark.parametrize("beam", [2, 4])
+    @given(text=texts, cuts=st.lists(st.integers(0, 12), max_size=20))
+    @settings(max_examples=15, deadline=None)
+    def test_a_prefix_beam_is_append_only_too(self, ctc: Translator, beam: int, text: str, cuts: list[int]) -> None:
+        stream, commits, rest = ctc.stream(2, beam), list[Commit](), text
+        for cut in cuts:
+            commits += stream.push(rest[:cut])
+            rest = rest[cut:]
+        commits += stream.push(rest) + stream.finish()
+        assert facts(commits) == facts(at_once(ctc, text, 2, beam))
+
+    @given(text=texts, delay=delays)
+    @fuzz
+    def test_commits_count_up(self, ctc: Translator, text: str, delay: int) -> None:
+        commits = at_once(ctc, text, delay)
+        assert [commit.seq for commit in commits] == list(range(1, len(commits) + 1))
+        assert all(commit.text for commit in commits)
+        for before, after in zip(commits, commits[1:], strict=False):
+            assert (before.sentence, before.source_words) <= (after.sentence, after.source_words)
+        assert all(commit.source_words <= len(split_words(text)) for commit in commits)
+
+    @given(text=texts)
+    @fuzz
+    def test_sentences_are_translated_apart_and_joined_by_spaces(
+        self, ctc: Translator, networks: dict[Kind, Trained], text: str
+    ) -> None:
+        sentences = sentences_of(text, networks["ctc"].source)
+        short = [s for s in sentences if len(networks["ctc"].source.encode(s)) < LONGEST]
+        whole = joined(at_once(ctc, " ".join(short), 2))
+        assert whole == " ".join(filter(None, (reference(networks["ctc"], sentence, 2) for sentence in short)))
+
+    @pytest.mark.parametrize("system", SYSTEMS)
+    @given(text=st.text(max_size=60), cut=st.integers(0, 60))
+    @fuzz
+    def test_any_text_is_translated(
+        self, translators: dict[tuple[str, str], Translator], system: tuple[str, str], text: str, cut: int
+    ) -> None:
+        stream = translators[system].stream()
+        assert facts(stream.push(text[:cut]) + stream.push(text[cut:]) + stream.finish()) == facts(
+            at_once(translators[system], text, None)
+        )
+
+    @pytest.mark.parametrize("text", ["", " \n\t", "\x00\x01", "\ud83d", "a\udc80b", "\ufeff", "\u200b", "e" * 1000])
+    def test_odd_text_is_translated(self, ctc: Translator, text: str) -> None:
+        assert joined(at_once(ctc, text, 1)).strip() == joined(at_once(ctc, text, 1))
+
+    def test_an_unfinished_word_waits(self, ctc: Translator) -> None:
+        stream = ctc.stream(1)
+        assert stream.push("bridg") == []
+        assert stream.push("e") == []
+        assert stream.push(" ")[0].source_words == 1
+
+    def test_a_stream_is_not_in_step_with_its_neighbours(self, ctc: Translator) -> None:
+        """A stream that has nothing to do stays as it is while others advance."""
+        idle, busy = ctc.stream(3), ctc.stream(1)
+        idle.push("the old ")
+        alone = facts(at_once(ctc, "the old bridge", 3))
+        for word in WORDS:
+            busy.push(f"{word} ")
+        assert facts(idle.push("bridge") + idle.finish()) == alone
+
+
+class TestSentences:
+    def test_an_endless_sentence_is_cut_at_the_bound(self, ctc: Translator, networks: dict[Kind, Trained]) -> None:
+        network = networks["ctc"]
+        words = ["bridge"] * 100
+        pieces = len(network.source.encode_word("bridge"))
+        each = (LONGEST - 1) // pieces
+        expected = [reference(network, " ".join(words[i : i + each]), 2) for i in range(0, len(words), each)]
+        commits = at_once(ctc, " ".join(words), 2)
+        assert joined(commits) == " ".join(expected)
+        assert commits[-1].sentence == len(expected) - 1
+
+    def test_a_word_beyond_the_bound_is_cut_too(self, ctc: Translator) -> None:
+        word = "q" * 127
+        assert len(ctc.bundle.source.encode_word(word)) > LONGEST
+        stream = ctc.stream(1)
+        stream.push(f"{word} the bridge")
+        stream.finish()
+        assert stream.sentences_finished > 1
+
+    def test_end_sentence_ends_it_without_a_full_stop(self, ctc: Translator, networks: dict[Kind, Trained]) -> None:
+        stream = ctc.stream(3)
+        written = joined(stream.push("the old bridge") + stream.end_sentence())
+        assert written == reference(networks["ctc"], "the old bridge", 3)
+        assert stream.sentences_finished == 1
+        assert stream.end_sentence() == []
+
+    def test_a_line_gives_a_line(self, translators: dict[tuple[str, str], Translator]) -> None:
+        lines = ["the old bridge", "", "  ", "We waited. The wind!", *(f"river {n}" for n in range(70))]
+        for model in translators.values():
+            found = model.translate("\n".join(lines)).split("\n")
+            assert found == [joined(at_once(model, line, None)) for line in lines]
+
+    def test_sentences_of_an_unspaced_target_are_not_parted(
+        self, source_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer, tmp_path: Path
+    ) -> None:
+        network = trained("ctc", source_tokenizer, ideograph_tokenizer)
+        model = translator(network, "ctc", "fp32", tmp_path)
+        first, second = "the old bridge.", "the river."
+        expected = reference(network, first, 1) + reference(network, second, 1)
+        assert joined(at_once(model, f"{first} {second}", 1)) == expected
+
+
+class TestState:
+    def test_a_finished_stream_refuses_everything(self, ctc: Translator) -> None:
+        stream = ctc.stream()
+        assert stream.state is StreamState.OPEN
+        stream.finish()
+        assert stream.state is StreamState.FINISHED
+        calls: list[Callable[[], object]] = [
+            lambda: stream.push("more"),
+            stream.end_sentence,
+            stream.finish,
+            lambda: stream.set_delay(1),
+            lambda: stream.accept("more"),
+        ]
+        for call in calls:
+            with pytest.raises(StreamError, match="finished"):
+                call()
+
+    def test_only_trained_delays_are_taken(self, translators: dict[tuple[str, str], Translator]) -> None:
+        stream = translators["ctc", "fp32"].stream()
+        assert stream.delay == DELAYS[0]
+        with pytest.raises(StreamError, match=r"delay 4: .* trained for 1, 2, 3, 5"):
+            stream.set_delay(4)
+        with pytest.raises(StreamError, match="whole sentences"):
+            translators["full-sentence", "fp32"].stream(3)
+        assert translators["full-sentence", "fp32"].stream().delay is None
+
+    def test_impossible_beams_are_refused(self, translators: dict[tuple[str, str], Translator]) -> None:
+        with pytest.raises(StreamError, match="beam"):
+            translators["ctc", "fp32"].stream(beam=0)
+        with pytest.raises(StreamError, match="wait-k"):
+            translators["wait-k", "fp32"].stream(beam=2)
+
+
+class TestLag:
+    @pytest.mark.parametrize("delay", [1, 2, 3])
+    def test_lag_is_split_by_cause(self, ctc: Translator, delay: int) -> None:
+        """Words arrive at seconds 10, 11, ... and are computed from second 25 to 26."""
+        ticks = iter([25.0, 26.0])
+        model = Translator(ctc.bundle, threads=1, clock=lambda: next(ticks))
+        stream = model.stream(delay)
+        words = [word for word in ("the", "river", "in", "was", "we") if len(ctc.bundle.source.encode_word(word)) == 1]
+        for second, word in enumerate(words, start=10):
+            stream.accept(f"{word} ", arrived=float(second))
+        (commits,) = model.step([stream])
+        assert commits
+        for commit in commits:
+            queue = 1000 * (25 - 10 - (commit.source_words - 1))
+            assert commit.lag == Lag(policy=1000 * (delay - 1), queue=queue, compute=1000)
+
+    def test_total_is_the_sum(self) -> None:
+        assert Lag(1.0, 2.0, 4.0).total == 7.0
+
+
+def test_the_runtime_needs_no_pytorch(ctc: Translator) -> None:
+    program = (
+        "import sys, simulmt\n"
+        f"model = simulmt.load({str(ctc.bundle.directory)!r}, threads=1)\n"
+        "stream = model.stream(delay=3)\n"
+        "assert stream.push('the old bridge ') + stream.finish()\n"
+        "print(*sorted({'torch', 'onnx', 'jaxtyping', 'simulmt.model', 'simulmt.train'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,93 @@
+"""Bundles of untrained networks, small enough to be exported anew in every run, and PyTorch's answers to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from simulmt.bundle import Kind
+from simulmt.model.beam import BeamConfig, beam_search
+from simulmt.model.ctc import CTCConfig, CTCModel
+from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.stream import Commit, Translator, load
+from simulmt.text import BLANK, END, Tokenizer
+from simulmt.train.export import ExportConfig, Trained, export
+from simulmt.train.graph import Precision
+
+DELAYS = (1, 2, 3, 5)
+BONUS = -3.0  # a penalty below zero: untrained networks hardly ever choose the blank by themselves
+LONGEST = 40
+
+
+def trained(kind: Kind, source: Tokenizer, target: Tokenizer) -> Trained:
+    """An untrained network in which no zero bias or unit gain can hide a mistake."""
+    vocabularies = (source.size, target.size)
+    model: CTCModel | Seq2SeqModel
+    if kind == "ctc":
+        model = CTCModel.build(CTCConfig(*vocabularies, width=16, inner=24, heads=2, layers=3))
+    else:
+        causal = kind == "wait-k"
+        config = Seq2SeqConfig(*vocabularies, causal, 16, 24, 2, encoder_layers=2, decoder_layers=2)
+        model = Seq2SeqModel.build(config)
+    _randomise(model)
+    return Trained(model.eval(), source, target)
+
+
+def export_config(kind: Kind, precision: Precision, **settings: object) -> ExportConfig:
+    delays = () if kind == "full-sentence" else DELAYS
+    penalties = (BONUS, BONUS / 2, BONUS, 0.0) if kind == "ctc" else ()
+    table = {"delays": delays, "blank_penalties": penalties, "longest": LONGEST, "least_agreement": 0.5, **settings}
+    return ExportConfig("en", "de", precision=precision, **table)  # type: ignore[arg-type]
+
+
+def translator(model: Trained, kind: Kind, precision: Precision, directory: Path) -> Translator:
+    path = directory / f"{kind}-{precision}"
+    export(model, path, export_config(kind, precision))
+    return load(path, threads=1)
+
+
+@torch.inference_mode()
+def reference(model: Trained, sentence: str, delay: int | None, beam: int = 1) -> str:
+    """What PyTorch makes of a whole sentence."""
+    tokens = [*model.source.encode(sentence), END]
+    source, lengths = torch.tensor([tokens]), torch.tensor([len(tokens)])
+    if isinstance(model.model, CTCModel):
+        assert delay is not None
+        return model.target.decode(collapse(model.model(source, lengths, delay)[0], penalty_of(delay)))
+    config = BeamConfig(beam=beam, length_penalty=1.0 if beam > 1 else 0.0)
+    return model.target.decode(beam_search(model.model, source, lengths, config, delay)[0][0].tokens)
+
+
+def penalty_of(delay: int) -> float:
+    return (BONUS, BONUS / 2, BONUS, 0.0)[DELAYS.index(delay)]
+
+
+def collapse(logits: Tensor, penalty: float) -> list[int]:
+    """The symbols that frames [F V] write."""
+    logits = logits.clone()
+    logits[:, BLANK] -= penalty
+    return [symbol for symbol, _ in groupby(logits.argmax(-1).tolist()) if symbol != BLANK]
+
+
+def joined(commits: Sequence[Commit]) -> str:
+    return "".join(commit.text for commit in commits)
+
+
+def facts(commits: Sequence[Commit]) -> list[tuple[int, str, int, int]]:
+    """All of a commit that must not depend on chunks, company or the clock."""
+    return [(commit.seq, commit.text, commit.source_words, commit.sentence) for commit in commits]
+
+
+def _randomise(network: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.empty_like(parameter).normal_(std=0.3, generator=generator))
+            else:
+                std = 1.0 if "embedding" in name else 1.5 / parameter.shape[1] ** 0.5
+                parameter.normal_(std=std, generator=generator)

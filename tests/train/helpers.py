@@ -1,0 +1,128 @@
+"""What the tests of training share: runs of a second, a monitor that remembers, and processes that may be killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from simulmt.corpus import FORMAT_VERSION, Manifest, SideManifest, TokenStore
+from simulmt.model.asn import ASNConfig
+from simulmt.train.batches import BatchPlan
+from simulmt.train.loop import Outcome, train
+from simulmt.train.monitor import Monitor, UpdateReport
+from simulmt.train.settings import RunConfig, TrainingConfig
+from simulmt.train.state import Progress
+from simulmt.train.systems import System
+from simulmt.train.world import World
+
+ALONE = World(0, 1, torch.device("cpu"))
+SIZES = {"width": 16, "inner": 32, "heads": 2, "dropout": 0.1}
+
+
+class Recorder(Monitor):
+    """A silent monitor that remembers what it was told and the weights at each update."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), quiet=True)
+        self.reports: list[UpdateReport] = []
+        self.scores: dict[int, dict[str, float]] = {}
+        self.warnings: list[str] = []
+        self.weights: list[dict[str, Tensor]] = []  # before the first update, then after each
+
+    def start(self, update: int, max_updates: int, model: nn.Module, plan: BatchPlan) -> None:
+        super().start(update, max_updates, model, plan)
+        self.model, self.plan, self.started_at = model, plan, update
+        self.weights.append(snapshot(model))
+
+    def update(self, report: UpdateReport, totals: Progress) -> None:
+        super().update(report, totals)
+        self.reports.append(report)
+        self.weights.append(snapshot(self.model))
+
+    def validation(self, update: int, scores: dict[str, float], best: float) -> None:
+        super().validation(update, scores, best)
+        self.scores[update] = scores
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+    @property
+    def losses(self) -> list[float]:
+        return [report.loss / report.tokens for report in self.reports]
+
+
+def tiny(data: Path, system: System = "ctc", **changes: Any) -> RunConfig:
+    """A run of a second; `changes` go to the run's own fields or else to its training settings."""
+    layers = {"layers": 1} if system.startswith("ctc") else {"encoder_layers": 1, "decoder_layers": 1}
+    own = {name: changes.pop(name) for name in ("delays", "init", "asn") if name in changes}
+    own.setdefault("asn", ASNConfig(layers=1, iterations=4))
+    model = {**SIZES, **layers, **changes.pop("model", {})}
+    training: dict[str, Any] = {
+        "batch_tokens": 256,
+        "update_tokens": 512,
+        "learning_rate": 5e-3,
+        "warmup_updates": 4,
+        "max_updates": 20,
+        "validate_every": 5,
+        "keep_best": 2,
+        **changes,
+    }
+    return RunConfig(system, data, model=model, training=TrainingConfig(**training), **own)
+
+
+def run(config: RunConfig, directory: Path, monitor: Monitor | None = None) -> Outcome:
+    """Train in this process."""
+    return train(config, directory, ALONE, monitor or Recorder())
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Equal names and equal bits."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def outcome_of(directory: Path) -> dict[str, Any]:
+    """All that a run leaves behind but its curves: every file of every checkpoint and of the final model."""
+    files = [path for path in directory.rglob("*") if path.is_file() and "tensorboard" not in path.parts]
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def strict_json(path: Path) -> Any:
+    """JSON as other languages read it, where NaN and Infinity are errors."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{path}: {name} is not JSON")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def store_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], dtype: str = "<u2") -> TokenStore:
+    """A token store in memory."""
+    sides = []
+    for side in zip(*pairs, strict=True):
+        tokens = np.array([token for sentence in side for token in sentence], dtype)
+        sides.append((tokens, np.cumsum([0, *map(len, side)])))
+    (source, source_offsets), (target, target_offsets) = sides
+    about = SideManifest(1 << 17, "", dtype, 0)  # type: ignore[arg-type]
+    manifest = Manifest(FORMAT_VERSION, len(pairs), len(pairs), {}, None, about, about, {}, {})
+    return TokenStore(manifest, source, source_offsets, target, target_offsets)
+
+
+def fork(function: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Start a process of its own that has everything imported already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "simulmt.train.loop", "torch.utils.tensorboard"])
+    process = context.Process(target=function, args=arguments)
+    process.start()
+    return process

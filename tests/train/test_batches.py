@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from simulmt.errors import TrainingError
+from simulmt.text import PAD
+from simulmt.train.batches import BatchPlan, DeviceStore, cut_by_length, draw_delay
+
+from .helpers import store_of
+
+CPU = torch.device("cpu")
+Lengths = NDArray[np.int64]
+
+
+def some_lengths(pairs: int, seed: int = 0) -> tuple[Lengths, Lengths]:
+    """Source and target lengths, short ones more often."""
+    random = np.random.default_rng(seed)
+    source = 2 + random.geometric(0.1, pairs)
+    return source, 1 + random.poisson(source * 1.2)
+
+
+def epoch(plan: BatchPlan, number: int = 0) -> list[list[int]]:
+    first = number * plan.batches_per_epoch
+    return [plan.rows(first + index).tolist() for index in range(plan.batches_per_epoch)]
+
+
+histograms = st.lists(st.integers(0, 40), min_size=1, max_size=60).filter(any)
+
+
+@settings(deadline=None, max_examples=200)
+@given(counts=histograms, batch_tokens=st.integers(1, 500))
+def test_cuts_hold_their_promises(counts: list[int], batch_tokens: int) -> None:
+    ordered = np.repeat(np.arange(1, len(counts) + 1), counts)
+    cuts = cut_by_length(np.array([0, *counts]), batch_tokens)
+    assert (cuts[0], cuts[-1]) == (0, len(ordered))
+    assert (np.diff(cuts) > 0).all()
+    for start, stop in pairwise(cuts):
+        batch = ordered[start:stop]
+        assert len(batch) <= max(1, batch_tokens // batch[-1])
+        for shorter in set(batch.tolist()) - {batch[-1]}:
+            # Padded are only remainders of less than half a batch.
+            assert 2 * (batch <= shorter).sum() < batch_tokens // shorter
+
+
+def test_cuts_by_hand() -> None:
+    # 12 tokens a batch: six of length 2, four of length 3, one of 7 or longer.
+    counts = np.zeros(10, np.int64)
+    counts[[2, 3, 7, 9]] = 8, 5, 1, 2
+    # 2222 22|22 3 3 ... : six, the two left over are less than half, join with two of length 3; three of length 3 are
+    # more than half; then 7, 9 and 9 alone.
+    assert cut_by_length(counts, 12).tolist() == [0, 6, 10, 13, 14, 15, 16]
+
+
+def test_every_pair_is_in_one_batch_of_an_epoch_within_the_tokens() -> None:
+    source, target = some_lengths(1000)
+    plan = BatchPlan(source, target, batch_tokens=200, seed=3)
+    for number in (0, 1, 5):
+        batches = epoch(plan, number)
+        assert sorted(row for batch in batches for row in batch) == list(range(1000))
+        assert all(len(batch) * source[batch].max() <= 200 or len(batch) == 1 for batch in batches)
+
+
+def test_a_pair_longer_than_a_batch_is_a_batch_of_its_own() -> None:
+    plan = BatchPlan(np.array([300, 4, 500]), np.array([3, 3, 3]), batch_tokens=100, seed=1)
+    assert sorted(epoch(plan)) == [[0], [1], [2]]
+
+
+def test_target_lengths_of_any_size_leave_the_source_order_alone() -> None:
+    source = np.array([5, 6] * 50)
+    target = np.array([100_000, 1] * 50)
+    plan = BatchPlan(source, target, batch_tokens=60, seed=1)
+    batches = epoch(plan)
+    assert all(len(batch) * source[batch].max() <= 60 for batch in batches)
+    assert sum(len(set(source[batch])) > 1 for batch in batches) == 1
+
+
+def test_a_batch_depends_on_seed_and_number_only() -> None:
+    source, target = some_lengths(400)
+    count = BatchPlan(source, target, 150, seed=7).batches_per_epoch
+    in_order = BatchPlan(source, target, 150, seed=7)
+    expected = [in_order.rows(number).tolist() for number in range(3 * count)]
+    jumping = BatchPlan(source, target, 150, seed=7)
+    for number in np.random.default_rng(0).permutation(3 * count):
+        assert jumping.rows(int(number)).tolist() == expected[number]
+
+
+def test_epochs_and_seeds_shuffle_differently() -> None:
+    source, target = some_lengths(5000)
+    plan, other = BatchPlan(source, target, 150, seed=7), BatchPlan(source, target, 150, seed=8)
+    first, second = epoch(plan), epoch(plan, 1)
+    assert first != second
+    assert first != epoch(other)
+    # Not only the order of the batches differs but also what is in them.
+    assert len({frozenset(batch) for batch in first} & {frozenset(batch) for batch in second}) < len(first) / 2
+    # And they do not come shortest first.
+    longest = [source[batch].max() for batch in first]
+    assert longest != sorted(longest)
+
+
+def test_padding_share_is_the_counted_one() -> None:
+    source, target = some_lengths(500)
+    plan = BatchPlan(source, target, batch_tokens=120, seed=1)
+    positions = sum(len(batch) * int(source[batch].max()) for batch in epoch(plan))
+    assert plan.padding_share() == pytest.approx(1 - source.sum() / positions)
+    assert 0 < plan.padding_share() < 0.2
+
+
+def test_batches_of_one_source_length_hold_targets_of_about_one_length() -> None:
+    source = np.full(4000, 10)
+    target = np.random.default_rng(0).integers(1, 41, 4000)
+    batches = epoch(BatchPlan(source, target, batch_tokens=1000, seed=1))
+    assert all(np.ptp(target[batch]) <= 8 for batch in batches)
+
+
+def test_a_large_corpus_is_planned_from_arrays() -> None:
+    source, target = some_lengths(200_000)
+    plan = BatchPlan(source, target, batch_tokens=8192, seed=1)
+    assert len(plan.rows(plan.batches_per_epoch * 2 + 5))
+    assert plan.padding_share() < 0.01
+
+
+def test_an_empty_store_is_an_error() -> None:
+    nothing = np.empty(0, np.int64)
+    with pytest.raises(TrainingError, match="no sentence pairs"):
+        BatchPlan(nothing, nothing, batch_tokens=100, seed=1)
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("<u2", 65_535), ("<u4", 130_000)])
+def test_a_gathered_batch_holds_the_pairs_of_the_store(dtype: str, largest: int) -> None:
+    random = np.random.default_rng(1)
+    pairs = [
+        (random.integers(1, largest, random.integers(1, 9)).tolist(), [largest, *random.integers(1, largest, n % 7)])
+        for n in range(40)
+    ]
+    pairs[7][0][0] = 32_768
+    store = store_of(pairs, dtype)
+    rows = np.array([39, 7, 0, 7, 12])
+    batch = DeviceStore(store, CPU).batch(rows)
+    assert batch.rows.tolist() == rows.tolist()
+    for position, row in enumerate(rows):
+        expected = [ids.astype(np.int64).tolist() for ids in store.pair(row)]
+        sides = (batch.source, batch.source_lengths), (batch.target, batch.target_lengths)
+        for (tokens, lengths), ids in zip(sides, expected, strict=True):
+            assert lengths[position] == len(ids)
+            assert tokens[position, : len(ids)].tolist() == ids
+            assert set(tokens[position, len(ids) :].tolist()) <= {PAD}
+            assert tokens.shape[1] == lengths.max()
+
+
+def test_in_order_covers_every_pair_once_longest_first() -> None:
+    random = np.random.default_rng(2)
+    pairs = [([5] * random.integers(1, 30), [6]) for _ in range(100)]
+    batches = list(DeviceStore(store_of(pairs), CPU).in_order(batch_tokens=60))
+    assert Counter(row for batch in batches for row in batch.rows.tolist()) == Counter(range(100))
+    lengths = [length for batch in batches for length in batch.source_lengths.tolist()]
+    assert lengths == sorted(lengths, reverse=True)
+    assert all(batch.source.numel() <= 60 for batch in batches)
+
+
+def test_the_delay_of_a_batch_is_drawn_evenly_and_always_the_same() -> None:
+    delays = (1, 3, 9)
+    drawn = [draw_delay(delays, 5, number) for number in range(3000)]
+    assert drawn == [draw_delay(delays, 5, number) for number in range(3000)]
+    assert drawn != [draw_delay(delays, 6, number) for number in range(3000)]
+    assert all(850 < drawn.count(delay) < 1150 for delay in delays)
+    # No pattern: a delay says nothing about the next one.
+    followers = Counter(pairwise(drawn))
+    assert all(230 < followers[pair] < 440 for pair in followers)
+    assert len(followers) == 9
+
+
+def test_one_delay_is_that_delay() -> None:
+    assert {draw_delay((4,), 1, number) for number in range(10)} == {4}

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+import sacrebleu
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from simulmt.dataset import Dataset
+from simulmt.model.ctc import CTCConfig, CTCModel
+from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
+from simulmt.train.batches import DeviceStore
+from simulmt.train.decode import GREEDY, bleu, collapse, translate_store
+
+CPU = torch.device("cpu")
+
+
+def collapse_slowly(symbols: list[int]) -> list[int]:
+    return [symbol for symbol, _ in groupby(symbols) if symbol != BLANK]
+
+
+def test_a_blank_between_equal_symbols_makes_both_count() -> None:
+    frames = torch.tensor([[7, 7, BLANK, 7, 8, 8, BLANK, BLANK, 9]])
+    assert collapse(frames, [9]) == [[7, 7, 8, 9]]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.tuples(st.lists(st.integers(3, 6), min_size=9, max_size=9), st.integers(0, 9)), min_size=1, max_size=5)
+)
+def test_collapse_is_groups_without_blanks(rows: list[tuple[list[int], int]]) -> None:
+    frames = torch.tensor([symbols for symbols, _ in rows])
+    lengths = [length for _, length in rows]
+    expected = [collapse_slowly(symbols[:length]) for symbols, length in rows]
+    assert collapse(frames, lengths) == expected
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """In fp64, with weights so large that the translations are long and differ; still in training mode."""
+    torch.manual_seed(3)
+    model.double().train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    return model
+
+
+def sentences(dataset: Dataset) -> list[Tensor]:
+    return [torch.from_numpy(dataset.dev.pair(row)[0].astype("int64"))[None] for row in range(len(dataset.dev))]
+
+
+@pytest.fixture(scope="module")
+def ctc(dataset: Dataset) -> CTCModel:
+    sizes = dataset.source_tokenizer.size, dataset.target_tokenizer.size
+    model = lively(CTCModel.build(CTCConfig(*sizes, width=16, inner=32, heads=2, layers=2, dropout=0.3)))
+    assert isinstance(model, CTCModel)
+    return model
+
+
+@torch.no_grad()
+def stream(model: CTCModel, source: Tensor, delay: int, blank_penalty: float) -> list[int]:
+    """Token by token, as a live stream would."""
+    state, symbols = model.encoder.start(), []
+    for position in range(source.shape[1]):
+        is_last = position == source.shape[1] - 1
+        logits, state = model.step(source[:, position : position + 1], state, delay, end=is_last)
+        logits[:, :, BLANK] -= blank_penalty
+        symbols += logits[0].argmax(-1).tolist()
+    assert len(symbols) == model.mu * source.shape[1]
+    return collapse_slowly(symbols)
+
+
+@pytest.mark.parametrize(("delay", "blank_penalty"), [(1, 0.0), (3, 0.0), (3, 5.0), (9, -5.0), (200, 0.0)])
+def test_a_store_is_translated_as_streams_would_be(
+    dataset: Dataset, ctc: CTCModel, delay: int, blank_penalty: float
+) -> None:
+    store = DeviceStore(dataset.dev, CPU)
+    translated = translate_store(ctc, store, delay, batch_tokens=150, blank_penalty=blank_penalty)
+    assert ctc.training  # as it was before
+    ctc.eval()
+    expected = [stream(ctc, source, delay, blank_penalty) for source in sentences(dataset)]
+    ctc.train()
+    assert translated == dict(enumerate(expected))
+    assert len({tuple(ids) for ids in expected}) > len(expected) / 2
+
+
+@torch.no_grad()
+def write_greedily(model: Seq2SeqModel, source: Tensor, delay: int | None) -> list[int]:
+    """Read a token, write a token; the teacher reads all first."""
+    encoder_state, state = model.start()
+    if delay is None:
+        state = model.encode(source, torch.tensor([source.shape[1]]))
+    written: list[int] = []
+    read, token = 0, START
+    while True:
+        if delay is not None:
+            upto = min(len(written) + delay, source.shape[1])
+            if upto > read:
+                encoder_state, state = model.read(source[:, read:upto], encoder_state, state)
+                read = upto
+        logits, state = model.step(torch.tensor([[token]]), state)
+        allowed = logits[0].clone()
+        allowed[[symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]] = -torch.inf
+        if len(written) < GREEDY.min_length:
+            allowed[END] = -torch.inf
+        token = int(allowed.argmax())
+        if token == END or len(written) == int(GREEDY.max_ratio * source.shape[1] + GREEDY.max_extra):
+            return written
+        written.append(token)
+
+
+@pytest.mark.parametrize("delay", [1, 3, 200, None])
+def test_wait_k_and_teacher_write_what_reading_step_by_step_gives(dataset: Dataset, delay: int | None) -> None:
+    sizes = {"width": 16, "inner": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 1, "dropout": 0.3}
+    vocabularies = dataset.source_tokenizer.size, dataset.target_tokenizer.size
+    model = Seq2SeqModel.build(Seq2SeqConfig(*vocabularies, causal=delay is not None, **sizes))  # type: ignore[arg-type]
+    lively(model)
+    translated = translate_store(model, DeviceStore(dataset.dev, CPU), delay, batch_tokens=150)
+    model.eval()
+    assert translated == {row: write_greedily(model, source, delay) for row, source in enumerate(sentences(dataset))}
+
+
+def test_shards_are_parts_of_the_whole(dataset: Dataset, ctc: CTCModel) -> None:
+    store = DeviceStore(dataset.dev, CPU)
+    whole = translate_store(ctc, store, 2, batch_tokens=150)
+    parts = [translate_store(ctc, store, 2, batch_tokens=150, shard=(index, 3)) for index in range(3)]
+    assert all(parts)
+    assert sum(map(len, parts)) == len(whole)
+    assert {row: ids for part in parts for row, ids in part.items()} == whole
+
+
+def test_more_shards_than_batches_leave_some_empty(dataset: Dataset, ctc: CTCModel) -> None:
+    store = DeviceStore(dataset.dev, CPU)
+    assert translate_store(ctc, store, 1, batch_tokens=10**6, shard=(1, 2)) == {}
+
+
+def test_text_without_spaces_is_scored_by_characters(
+    ideograph_tokenizer: Tokenizer, target_tokenizer: Tokenizer
+) -> None:
+    hypothesis, reference = ["我们在车站等火车来。"], ["我们在车站等汽车来。"]
+    by_characters = sacrebleu.corpus_bleu(hypothesis, [reference], tokenize="zh").score
+    assert bleu(hypothesis, reference, ideograph_tokenizer) == pytest.approx(by_characters)
+    assert by_characters > 50
+    assert bleu(hypothesis, reference, target_tokenizer) < 1  # to the other tokenisation it is one wrong word
+
+
+def test_text_with_spaces_is_scored_by_words_whatever_their_case(target_tokenizer: Tokenizer) -> None:
+    reference = ["Die alte Brücke war im Winter gesperrt."]
+    assert bleu(["die ALTE brücke war im winter gesperrt ."], reference, target_tokenizer) == pytest.approx(100)
+    assert bleu([""], reference, target_tokenizer) == 0

@@ -1,0 +1,213 @@
+"""Two processes do what one does: the same losses, the same translations, and a restart when one of them dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+
+from simulmt.dataset import Dataset
+from simulmt.errors import ConfigError
+from simulmt.train.batches import DeviceStore
+from simulmt.train.checkpoint import CheckpointFolder
+from simulmt.train.decode import translate_store
+from simulmt.train.loop import system_of, train
+from simulmt.train.monitor import UpdateReport
+from simulmt.train.settings import RunConfig
+from simulmt.train.state import Progress
+from simulmt.train.systems import System, build_model, load_model, translator_of
+from simulmt.train.world import World, join_world
+
+from .helpers import Recorder, fork, outcome_of, run, snapshot, tiny
+
+
+class Slow(Recorder):
+    def update(self, report: UpdateReport, totals: Progress) -> None:
+        super().update(report, totals)
+        time.sleep(0.02)
+
+
+def be_one_of_two(rank: int, port: int, config: RunConfig, directory: Path, slowly: bool = False) -> None:
+    """What a child process does: join the other, train, translate its share of a store, and write down the results."""
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    recorder = Slow() if slowly else Recorder()
+    with join_world("cpu") as world:
+        assert world == World(rank, 2, torch.device("cpu"))
+        assert world.is_first == (rank == 0)
+        outcome = train(config, directory, world, recorder)
+        translations = world.merge(translate_shard(config, world))
+    report = {
+        "losses": recorder.losses,
+        "tokens": [report.tokens for report in recorder.reports],
+        "scores": recorder.scores,
+        "status": outcome.status,
+        "translations": translations,
+    }
+    (directory / f"rank-{rank}.json").write_text(json.dumps(report))
+
+
+def translate_shard(config: RunConfig, world: World) -> dict[int, list[int]]:
+    """This process's share of the development set, in batches so small that each has several."""
+    dataset = Dataset.open(config.data)
+    torch.manual_seed(4)
+    model = translator_of(build_model(system_of(config, dataset)))
+    store = DeviceStore(dataset.dev, world.device)
+    return translate_store(model, store, 2, batch_tokens=150, shard=(world.rank, world.size))
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return int(server.getsockname()[1])
+
+
+def start_two(config: RunConfig, directory: Path, slowly: bool = False) -> list[BaseProcess]:
+    directory.mkdir(exist_ok=True)
+    port = free_port()
+    return [fork(be_one_of_two, rank, port, config, directory, slowly) for rank in range(2)]
+
+
+def run_two(config: RunConfig, directory: Path) -> None:
+    children = start_two(config, directory)
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0]
+
+
+@pytest.mark.parametrize("system", ["ctc+asn", "wait-k"])
+def test_two_processes_do_the_arithmetic_of_one(system: System, data: Path, tmp_path: Path) -> None:
+    config = tiny(data, system, delays=(1, 3), max_updates=8, validate_every=4, update_tokens=1024)
+    run_two(config, tmp_path / "two")
+    recorder = Recorder()
+    run(config, tmp_path / "one", recorder)
+
+    first, second = (json.loads((tmp_path / "two" / f"rank-{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first["tokens"] == [report.tokens for report in recorder.reports]
+    assert first["losses"] == pytest.approx(recorder.losses, rel=1e-5)
+    assert first["scores"] == {str(update): pytest.approx(scores, abs=0.5) for update, scores in recorder.scores.items()}
+    one, two = (snapshot(load_model(tmp_path / name)[0]) for name in ("one", "two"))
+    for name in one:
+        if "key_value.bias" not in name:  # attention does not depend on the keys' bias: its gradient is rounding
+            torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4)
+    # Only the first process writes.
+    assert outcome_of(tmp_path / "one").keys() == {name for name in outcome_of(tmp_path / "two") if "rank" not in name}
+
+
+def test_two_processes_translate_what_one_does(data: Path, tmp_path: Path) -> None:
+    config = tiny(data, max_updates=1)
+    run_two(config, tmp_path)
+    whole = translate_shard(config, World(0, 1, torch.device("cpu")))
+    assert len(whole) == 20
+    for rank in range(2):
+        merged = json.loads((tmp_path / f"rank-{rank}.json").read_text())["translations"]
+        assert {int(row): ids for row, ids in merged.items()} == whole
+
+
+def wait_for_checkpoint(directory: Path, update: int) -> None:
+    while max(CheckpointFolder(directory / "checkpoints").updates(), default=0) < update:
+        time.sleep(0.005)
+
+
+def test_when_one_process_is_killed_both_start_again_and_end_the_same(data: Path, tmp_path: Path) -> None:
+    config = tiny(data, max_updates=12, validate_every=3)
+    run_two(config, tmp_path / "undisturbed")
+    children = start_two(config, tmp_path / "disturbed", slowly=True)
+    wait_for_checkpoint(tmp_path / "disturbed", 3)
+    children[1].kill()
+    for child in children:
+        child.join()
+    assert children[1].exitcode == -signal.SIGKILL
+    assert children[0].exitcode not in (0, -signal.SIGKILL)  # it cannot go on alone, and does not pretend to
+    assert not (tmp_path / "disturbed" / "final").exists()
+    run_two(config, tmp_path / "disturbed")
+    files = [name for name in outcome_of(tmp_path / "undisturbed") if "rank" not in name]
+    undisturbed, disturbed = outcome_of(tmp_path / "undisturbed"), outcome_of(tmp_path / "disturbed")
+    assert len(files) == 8
+    assert {name: disturbed.get(name) for name in files} == {name: undisturbed[name] for name in files}
+
+
+def test_a_signal_to_one_process_stops_both(data: Path, tmp_path: Path) -> None:
+    config = tiny(data, max_updates=200, validate_every=3)
+    children = start_two(config, tmp_path, slowly=True)
+    wait_for_checkpoint(tmp_path, 3)
+    os.kill(children[1].pid or 0, signal.SIGTERM)
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0]
+    reports = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert [report["status"] for report in reports] == ["stopped", "stopped"]
+    newest = CheckpointFolder(tmp_path / "checkpoints").updates()[-1]
+    assert newest == len(reports[0]["losses"]) == len(reports[1]["losses"])
+
+
+# A worker under torchrun: the first attempt of rank 1 dies at work.
+WORKER = """
+import os, signal, sys
+from pathlib import Path
+from train.helpers import Recorder, tiny
+from simulmt.train.loop import train
+from simulmt.train.world import join_world
+
+class Fragile(Recorder):
+    def update(self, report, totals):
+        super().update(report, totals)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1" and report.update == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+with join_world("cpu") as world:
+    recorder = Fragile()
+    train(tiny(Path(sys.argv[1]), max_updates=12, validate_every=3), Path(sys.argv[2]), world, recorder)
+    if world.is_first:
+        Path(sys.argv[2], "started_at").write_text(str(recorder.started_at))
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    subprocess.run(
+        [*torchrun, f"--master-port={free_port()}", str(tmp_path / "worker.py"), str(data), str(tmp_path / "run")],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    run_two(tiny(data, max_updates=12, validate_every=3), tmp_path / "undisturbed")
+    assert (tmp_path / "run" / "started_at").read_text() == "6"
+    undisturbed, restarted = outcome_of(tmp_path / "undisturbed"), outcome_of(tmp_path / "run")
+    files = [name for name in undisturbed if "rank" not in name]
+    assert {name: restarted.get(name) for name in files} == {name: undisturbed[name] for name in files}
+
+
+def test_a_world_of_one_needs_no_other() -> None:
+    with join_world("cpu") as world:
+        assert world == World(0, 1, torch.device("cpu"))
+        assert world.sum(torch.tensor([3.0])).tolist() == [3.0]
+        assert world.merge({1: "a"}) == {1: "a"}
+        module = torch.nn.Linear(1, 1)
+        assert world.distribute(module) is module
+        world.wait()
+
+
+@pytest.mark.parametrize("device", ["tpu", "cpu:x", "", "cuda:x"])
+def test_an_unknown_device_is_an_error(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"--device {device}"), join_world(device):
+        pass
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_where_there_is_none_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no CUDA device"), join_world("cuda"):
+        pass

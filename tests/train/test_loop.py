@@ -1,0 +1,462 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from simulmt.dataset import Dataset
+from simulmt.errors import CheckpointError, TrainingError
+from simulmt.model.ctc import CTCModel
+from simulmt.model.output import Loss
+from simulmt.train import loop
+from simulmt.train.batches import BatchPlan, DeviceStore
+from simulmt.train.checkpoint import CheckpointFolder
+from simulmt.train.decode import translate_store
+from simulmt.train.loop import batches_in_update, learning_rate
+from simulmt.train.monitor import Monitor
+from simulmt.train.settings import TrainingConfig
+from simulmt.train.state import RunState
+from simulmt.train.systems import System, build_model, load_model
+
+from .helpers import ALONE, Recorder, run, same, snapshot, strict_json, tiny
+
+LossFunction = Callable[..., Loss]
+
+
+def checkpoints_of(directory: Path) -> CheckpointFolder:
+    return CheckpointFolder(directory / "checkpoints")
+
+
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def patch_loss(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, Loss], Loss]) -> None:
+    """Change what the CTC model's loss returns, by the number of the call, from 1."""
+    original: LossFunction = CTCModel.loss
+    calls = 0
+
+    def changed(*arguments: Any, **named: Any) -> Loss:
+        nonlocal calls
+        calls += 1
+        return change(calls, original(*arguments, **named))
+
+    monkeypatch.setattr(CTCModel, "loss", changed)
+
+
+def plan_scores(monkeypatch: pytest.MonkeyPatch, *scores: float) -> Iterator[float]:
+    """Let the validations score this, one after the other."""
+    planned = iter(scores)
+    monkeypatch.setattr(loop, "bleu", lambda *_: next(planned))
+    return planned
+
+
+# --- The numbers that the loop runs on ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("update", "rate"),
+    [(1, 1.25e-7), (2000, 2.5e-4), (4000, 5e-4), (16_000, 2.5e-4), (100_000, 1e-4)],
+)
+def test_the_learning_rate_warms_up_and_falls_with_the_inverse_square_root(update: int, rate: float) -> None:
+    assert learning_rate(update, TrainingConfig()) == pytest.approx(rate)
+
+
+def test_without_warm_up_the_learning_rate_falls_at_once() -> None:
+    settings = TrainingConfig(warmup_updates=0, learning_rate=0.3)
+    assert [learning_rate(update, settings) for update in (1, 4, 9)] == pytest.approx([0.3, 0.15, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("batch_tokens", "update_tokens", "processes", "batches"),
+    [(8192, 32_768, 1, 4), (8192, 32_768, 3, 6), (8192, 32_768, 8, 8), (100, 100, 1, 1), (100, 160, 1, 2)],
+)
+def test_an_update_is_a_whole_number_of_batches_for_each_process(
+    batch_tokens: int, update_tokens: int, processes: int, batches: int
+) -> None:
+    settings = TrainingConfig(batch_tokens=batch_tokens, update_tokens=update_tokens)
+    assert batches_in_update(settings, processes) == batches
+
+
+def test_updates_are_the_plain_arithmetic(data: Path, dataset: Dataset, tmp_path: Path) -> None:
+    """Against a few lines that do it again: gradient of the mean over an update's tokens, clipped, then AdamW."""
+    config = tiny(data, max_updates=3, clip_norm=0.5, weight_decay=0.1)
+    recorder = Recorder()
+    run(config, tmp_path, recorder)
+
+    settings = config.training
+    torch.manual_seed(settings.seed)
+    model = build_model(loop.system_of(config, dataset))
+    assert isinstance(model, CTCModel)
+    assert same(recorder.weights[0], snapshot(model))
+    store = DeviceStore(dataset.train, ALONE.device)
+    plan = BatchPlan(store.source_lengths, store.target_lengths, settings.batch_tokens, settings.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1)
+    for update, report in enumerate(recorder.reports, start=1):
+        losses = []
+        for number in (2 * update - 2, 2 * update - 1):
+            torch.manual_seed(settings.seed * 1_000_003 + number)
+            batch = store.batch(plan.rows(number))
+            losses.append(model.loss(batch.source, batch.source_lengths, batch.target, batch.target_lengths))
+        mean = sum(loss.total for loss in losses) / sum(loss.tokens for loss in losses)
+        optimizer.zero_grad()
+        mean.backward()  # type: ignore[union-attr]
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.param_groups[0]["lr"] = 5e-3 * update / 4
+        optimizer.step()
+        assert report.gradient_norm == pytest.approx(norm.item(), rel=1e-4)
+        assert norm > 0.5
+        assert report.loss / report.tokens == pytest.approx(mean.item(), rel=1e-5)  # type: ignore[union-attr]
+        assert report.learning_rate == 5e-3 * update / 4
+        for name, tensor in snapshot(model).items():
+            if "key_value.bias" not in name:  # attention does not depend on the keys' bias: its gradient is rounding
+                torch.testing.assert_close(recorder.weights[update][name], tensor, rtol=1e-4, atol=1e-6)
+
+
+# --- Whole runs --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ctc_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of a plain CTC system."""
+    directory = tmp_path_factory.mktemp("ctc")
+    run(tiny(data, "ctc", max_updates=6, validate_every=3), directory)
+    return directory
+
+
+@pytest.mark.parametrize("system", ["ctc", "ctc+asn", "wait-k", "teacher"])
+def test_every_system_learns_and_leaves_a_model(system: System, data: Path, tmp_path: Path) -> None:
+    config = tiny(data, system, max_updates=24, validate_every=8, delays=(2,))
+    recorder = Recorder()
+    outcome = run(config, tmp_path, recorder)
+
+    assert (outcome.status, outcome.update, outcome.model) == ("finished", 24, tmp_path / "final")
+    assert [report.update for report in recorder.reports] == list(range(1, 25))
+    assert sum(recorder.losses[-4:]) < 0.85 * sum(recorder.losses[:4])
+    delay = "None" if system == "teacher" else "2"
+    assert [(update, *scores) for update, scores in recorder.scores.items()] == [(8, delay), (16, delay), (24, delay)]
+    model, found = load_model(tmp_path)
+    assert found.system == system
+    assert snapshot(model).keys() == recorder.weights[0].keys()
+    assert not same(snapshot(model), recorder.weights[0])
+    described = strict_json(tmp_path / "final" / "model.json")
+    assert described["dev_bleu"][described["chosen"]] == outcome.score
+
+
+def test_each_batch_draws_one_of_several_delays(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    original: LossFunction = CTCModel.loss
+
+    def listening(*arguments: Any, **named: Any) -> Loss:
+        drawn.append(named["delay"])
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(CTCModel, "loss", listening)
+    recorder = Recorder()
+    run(tiny(data, delays=(1, 3)), tmp_path, recorder)
+    assert len(drawn) == 40
+    assert all(count > 10 for count in Counter(drawn).values())
+    assert set(drawn) == {1, 3}
+    assert {tuple(scores) for scores in recorder.scores.values()} == {("1", "3")}
+    progress = checkpoints_of(tmp_path).load(20).state["progress"]
+    assert progress["scores"]["20"] == pytest.approx(sum(recorder.scores[20].values()) / 2)
+    assert sum(recorder.losses[-4:]) < 0.8 * sum(recorder.losses[:4])
+
+
+def test_a_sorted_system_starts_with_all_weights_of_a_plain_run(ctc_run: Path, data: Path, tmp_path: Path) -> None:
+    recorder, scratch = Recorder(), Recorder()
+    run(tiny(data, "ctc+asn", init=ctc_run, max_updates=2), tmp_path / "one", recorder)
+    run(tiny(data, "ctc+asn", max_updates=2), tmp_path / "other", scratch)
+    model, _ = load_model(ctc_run)
+    assert same(under("translator.", recorder.weights[0]), snapshot(model))
+    assert same(under("sorter.", recorder.weights[0]), under("sorter.", scratch.weights[0]))
+    assert not same(under("translator.", scratch.weights[0]), snapshot(model))
+
+
+def test_a_run_goes_on_without_the_model_it_started_from(ctc_run: Path, data: Path, tmp_path: Path) -> None:
+    run(tiny(data, init=ctc_run, max_updates=2), tmp_path)
+    recorder = Recorder()
+    run(tiny(data, init=tmp_path / "gone", max_updates=4), tmp_path, recorder)
+    assert recorder.started_at == 2
+
+
+def test_the_best_and_the_last_checkpoints_are_kept(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_scores(monkeypatch, 1, 9, 2, 8, 3, 4, 5, 1, 20, 21)
+    outcome = run(tiny(data, max_updates=16, validate_every=2), tmp_path)
+    assert checkpoints_of(tmp_path).updates() == [4, 8, 14, 16]
+    assert outcome.score == 21
+    described = strict_json(tmp_path / "final" / "model.json")
+    assert described["best_updates"] == [4, 8]
+    assert described["chosen"] == "average of the best"
+    parts = [under("model.", checkpoints_of(tmp_path).load(update).tensors) for update in (4, 8)]
+    final = safetensors.torch.load_file(tmp_path / "final" / "model.safetensors")
+    assert same(final, {name: (parts[0][name] + parts[1][name]) / 2 for name in final})
+
+
+def test_the_best_checkpoint_is_final_where_the_average_is_worse(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_scores(monkeypatch, 1, 9, 2, 9.5, 9)
+    outcome = run(tiny(data, max_updates=6, validate_every=2), tmp_path)
+    assert outcome.score == 9.5
+    best = under("model.", checkpoints_of(tmp_path).load(4).tensors)
+    assert same(safetensors.torch.load_file(tmp_path / "final" / "model.safetensors"), best)
+
+
+def test_a_best_checkpoint_that_was_lost_is_done_without(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_scores(monkeypatch, 1, 9, 2, 5, 5)
+    run(tiny(data, max_updates=6, validate_every=2), tmp_path)
+    (checkpoints_of(tmp_path).path(4) / "tensors.safetensors").unlink()
+    plan_scores(monkeypatch, 3, 3)
+    recorder = Recorder()
+    run(tiny(data, max_updates=6, validate_every=2), tmp_path, recorder)
+    assert "update-000000004: damaged" in recorder.warnings[0]
+    assert strict_json(tmp_path / "final" / "model.json")["best_updates"] == [6]
+
+
+@pytest.mark.parametrize(
+    ("scores", "last"),
+    [((1, 2, 1, 1, 1, 1), 8), ((1, 2, 3, 1, 3, 1), 10), ((0, 0, 0, 0, 0, 0), 6)],
+    ids=["no gain", "equal is no gain", "never any gain"],
+)
+def test_a_run_ends_when_it_no_longer_gains(
+    scores: tuple[int, ...], last: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_scores(monkeypatch, *scores, 0, 0, 0)
+    outcome = run(tiny(data, max_updates=1000, validate_every=2, patience=4), tmp_path)
+    assert (outcome.status, outcome.update) == ("finished", last)
+    assert (tmp_path / "final" / "model.safetensors").exists()
+
+
+def test_the_last_update_is_validated_whatever_its_number(data: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    run(tiny(data, max_updates=7, validate_every=5), tmp_path, recorder)
+    assert list(recorder.scores) == [5, 7]
+
+
+def test_a_finished_run_stays_as_it_is_when_called_again(ctc_run: Path, data: Path) -> None:
+    files = {path: path.read_bytes() for path in ctc_run.rglob("*") if path.is_file()}
+    recorder = Recorder()
+    outcome = run(tiny(data, "ctc", max_updates=6, validate_every=3), ctc_run, recorder)
+    assert (outcome.status, outcome.update, recorder.reports) == ("finished", 6, [])
+    assert {path: path.read_bytes() for path in ctc_run.rglob("*") if path.is_file()} == files
+
+
+def test_a_finished_run_given_more_updates_goes_on_as_if_it_had_never_stopped(data: Path, tmp_path: Path) -> None:
+    run(tiny(data, max_updates=5), tmp_path / "twice")
+    run(tiny(data, max_updates=10), tmp_path / "twice")
+    run(tiny(data, max_updates=10), tmp_path / "once")
+    twice, once = (checkpoints_of(tmp_path / name).load(10) for name in ("twice", "once"))
+    assert same(twice.tensors, once.tensors)
+    assert twice.state == once.state
+
+
+def test_a_run_out_of_time_finishes_and_goes_on_with_the_next_call(data: Path, tmp_path: Path) -> None:
+    for update in (1, 2, 3):
+        outcome = run(tiny(data, max_minutes=1e-9), tmp_path / "slow")
+        assert (outcome.status, outcome.update) == ("finished", update)
+        assert load_model(tmp_path / "slow")
+    run(tiny(data, max_updates=3), tmp_path / "once")
+    slow, once = (checkpoints_of(tmp_path / name).load(3).tensors for name in ("slow", "once"))
+    assert same(slow, once)
+
+
+def test_the_moving_average_is_validated_and_leaves_training_alone(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validated: list[dict[str, Tensor]] = []
+
+    def watching(model: Any, *arguments: Any, **named: Any) -> dict[int, list[int]]:
+        validated.append(snapshot(model))
+        return translate_store(model, *arguments, **named)
+
+    monkeypatch.setattr(loop, "translate_store", watching)
+    recorder, plain = Recorder(), Recorder()
+    run(tiny(data, ema_decay=0.6, max_updates=6, validate_every=3), tmp_path / "average", recorder)
+    run(tiny(data, max_updates=6, validate_every=3), tmp_path / "plain", plain)
+
+    average = recorder.weights[0]
+    by_hand = []
+    for weights in recorder.weights[1:]:
+        average = {name: 0.6 * average[name] + 0.4 * weights[name] for name in average}
+        by_hand.append(average)
+    torch.testing.assert_close(validated[0], by_hand[2], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(validated[1], by_hand[5], rtol=1e-5, atol=1e-6)
+    tensors = checkpoints_of(tmp_path / "average").load(6).tensors
+    assert same(under("average.", tensors), validated[1])
+    assert all(same(one, other) for one, other in zip(recorder.weights, plain.weights, strict=True))
+    # What is final comes from the averages.
+    final = safetensors.torch.load_file(tmp_path / "average" / "final" / "model.safetensors")
+    means = {name: (validated[0][name] + validated[1][name]) / 2 for name in final}
+    assert any(same(final, candidate) for candidate in (means, *validated[:2]))
+
+
+def test_bfloat16_runs_and_learns(data: Path, tmp_path: Path) -> None:
+    recorder, plain = Recorder(), Recorder()
+    run(tiny(data, "ctc+asn", precision="bfloat16", max_updates=10), tmp_path / "one", recorder)
+    run(tiny(data, "ctc+asn", max_updates=10), tmp_path / "other", plain)
+    assert recorder.losses != plain.losses
+    assert recorder.losses == pytest.approx(plain.losses, rel=0.03)
+    assert all(tensor.dtype == torch.float32 for tensor in recorder.weights[-1].values())
+
+
+# --- What goes wrong ---------------------------------------------------------------------------------------
+
+
+def scaled(loss: Loss, factor: float) -> Loss:
+    return loss._replace(total=loss.total * factor, likelihood=loss.likelihood * factor)
+
+
+def nan_only_in_the_value(loss: Loss) -> Loss:
+    """A loss that is not a number although its gradient is fine."""
+    return loss._replace(total=loss.total + (loss.total.detach() * math.nan))
+
+
+def only_unalignable(loss: Loss) -> Loss:
+    return scaled(loss, 0.0)._replace(tokens=loss.tokens * 0)
+
+
+INSANE: dict[str, Callable[[Loss], Loss]] = {
+    "nan": lambda loss: scaled(loss, math.nan),
+    "infinite": lambda loss: scaled(loss, math.inf),
+    "nan with a finite gradient": nan_only_in_the_value,
+    "no tokens": only_unalignable,
+    "exploding": lambda loss: scaled(loss, 50.0),
+}
+
+
+# A first loss that explodes has nothing to be compared with.
+@pytest.mark.parametrize(
+    ("spoil", "first"),
+    [
+        pytest.param(INSANE[name], first, id=f"{name}, {first}")
+        for name in INSANE
+        for first in (1, 4)
+        if (name, first) != ("exploding", 1)
+    ],
+)
+def test_an_insane_update_is_skipped_and_training_goes_on(
+    spoil: Callable[[Loss], Loss], first: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[RunState] = []
+    start = RunState.start
+
+    def remembering(*arguments: Any) -> RunState:
+        states.append(start(*arguments))
+        return states[-1]
+
+    monkeypatch.setattr(RunState, "start", remembering)
+    moments: list[dict[str, Tensor]] = []
+
+    class Watching(Recorder):
+        def update(self, *arguments: Any) -> None:
+            super().update(*arguments)
+            moments.append({name: value.clone() for name, value in states[0].tensors().items()})
+
+    spoiled = {first, first + 1}
+    patch_loss(monkeypatch, lambda call, loss: spoil(loss) if call in spoiled else loss)
+    recorder = Watching()
+    run(tiny(data, update_tokens=256, max_updates=12, validate_every=12, ema_decay=0.5), tmp_path, recorder)
+    for update, (before, after) in enumerate(pairwise(recorder.weights), start=1):
+        assert same(before, after) == (update in spoiled)
+    for update, (before, after) in enumerate(pairwise(moments), start=2):
+        assert same(before, after) == (update in spoiled)
+    progress = checkpoints_of(tmp_path).load(12).state["progress"]
+    assert (progress["skipped_updates"], progress["skipped_in_a_row"]) == (2, 0)
+    assert 0 < progress["average_loss"] < math.inf
+
+
+def test_too_many_skipped_updates_in_a_row_end_the_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch_loss(monkeypatch, lambda call, loss: scaled(loss, math.nan) if call > 6 or call == 2 else loss)
+    recorder = Recorder()
+    with pytest.raises(TrainingError, match=r"update 10: 4 updates in a row were skipped \(loss nan.*learning_rate"):
+        run(tiny(data, update_tokens=256, max_skipped=3, validate_every=4), tmp_path, recorder)
+    assert len(recorder.reports) == 9
+    newest = checkpoints_of(tmp_path).load_latest(recorder.warn)
+    assert newest is not None
+    assert newest.update == 8
+    assert all(tensor.isfinite().all() for tensor in newest.tensors.values())
+
+
+def test_a_corpus_in_which_nothing_can_be_aligned_is_an_error(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch_loss(monkeypatch, lambda _, loss: only_unalignable(loss))
+    with pytest.raises(TrainingError, match="no target fits"):
+        run(tiny(data, max_skipped=3), tmp_path)
+
+
+def test_sentences_that_cannot_be_aligned_are_skipped_counted_and_reported(
+    data: Path, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    targets = [dataset.train.pair(row)[1].tolist() for row in range(len(dataset.train))]
+    needed = [len(target) + sum(one == other for one, other in pairwise(target)) for target in targets]
+    unalignable = sum(int(frames < need) for frames, need in zip(dataset.train.source_lengths, needed, strict=True))
+    assert 50 < unalignable < 300
+    lengths = dataset.train.source_lengths, dataset.train.target_lengths
+    epoch = BatchPlan(*lengths, batch_tokens=256, seed=1).batches_per_epoch
+    config = tiny(data, model={"mu": 1}, update_tokens=256, max_updates=epoch, validate_every=epoch)
+    run(config, tmp_path, Monitor(tmp_path, log_every=epoch))
+    assert checkpoints_of(tmp_path).load(epoch).state["progress"]["skipped_sentences"] == unalignable
+    assert f"{unalignable} sentences too long for their source skipped" in capsys.readouterr().err
+
+
+def test_a_run_directory_of_another_configuration_is_refused(ctc_run: Path, data: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"does not fit this configuration.*another run directory"):
+        run(tiny(data, "ctc", model={"width": 32}), ctc_run)
+    with pytest.raises(CheckpointError, match="does not fit this configuration"):
+        run(tiny(data, "teacher"), ctc_run)
+
+
+def test_a_damaged_newest_checkpoint_costs_a_few_updates_and_nothing_else(data: Path, tmp_path: Path) -> None:
+    config = tiny(data, max_updates=15, validate_every=5)
+    for name in ("one", "other"):
+        run(config, tmp_path / name)
+    path = checkpoints_of(tmp_path / "one").path(15) / "tensors.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    recorder = Recorder()
+    run(config, tmp_path / "one", recorder)
+    assert recorder.started_at == 10
+    assert "update-000000015: damaged" in recorder.warnings[0]
+    assert path.read_bytes() == whole
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_last_one_whole(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(data, max_updates=10, validate_every=5)
+    run(tiny(data, max_updates=5, validate_every=5), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.torch, "save_file", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        with pytest.raises(CheckpointError, match=r"No space left.*last good checkpoint is update 5"):
+            run(config, tmp_path)
+    recorder = Recorder()
+    assert run(config, tmp_path, recorder).status == "finished"
+    assert (recorder.started_at, recorder.warnings) == (5, [])
+
+
+def test_a_run_holds_tensors_plain_data_and_curves_only(data: Path, tmp_path: Path) -> None:
+    run(tiny(data, max_updates=10, ema_decay=0.5), tmp_path, Monitor(tmp_path, log_every=5))
+    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.suffix for path in paths if "tfevents" not in path.name} == {".safetensors", ".json"}
+    for path in paths:
+        if path.suffix == ".safetensors":
+            assert safetensors.torch.load_file(path)
+        elif path.suffix == ".json":
+            assert strict_json(path)
+    assert not list(tmp_path.rglob(".*"))

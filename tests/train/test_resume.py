@@ -1,0 +1,206 @@
+"""A run that is killed at any moment and called again ends bit for bit as if nothing had happened.
+
+Weights, optimiser moments, progress, the final model and even the list of files are compared. The processes that are
+killed are real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from simulmt.train.checkpoint import CheckpointFolder
+from simulmt.train.monitor import UpdateReport
+from simulmt.train.settings import RunConfig
+from simulmt.train.state import Progress
+
+from .helpers import Recorder, fork, outcome_of, run, tiny
+
+
+class Slow(Recorder):
+    """Takes its time over every update, so that a signal meets a run at work."""
+
+    def update(self, report: UpdateReport, totals: Progress) -> None:
+        super().update(report, totals)
+        time.sleep(0.01)
+
+
+def train_slowly(config: RunConfig, directory: Path) -> None:
+    """What a child process does: train, and say how it ended."""
+    torch.set_num_threads(1)
+    outcome = run(config, directory, Slow())
+    (directory / "outcome.json").write_text(json.dumps([outcome.status, outcome.update, outcome.signal]))
+
+
+def train_with_slow_disk(config: RunConfig, directory: Path) -> None:
+    """The same where most of the time goes into writing checkpoints."""
+    sync, save = os.fsync, safetensors.torch.save_file
+
+    def slow_sync(file: int) -> None:
+        sync(file)
+        time.sleep(0.02)
+
+    def slow_save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        save(tensors, path)
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+        time.sleep(0.04)
+        path.write_bytes(content)
+
+    os.fsync, safetensors.torch.save_file = slow_sync, slow_save  # type: ignore[assignment]
+    train_slowly(config, directory)
+
+
+def train_until_every_deed(config: RunConfig, directory: Path, update: int) -> None:
+    """Train in directories 1, 2, ... and die at the first, second, ... thing done to files after an update."""
+    torch.set_num_threads(1)
+    run(config, directory / "0")  # here already, so that the children of this child need not wake PyTorch
+    status, deed = -1, 0
+    while status:
+        deed += 1
+        child = os.fork()
+        if not child:
+            train_until_deed(config, directory / str(deed), update, deed)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        (directory / str(deed) / "exitcode").write_text(str(status))
+
+
+def train_until_deed(config: RunConfig, directory: Path, update: int, deed: int) -> None:
+    recorder = Recorder()
+    deeds = 0
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal deeds
+        touches = event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir")
+        if touches and str(directory) in str(arguments[0]) and len(recorder.reports) >= update:
+            deeds += 1
+            if deeds == deed:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    run(config, directory, recorder)
+
+
+def wait_for_checkpoint(child: BaseProcess, directory: Path, update: int) -> None:
+    """Until there is a checkpoint of at least this update, or the child has ended."""
+    checkpoints = CheckpointFolder(directory / "checkpoints")
+    while child.is_alive() and (update and max(checkpoints.updates(), default=0) < update):
+        time.sleep(0.002)
+
+
+def left_behind(directory: Path) -> dict[str, bytes]:
+    return {name: content for name, content in outcome_of(directory).items() if name not in ("outcome.json", "exitcode")}
+
+
+@pytest.fixture(scope="module")
+def config(data: Path) -> RunConfig:
+    """With everything that has a state: dropout, Gumbel noise, several delays, a moving average, unaligned sentences."""
+    return tiny(data, "ctc+asn", delays=(1, 3), ema_decay=0.5, max_updates=18, validate_every=3)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    run(config, directory)
+    return left_behind(directory)
+
+
+def test_a_run_is_a_function_of_its_configuration(
+    config: RunConfig, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    torch.manual_seed(99)  # what happened before in the process does not matter
+    run(config, tmp_path)
+    assert left_behind(tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("training", [train_slowly, train_with_slow_disk])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_at_random_moments(
+    training: Callable[..., None], seed: int, config: RunConfig, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    dice = random.Random(seed)
+    kills = 0
+    for first in sorted(dice.choices((0, 3, 6, 9, 12), k=3)):
+        child = fork(training, config, tmp_path)
+        wait_for_checkpoint(child, tmp_path, first)
+        time.sleep(dice.uniform(0, 0.15))
+        child.kill()
+        child.join()
+        kills += child.exitcode == -signal.SIGKILL
+    assert kills
+    assert run(config, tmp_path).status == "finished"
+    assert left_behind(tmp_path) == undisturbed
+
+
+def test_killed_at_every_touch_of_a_file(data: Path, tmp_path: Path) -> None:
+    """From the third checkpoint on: written, synced, renamed; the first is pruned, the final model written."""
+    config = tiny(data, max_updates=3, validate_every=1, keep_best=1, update_tokens=256)
+    run(config, tmp_path / "undisturbed")
+    expected = left_behind(tmp_path / "undisturbed")
+    child = fork(train_until_every_deed, config, tmp_path, 3)
+    child.join()
+    *killed, ended = [tmp_path / str(number) for number in range(1, len(list(tmp_path.glob("*/exitcode"))) + 1)]
+    assert (ended / "exitcode").read_text() == "0"
+    assert len(killed) > 15
+    stages = {frozenset(path.name for path in (directory / "checkpoints").iterdir()) for directory in killed}
+    assert len(stages) >= 4  # before, while and after the third checkpoint was written, and pruned
+    for directory in killed:
+        assert (directory / "exitcode").read_text() == str(-signal.SIGKILL)
+        recorder = Recorder()
+        run(config, directory, recorder)
+        assert recorder.warnings == []
+        found = left_behind(directory)
+        assert {name: found.get(name) for name in expected} == expected, f"killed at deed {directory.name}"
+        # What a kill kept from being pruned may stay.
+        assert all("update-000000001" in name for name in found.keys() - expected.keys())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_polite_signal_checkpoints_and_stops(
+    number: signal.Signals, config: RunConfig, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    child = fork(train_slowly, config, tmp_path)
+    wait_for_checkpoint(child, tmp_path, 3)
+    os.kill(child.pid or 0, number)
+    child.join()
+    assert child.exitcode == 0
+    status, update, received = json.loads((tmp_path / "outcome.json").read_text())
+    assert (status, received) == ("stopped", number)
+    assert update < 18
+    assert not (tmp_path / "final").exists()
+    recorder = Recorder()
+    assert run(config, tmp_path, recorder).status == "finished"
+    assert recorder.started_at == update  # not one update is lost
+    assert left_behind(tmp_path) == undisturbed
+
+
+def test_stopped_again_and_again(config: RunConfig, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+
+    class Interrupting(Recorder):
+        def update(self, *arguments: Any) -> None:
+            super().update(*arguments)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    outcomes = []
+    while not outcomes or outcomes[-1].status == "stopped":
+        outcomes.append(run(config, tmp_path, Interrupting()))
+    # The signal comes after the loop has looked for one, so each call makes two updates.
+    assert [outcome.update for outcome in outcomes] == [2, 4, 6, 8, 10, 12, 14, 16, 18, 18]
+    found = left_behind(tmp_path)
+    # Update 16, where the run was stopped, is among the last that are kept.
+    names = [name for name in undisturbed if "update-000000015" not in name]
+    assert {name: found.get(name) for name in names} == {name: undisturbed[name] for name in names}
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from simulmt.errors import CheckpointError, ConfigError
+from simulmt.model.asn import ASNConfig, SortedCTCModel
+from simulmt.model.ctc import CTCModel
+from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.train.systems import (
+    System,
+    SystemConfig,
+    build_model,
+    initialise_from,
+    load_model,
+    save_model,
+    translator_of,
+)
+
+from .helpers import SIZES, same, snapshot
+
+SYSTEMS: tuple[System, ...] = ("ctc", "ctc+asn", "wait-k", "teacher")
+
+
+def config_of(system: System, **changes: Any) -> SystemConfig:
+    model = {**SIZES, **changes.pop("model", {})}
+    return SystemConfig(system, 50, 60, model, **{"asn": ASNConfig(layers=2, tau=0.5), "delays": (1, 3), **changes})
+
+
+def fresh(config: SystemConfig, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return build_model(config)
+
+
+def saved(system: System, directory: Path, seed: int = 1, **changes: Any) -> nn.Module:
+    config = config_of(system, **changes)
+    model = fresh(config, seed)
+    save_model(model, config, directory, {"dev_bleu": 12.5})
+    return model
+
+
+def test_a_system_is_its_network() -> None:
+    models = {system: build_model(config_of(system)) for system in SYSTEMS}
+    assert isinstance(models["ctc"], CTCModel)
+    assert isinstance(models["ctc+asn"], SortedCTCModel)
+    assert isinstance(models["wait-k"], Seq2SeqModel)
+    assert isinstance(models["teacher"], Seq2SeqModel)
+    assert models["wait-k"].encoder.causal
+    assert not models["teacher"].encoder.causal
+    assert len(models["ctc+asn"].sorter.layers) == 2
+    assert translator_of(models["ctc+asn"]) is models["ctc+asn"].translator
+    assert translator_of(models["teacher"]) is models["teacher"]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_model_comes_back_as_it_was(system: System, tmp_path: Path) -> None:
+    model = saved(system, tmp_path / "final")
+    loaded, config = load_model(tmp_path / "final")
+    assert config == config_of(system)
+    assert same(snapshot(loaded), snapshot(model))
+    assert type(loaded) is type(model)
+    assert not loaded.training
+    assert not any(parameter.is_meta for parameter in loaded.parameters())
+    again, _ = load_model(tmp_path)  # a run directory stands for its final model
+    assert same(snapshot(again), snapshot(model))
+
+
+def test_a_model_is_stored_as_tensors_and_plain_data(tmp_path: Path) -> None:
+    model = saved("ctc", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors", "model.json"}
+    assert same(safetensors.torch.load_file(tmp_path / "model.safetensors"), snapshot(model))
+    description = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
+    assert description["dev_bleu"] == 12.5
+    assert description["config"]["delays"] == [1, 3]
+
+
+def test_a_sorted_model_starts_from_all_weights_of_a_plain_one(tmp_path: Path) -> None:
+    other = saved("ctc", tmp_path)
+    model = fresh(config_of("ctc+asn"), seed=2)
+    before = snapshot(model)
+    initialise_from(model, tmp_path)
+    after = snapshot(model)
+    shared = {name.removeprefix("translator."): after[name] for name in after if name.startswith("translator.")}
+    assert same(shared, snapshot(other))
+    own = {name for name in after if name.startswith("sorter.")}
+    assert own
+    assert all(torch.equal(after[name], before[name]) for name in own)
+
+
+def test_a_plain_model_starts_from_a_sorted_one(tmp_path: Path) -> None:
+    other = saved("ctc+asn", tmp_path)
+    model = fresh(config_of("ctc"), seed=2)
+    initialise_from(model, tmp_path)
+    assert same(snapshot(model), snapshot(translator_of(other)))
+
+
+def test_a_sorted_model_starts_from_all_of_another_sorted_one(tmp_path: Path) -> None:
+    other = saved("ctc+asn", tmp_path)
+    model = fresh(config_of("ctc+asn"), seed=2)
+    initialise_from(model, tmp_path)
+    assert same(snapshot(model), snapshot(other))
+
+
+@pytest.mark.parametrize(
+    ("system", "model"), [("ctc", {"width": 32}), ("ctc", {"layers": 2}), ("ctc", {"mu": 3}), ("teacher", {})]
+)
+def test_a_model_of_other_sizes_or_kind_cannot_be_started_from(
+    system: System, model: dict[str, int], tmp_path: Path
+) -> None:
+    saved(system, tmp_path, model=model)
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: cannot initialise"):
+        initialise_from(fresh(config_of("ctc+asn", model={"layers": 6}), seed=2), tmp_path)
+
+
+def break_json(directory: Path, change: Any) -> None:
+    path = directory / "model.json"
+    description = json.loads(path.read_text(encoding="utf-8"))
+    change(description)
+    path.write_text(json.dumps(description), encoding="utf-8")
+
+
+DAMAGE: dict[str, Any] = {
+    "nothing there": shutil.rmtree,
+    "no weights": lambda path: (path / "model.safetensors").unlink(),
+    "no description": lambda path: (path / "model.json").unlink(),
+    "weights cut off": lambda path: (path / "model.safetensors").write_bytes(b"\x08\0\0"),
+    "description cut off": lambda path: (path / "model.json").write_text('{"config":'),
+    "no configuration": lambda path: break_json(path, lambda description: description.pop("config")),
+    "other sizes": lambda path: break_json(path, lambda description: description["config"]["model"].update(width=32)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_model_is_an_error_that_names_it(damage: Any, tmp_path: Path) -> None:
+    saved("ctc", tmp_path / "model")
+    damage(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=str(tmp_path / "model")):
+        load_model(tmp_path / "model")
+
+
+def test_a_model_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "final").write_text("a file in place of the directory")
+    with pytest.raises(CheckpointError, match=str(tmp_path / "final")):
+        saved("ctc", tmp_path / "final")
+
+
+def test_an_unknown_or_impossible_setting_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'widht'; did you mean 'width'"):
+        config_of("ctc", model={"widht": 3}).network()
+    with pytest.raises(ConfigError, match="unknown key 'encoder_layers'"):
+        config_of("ctc", model={"encoder_layers": 3}).network()
+    with pytest.raises(ConfigError, match="at least one k"):
+        config_of("ctc", delays=())
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
+        config_of("ctc", delays=(3, 0))
