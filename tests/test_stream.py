@@ -3,13 +3,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import DELAYS, LONGEST, collapse, facts, joined, penalty_of, reference, trained, translator
 
 from simulmt.bundle import Kind
 from simulmt.errors import StreamError
@@ -18,6 +18,7 @@ from simulmt.segment import ends_sentence
 from simulmt.stream import Commit, Lag, StreamState, Translator
 from simulmt.text import BLANK, END, Tokenizer, split_words
 from simulmt.train.export import Trained
+from tiny_models import DELAYS, LONGEST, collapse, facts, joined, penalty_of, reference, trained, translator
 
 SYSTEMS: list[tuple[Kind, str]] = [
     ("ctc", "fp32"),
@@ -27,7 +28,12 @@ SYSTEMS: list[tuple[Kind, str]] = [
     ("full-sentence", "fp32"),
     ("full-sentence", "int8"),
 ]
-WORDS = "the old bridge over river wind's closed, driver 河 大 (frozen) 10:45 Mr. window!? end. 。 \u00ad x".split()
+# fmt: off
+WORDS = [
+    "the", "old", "bridge", "over", "river", "wind's", "closed,", "driver", "河", "大", "(frozen)", "10:45", "Mr.",
+    "window!?", "end.", "。", "\u00ad", "x",
+]
+# fmt: on
 texts = st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join)
 delays = st.sampled_from(DELAYS)
 fuzz = settings(max_examples=25, deadline=None)
@@ -202,7 +208,7 @@ class TestContract:
         commits = at_once(ctc, text, delay)
         assert [commit.seq for commit in commits] == list(range(1, len(commits) + 1))
         assert all(commit.text for commit in commits)
-        for before, after in zip(commits, commits[1:], strict=False):
+        for before, after in pairwise(commits):
             assert (before.sentence, before.source_words) <= (after.sentence, after.source_words)
         assert all(commit.source_words <= len(split_words(text)) for commit in commits)
 
@@ -292,9 +298,8 @@ class TestSentences:
 class TestState:
     def test_a_finished_stream_refuses_everything(self, ctc: Translator) -> None:
         stream = ctc.stream()
-        assert stream.state is StreamState.OPEN
-        stream.finish()
-        assert stream.state is StreamState.FINISHED
+        states = [stream.state, stream.finish() or stream.state]
+        assert states == [StreamState.OPEN, StreamState.FINISHED]
         calls: list[Callable[[], object]] = [
             lambda: stream.push("more"),
             stream.end_sentence,

@@ -1,4 +1,4 @@
-"""Bundles of untrained networks, small enough to be exported anew in every run, and PyTorch's answers to compare with."""
+"""Bundles of untrained networks, small enough to be exported anew in every run, and what PyTorch makes of them."""
 
 from __future__ import annotations
 

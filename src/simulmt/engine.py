@@ -51,11 +51,17 @@ class Pool:
         rows = len(self._holders)
         row = next((row for row in range(rows) if self._holder(row) is None), rows)
         if row == rows:
-            self.block = np.concatenate([self.block, np.zeros_like(self.block)], axis=1)
-            self.bindings.clear()
-            self._holders += [None] * rows
+            self._double()
         slot.pool, slot.row = self, row
         self._holders[row] = weakref.ref(slot)
+
+    def _double(self) -> None:
+        caches, rows, *shape = self.block.shape
+        block = np.zeros((caches, 2 * rows, *shape), dtype=np.float32)  # memory that is taken up row by row, when used
+        block[:, :rows] = self.block
+        self.block = block
+        self.bindings.clear()
+        self._holders += [None] * rows
 
     def gather(self, slots: Sequence[Slot]) -> int:
         """Bring the slots side by side, moving as few as possible; the row where they begin."""

@@ -80,9 +80,18 @@ def start_two(config: RunConfig, directory: Path, slowly: bool = False) -> list[
 
 def run_two(config: RunConfig, directory: Path) -> None:
     children = start_two(config, directory)
+    assert exit_codes(children) == [0, 0]
+
+
+def exit_codes(children: list[BaseProcess]) -> list[int | None]:
+    """How the processes ended; one that hangs is ended and counts as hanging."""
     for child in children:
+        child.join(60)
+    hanging = [child for child in children if child.is_alive()]
+    for child in hanging:
+        child.kill()
         child.join()
-    assert [child.exitcode for child in children] == [0, 0]
+    return [None if child in hanging else child.exitcode for child in children]
 
 
 @pytest.mark.parametrize("system", ["ctc+asn", "wait-k"])
@@ -96,7 +105,9 @@ def test_two_processes_do_the_arithmetic_of_one(system: System, data: Path, tmp_
     assert first == second
     assert first["tokens"] == [report.tokens for report in recorder.reports]
     assert first["losses"] == pytest.approx(recorder.losses, rel=1e-5)
-    assert first["scores"] == {str(update): pytest.approx(scores, abs=0.5) for update, scores in recorder.scores.items()}
+    assert first["scores"] == {
+        str(update): pytest.approx(scores, abs=0.5) for update, scores in recorder.scores.items()
+    }
     one, two = (snapshot(load_model(tmp_path / name)[0]) for name in ("one", "two"))
     for name in one:
         if "key_value.bias" not in name:  # attention does not depend on the keys' bias: its gradient is rounding
@@ -126,15 +137,12 @@ def test_when_one_process_is_killed_both_start_again_and_end_the_same(data: Path
     children = start_two(config, tmp_path / "disturbed", slowly=True)
     wait_for_checkpoint(tmp_path / "disturbed", 3)
     children[1].kill()
-    for child in children:
-        child.join()
-    assert children[1].exitcode == -signal.SIGKILL
-    assert children[0].exitcode not in (0, -signal.SIGKILL)  # it cannot go on alone, and does not pretend to
+    assert exit_codes(children) == [1, -signal.SIGKILL]  # the first cannot go on alone, and does not pretend to
     assert not (tmp_path / "disturbed" / "final").exists()
     run_two(config, tmp_path / "disturbed")
     files = [name for name in outcome_of(tmp_path / "undisturbed") if "rank" not in name]
     undisturbed, disturbed = outcome_of(tmp_path / "undisturbed"), outcome_of(tmp_path / "disturbed")
-    assert len(files) == 8
+    assert len(files) >= 6
     assert {name: disturbed.get(name) for name in files} == {name: undisturbed[name] for name in files}
 
 
@@ -143,9 +151,7 @@ def test_a_signal_to_one_process_stops_both(data: Path, tmp_path: Path) -> None:
     children = start_two(config, tmp_path, slowly=True)
     wait_for_checkpoint(tmp_path, 3)
     os.kill(children[1].pid or 0, signal.SIGTERM)
-    for child in children:
-        child.join()
-    assert [child.exitcode for child in children] == [0, 0]
+    assert exit_codes(children) == [0, 0]
     reports = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     assert [report["status"] for report in reports] == ["stopped", "stopped"]
     newest = CheckpointFolder(tmp_path / "checkpoints").updates()[-1]
@@ -174,7 +180,6 @@ with join_world("cpu") as world:
 """
 
 
-@pytest.mark.slow
 def test_torchrun_restarts_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
@@ -182,6 +187,7 @@ def test_torchrun_restarts_and_the_run_goes_on(data: Path, tmp_path: Path) -> No
         [*torchrun, f"--master-port={free_port()}", str(tmp_path / "worker.py"), str(data), str(tmp_path / "run")],
         check=True,
         capture_output=True,
+        timeout=120,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     run_two(tiny(data, max_updates=12, validate_every=3), tmp_path / "undisturbed")
@@ -203,7 +209,7 @@ def test_a_world_of_one_needs_no_other() -> None:
 
 @pytest.mark.parametrize("device", ["tpu", "cpu:x", "", "cuda:x"])
 def test_an_unknown_device_is_an_error(device: str) -> None:
-    with pytest.raises(ConfigError, match=f"--device {device}"), join_world(device):
+    with pytest.raises(ConfigError, match=f"^--device {device}:"), join_world(device):
         pass
 
 

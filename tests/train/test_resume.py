@@ -102,7 +102,9 @@ def wait_for_checkpoint(child: BaseProcess, directory: Path, update: int) -> Non
 
 
 def left_behind(directory: Path) -> dict[str, bytes]:
-    return {name: content for name, content in outcome_of(directory).items() if name not in ("outcome.json", "exitcode")}
+    return {
+        name: content for name, content in outcome_of(directory).items() if name not in ("outcome.json", "exitcode")
+    }
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import click
 import typer
 
 from simulmt import __version__
-from simulmt.cli import training
+from simulmt.cli import evaluation, live, training
 from simulmt.errors import ConfigError, SimulmtError
 
 app = typer.Typer(
@@ -27,7 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-training.register(app)
+for group in (live, training, evaluation):
+    group.register(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -146,7 +146,9 @@ def sweep(
         raise _missing("simulmt sweep", error) from None
 
     settings = build(SweepConfig, {"trials": trials, "seed": seed, "space": override({}, space or ())}, "--space")
-    run_sweep(RunConfig.read(config, assignments or ()), output, settings, device)
+    outcome = run_sweep(RunConfig.read(config, assignments or ()), output, settings, device)
+    if outcome.signal:
+        raise typer.Exit(128 + outcome.signal)
 
 
 def _corpora(source: Sequence[Path], target: Sequence[Path], tsv: Sequence[Path]) -> list[Corpus]:

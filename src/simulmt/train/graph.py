@@ -67,6 +67,7 @@ class Graph:
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
         self._shapes: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._bytes: dict[tuple[int, str], str] = {}
         self._count = 0
 
     def rows(self, prefix: str = "", axis: str = "N") -> Rows:
@@ -113,26 +114,36 @@ class Graph:
         """[... D] as [P D]."""
         return self.add("Reshape", x, self.constant(np.array([-1, self.width])))
 
-    def linear(self, x: str, weight: Tensor, bias: Tensor | None = None, nonnegative: bool = False) -> str:
-        """x [P K] times weight [M K] transposed, plus bias; `nonnegative` promises that no x is below zero."""
+    def linear(self, x: str, rows: str, weight: Tensor, bias: Tensor | None = None, nonnegative: bool = False) -> str:
+        """x [P K] times weight [M K] transposed, plus bias.
+
+        `rows` names the rows of x, as all tensors with one name have equally many; `nonnegative` promises that no x is
+        below zero.
+        """
         if not self.int8:
             biases = [] if bias is None else [self.constant(_array(bias))]
             return self.add("Gemm", x, self.constant(_array(weight)), *biases, transB=1)
-        y = self._product_of_bytes(x, _array(weight), nonnegative)
+        y = self._product_of_bytes(x, rows, _array(weight), nonnegative)
         return y if bias is None else self.add("Add", y, self.constant(_array(bias)))
 
-    def _product_of_bytes(self, x: str, weight: Array, nonnegative: bool) -> str:
-        """The product in bytes, summed exactly: each row of x and each row of the weight has its own scale."""
+    def _product_of_bytes(self, x: str, rows: str, weight: Array, nonnegative: bool) -> str:
+        """The product in bytes, summed exactly; each row of x and each row of the weight has its own scale."""
         zero, levels = (0, 255) if nonnegative else (MIDDLE, 127)
-        size = x if nonnegative else self.add("Abs", x)
-        largest = self.add("ReduceMax", size, self.constant(np.array([-1])), keepdims=1)
-        step, zero_point = self.constant(np.float32(1 / levels)), self.constant(np.uint8(zero))
-        # In a row of zeros 0 / 0 becomes some byte; its product is multiplied by 0 again below.
-        rows = self.add("QuantizeLinear", self.add("Div", x, largest), step, zero_point)
+        sizes = x if nonnegative else self.add("Abs", x)
+        largest = self.add("ReduceMax", sizes, self.constant(np.array([-1])), keepdims=0)
+        steps = self.add("Mul", largest, self.constant(np.float32(1 / levels)))
+        # In a row of zeros 0 / 0 becomes some byte, whose products are multiplied by 0 again.
+        x = self.add("QuantizeLinear", x, steps, self._repeated(zero, rows, largest), axis=0)
         codes, scales = quantise(weight, WEIGHT_LEVELS)
-        sums = self.add("MatMulInteger", rows, self.constant(codes.T), zero_point)
-        y = self.add("Mul", self.add("Cast", sums, to=TensorProto.FLOAT), self.constant(scales / np.float32(levels)))
-        return self.add("Mul", y, largest)
+        sums = self.add("MatMulInteger", x, self.constant(codes.T), self.constant(np.uint8(zero)))
+        return self.add("Mul", self.add("DequantizeLinear", sums, steps, axis=0), self.constant(scales))
+
+    def _repeated(self, byte: int, rows: str, like: str) -> str:
+        """A byte for each row, in the shape of `like`, which is computed once for all tensors with these rows."""
+        key = (byte, rows)
+        if key not in self._bytes:
+            self._bytes[key] = self.add("Expand", self.constant(np.uint8(byte)), self.add("Shape", like))
+        return self._bytes[key]
 
     def embed(self, embedding: Embedding, tokens: str, positions: str, longest: int) -> str:
         """Token embeddings times sqrt(D) plus positions, [B N D]."""
@@ -151,10 +162,11 @@ class Graph:
         parameters = (self.constant(_array(module.weight)), self.constant(_array(module.bias)))
         return self.add("LayerNormalization", x, *parameters, axis=-1, epsilon=module.eps)
 
-    def feed_forward(self, norm: nn.LayerNorm, module: FeedForward, x: str) -> str:
+    def feed_forward(self, norm: nn.LayerNorm, module: FeedForward, x: str, rows: str) -> str:
         """[P D] with the feed-forward network's answer added."""
-        inner = self.add("Relu", self.linear(self.norm(norm, x), module.expand.weight, module.expand.bias))
-        return self.add("Add", x, self.linear(inner, module.contract.weight, module.contract.bias, nonnegative=True))
+        expand, contract = module.expand, module.contract
+        inner = self.add("Relu", self.linear(self.norm(norm, x), rows, expand.weight, expand.bias))
+        return self.add("Add", x, self.linear(inner, rows, contract.weight, contract.bias, nonnegative=True))
 
     def heads_of(self, x: str, rows: str, parts: int) -> list[str]:
         """[P parts*D] as so many tensors [B N heads D/heads]."""
@@ -163,11 +175,11 @@ class Graph:
     def queries(self, module: Attention, normed: str, rows: str) -> str:
         """Queries of [P D] alone, [B N heads D/heads]."""
         weight, bias = (_scaled(parameter, self.head_width) for parameter in (module.query.weight, module.query.bias))
-        return self.reshape(self.linear(normed, weight, bias), rows, self.heads, self.head_width)
+        return self.reshape(self.linear(normed, rows, weight, bias), rows, self.heads, self.head_width)
 
     def keys_values(self, module: Attention, normed: str, rows: str) -> list[str]:
         """Keys and values of [P D] alone, [B N heads D/heads] each."""
-        return self.heads_of(self.linear(normed, module.key_value.weight, module.key_value.bias), rows, parts=2)
+        return self.heads_of(self.linear(normed, rows, module.key_value.weight, module.key_value.bias), rows, parts=2)
 
     def cache(self, name: str) -> str:
         """A cache that is only looked at, [B 1 heads C D/heads]."""
@@ -188,13 +200,14 @@ class Graph:
         scores = self.reshape(self.add("MatMul", keys, queries), rows, self.heads, 1, -1)  # [B N heads 1 C]
         weights = self.add("Softmax", self.add("Add", scores, mask), axis=-1)
         mixed = self.flatten(self.add("MatMul", weights, values))
-        return self.linear(mixed, module.output.weight, module.output.bias)
+        return self.linear(mixed, rows, module.output.weight, module.output.bias)
 
     def self_attention(self, name: str, norm: nn.LayerNorm, module: Attention, x: str, rows: Rows) -> str:
         """[P D] with its attention over a cache, which then holds these positions too, added."""
         weight = torch.cat([_scaled(module.query.weight, self.head_width), module.key_value.weight])
         bias = torch.cat([_scaled(module.query.bias, self.head_width), module.key_value.bias])
-        queries, keys, values = self.heads_of(self.linear(self.norm(norm, x), weight, bias), rows.tokens, parts=3)
+        projected = self.linear(self.norm(norm, x), rows.tokens, weight, bias)
+        queries, keys, values = self.heads_of(projected, rows.tokens, parts=3)
         keys = self.remember(f"{name}_keys", keys, rows.slots)
         values = self.remember(f"{name}_values", values, rows.slots)
         return self.add("Add", x, self.attend(module, queries, keys, values, rows.mask, rows.tokens))
@@ -202,7 +215,8 @@ class Graph:
     def choose(self, states: str, table: Tensor, rows: str, frames: int, held: int, forbidden: Sequence[int]) -> None:
         """Outputs `scores`, the logits, and `symbols`, the best once `penalty` was taken off the symbol `held`."""
         V = table.shape[0]
-        scores = self.add("Reshape", self.linear(states, table), self._shape(rows, frames, V), name="scores")
+        scores = self.linear(states, f"{rows} frames", table)
+        scores = self.add("Reshape", scores, self._shape(rows, frames, V), name="scores")
         self.output(scores, TensorProto.FLOAT, ["B", "N", frames, V])
         never, once = np.zeros((2, V), dtype=np.float32)
         never[list(forbidden)] = -np.inf
@@ -259,12 +273,13 @@ def ctc_graph(model: CTCModel, longest: int, precision: Precision) -> Graph:
     values = graph.remember("layer_0_values", values, read.slots)
     queries = graph.queries(attention, graph.flatten(queries), rows.tokens)
     x = graph.add("Add", x, graph.attend(attention, queries, keys, values, read.mask, rows.tokens))
-    x = graph.feed_forward(first.feed_forward_norm, first.feed_forward, x)
+    x = graph.feed_forward(first.feed_forward_norm, first.feed_forward, x, rows.tokens)
     for index, layer in enumerate(later, 1):
         x = graph.self_attention(f"layer_{index}", layer.attention_norm, layer.attention, x, rows)
-        x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x)
+        x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x, rows.tokens)
     projection = model.length_projection
-    frames = graph.flatten(graph.linear(graph.norm(encoder.final_norm, x), projection.weight, projection.bias))
+    states = graph.norm(encoder.final_norm, x)
+    frames = graph.flatten(graph.linear(states, rows.tokens, projection.weight, projection.bias))
     graph.choose(frames, model.target_embedding.weight, rows.tokens, model.mu, held=BLANK, forbidden=())
     return graph
 
@@ -277,7 +292,7 @@ def encoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Gr
     x = graph.flatten(graph.embed(encoder.embedding, rows.tokens, rows.positions, longest))
     for index, layer in enumerate(encoder.layers):
         x = graph.self_attention(f"encoder_{index}", layer.attention_norm, layer.attention, x, rows)
-        x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x)
+        x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x, rows.tokens)
     states = graph.norm(encoder.final_norm, x)
     for index, decoder_layer in enumerate(model.layers):
         keys, values = graph.keys_values(decoder_layer.cross_attention, states, rows.tokens)
@@ -299,7 +314,7 @@ def decoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Gr
         queries = graph.queries(module, graph.norm(layer.cross_norm, x), rows.tokens)
         keys, values = graph.cache(f"context_{index}_keys"), graph.cache(f"context_{index}_values")
         x = graph.add("Add", x, graph.attend(module, queries, keys, values, context_mask, rows.tokens))
-        x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x)
+        x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x, rows.tokens)
     never = [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]
     states = graph.norm(model.final_norm, x)
     graph.choose(states, model.target_embedding.weight, rows.tokens, 1, held=END, forbidden=never)

@@ -74,7 +74,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     objective = world.distribute(_Objective(model, settings.smoothing))
     monitor.start(progress.update, settings.max_updates, model, plan)
 
-    with _StopRequests(settings.max_minutes) as stop:
+    with _StopRequests(settings.max_minutes) as stop, monitor:
         while progress.update < settings.max_updates and not _out_of_patience(progress, settings):
             update = progress.update + 1
             numbers = range((update - 1) * batches + world.rank, update * batches, world.size)

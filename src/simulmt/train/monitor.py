@@ -9,7 +9,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from rich.console import Console
@@ -42,9 +42,11 @@ class Scalars(Protocol):
 
     def add_scalar(self, tag: str, value: float, step: int) -> Any: ...
 
+    def close(self) -> None: ...
+
 
 class Monitor:
-    """Reports a run; `quiet` for all processes but the first."""
+    """Reports a run; `quiet` for all processes but the first. Used as a context, it gives the terminal back."""
 
     def __init__(
         self, directory: Path, quiet: bool = False, wandb_project: str | None = None, log_every: int = 100
@@ -60,6 +62,12 @@ class Monitor:
         self._best = 0.0
         self._bar: Progress | None = None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
     def start(self, update: int, max_updates: int, model: nn.Module, plan: BatchPlan) -> None:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self._say(
@@ -70,7 +78,7 @@ class Monitor:
         self._max_updates = max_updates
         if self._console.is_terminal and not self._quiet:
             columns = (TextColumn("update"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, TextColumn("{task.fields[status]}"), console=self._console)
+            self._bar = Progress(*columns, TextColumn("{task.fields[status]}", markup=False), console=self._console)
             self._bar.start()
             self._task = self._bar.add_task("train", total=max_updates, completed=update, status="")
 
@@ -97,14 +105,12 @@ class Monitor:
         self._recent.clear()  # the time spent on validation is not training time
 
     def warn(self, message: str) -> None:
-        self._say(f"[yellow]warning:[/yellow] {message}")
+        self._say(f"warning: {message}", style="yellow")
 
     def stopped(self, update: int) -> None:
-        self._close()
         self._say(f"stopped after update {update}; run the same command to go on")
 
     def finish(self, update: int, score: float | None, model: Path | None) -> None:
-        self._close()
         self._say(f"finished after update {update}: dev BLEU {score:.2f}; the model is in {model}")
         self._say(f"next: simulmt export {model} --output BUNDLE, then simulmt translate --model BUNDLE")
 
@@ -141,7 +147,7 @@ class Monitor:
         if self._best:
             parts.append(f"best BLEU {self._best:.2f}")
         if totals.skipped_updates:
-            parts.append(f"[yellow]{totals.skipped_updates} updates skipped[/yellow]")
+            parts.append(f"{totals.skipped_updates} updates skipped")
         if totals.skipped_sentences:
             parts.append(f"{totals.skipped_sentences} sentences too long for their source skipped")
         return "  ".join([*parts, f"{memory_gib():.1f} GiB"])
@@ -155,18 +161,20 @@ class Monitor:
         for curve in self._curves:
             curve.add_scalar(tag, value, update)
 
-    def _say(self, message: str) -> None:
+    def _say(self, message: str, style: str | None = None) -> None:
         if self._quiet:
             return
-        if self._console.is_terminal:
-            self._console.print(message, highlight=False)
+        if self._console.is_terminal:  # a path may look like markup and must not be taken for it
+            self._console.print(message, style=style, markup=False, emoji=False, highlight=False)
         else:
-            print(Console(file=sys.stderr).render_str(message).plain, file=sys.stderr, flush=True)
+            print(message, file=sys.stderr, flush=True)
 
     def _close(self) -> None:
         if self._bar:
             self._bar.stop()
             self._bar = None
+        for curve in self._curves:
+            curve.close()
 
 
 class _WeightsAndBiases:
@@ -179,6 +187,9 @@ class _WeightsAndBiases:
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         self._run.log({tag: value}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
 
 
 def _tensorboard(directory: Path) -> Scalars:

@@ -14,6 +14,8 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from simulmt.errors import ConfigError
@@ -64,7 +66,11 @@ def join_world(device: str = "auto") -> Iterator[World]:
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = _device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if size > 1:
-        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+        # A restart may find the store of the attempt before, with the addresses of dead processes in it.
+        store, *_ = next(rendezvous("env://"))
+        attempt = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        backend = "nccl" if place.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
     try:
         yield World(rank, size, place)
     finally:
@@ -77,11 +83,12 @@ def _device(name: str, local_rank: int) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
         name = f"cuda:{local_rank}"
-    if name.startswith("cuda"):
-        if not torch.cuda.is_available():
-            raise ConfigError("--device cuda: this machine has no CUDA device that PyTorch can use; try --device cpu")
-        torch.cuda.set_device(name)
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"--device {name}: this machine has no CUDA device that PyTorch can use; try --device cpu")
     try:
-        return torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"--device {name}: expected auto, cpu, cuda or cuda:N") from None
+        device = torch.device(name)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+    except (RuntimeError, ValueError):
+        raise ConfigError(f"--device {name}: expected auto, cpu, cuda or cuda:N, N below the number of GPUs") from None
+    return device

@@ -1,0 +1,258 @@
+"""How long one more source token takes, against the ways it is usually done, all in one run on the same weights.
+
+    python benchmarks/stream.py [--vocabulary 8000 32000] [--threads 1 2] [--rounds 5]
+
+The peers: PyTorch with caches that pushes all k unfinished positions through the stack and keeps one; recomputing the
+whole prefix; the wait-k model through this runtime. The floor is the time it takes to read a step's weights once, at
+the bandwidth measured here over as many bytes with as many threads. Contestants take turns, and the best of all rounds
+counts, for the machine may be shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from simulmt.autoregressive import Seq2SeqDecoder, longest_translation
+from simulmt.bundle import FORMAT, SOURCE, TARGET, Bundle, BundleConfig, Kind, write_description
+from simulmt.decoding import CTCDecoder
+from simulmt.model.ctc import CTCConfig, CTCModel
+from simulmt.model.layers import KeysValues, look_ahead_mask
+from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.text import SPECIAL_SYMBOLS, Tokenizer, VocabularySpec
+from simulmt.train.graph import Precision, ctc_graph, decoder_graph, encoder_graph
+
+DELAY = 3
+TOKENS = 40  # source tokens of the sentence that is read
+WARM_UP = 5  # tokens of it that are not timed
+STREAMS = 32
+LONGEST = 256
+PRECISIONS: tuple[Precision, ...] = ("int8", "fp32")
+
+LOADING = """
+import sys, time
+from pathlib import Path
+from simulmt.bundle import Bundle
+from simulmt.decoding import CTCDecoder
+before = time.perf_counter()
+decoder = CTCDecoder(Bundle(Path(sys.argv[1])), int(sys.argv[2]))
+loaded = time.perf_counter()
+sentence = decoder.open(1)
+for token in range(6, 46):
+    sentence.read(token, 3)
+    while sentence.is_due:
+        decoder.advance([sentence])
+status = Path("/proc/self/status").read_text()
+resident = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+print(loaded - before, int(resident) / 1024)
+"""
+
+
+@dataclass
+class Contestant:
+    """A way to read a sentence; what it returns is computed token by token."""
+
+    run: Callable[[], Iterable[object]]
+    best: float = float("inf")  # milliseconds a token
+
+    def take_turn(self) -> None:
+        times, before = [], time.perf_counter()
+        for _ in self.run():
+            now = time.perf_counter()
+            times.append(now - before)
+            before = now
+        self.best = min(self.best, 1000 * statistics.median(times[WARM_UP:]))
+
+
+def through_runtime(decoder: CTCDecoder | Seq2SeqDecoder, tokens: np.ndarray) -> Iterable[None]:
+    """Sentences [B T] advance together, a token at a time."""
+    sentences = [decoder.open(1) for _ in tokens]
+    for column in tokens.T.tolist():
+        for sentence, token in zip(sentences, column, strict=True):
+            sentence.read(token, DELAY)
+        while due := [sentence for sentence in sentences if sentence.is_due]:
+            decoder.advance(due)  # type: ignore[arg-type]
+        yield
+
+
+@torch.inference_mode()
+def pushing_all_unfinished(model: CTCModel, tokens: torch.Tensor) -> Iterable[None]:
+    """Caches hold the finished positions; each read pushes all k unfinished ones through the stack and keeps one."""
+    layers = model.encoder.layers
+    kept = model.encoder.start().layers
+    for read in range(DELAY, tokens.shape[1] + 1):
+        finished = read - DELAY
+        x = model.encoder.embedding.embed(tokens[:, finished:read], finished)
+        grown = []
+        for index, (layer, past) in enumerate(zip(layers, kept, strict=True)):
+            new = layer.project(x)
+            mask = look_ahead_mask(DELAY, read, finished, DELAY if index == 0 else 1, x.device)
+            x = layer.attend(x, past.append(new), mask)
+            grown.append(past.append(KeysValues(new.keys[:, :, :1], new.values[:, :, :1])))
+        kept = tuple(grown)
+        model.logits(model.frames(model.encoder.final_norm(x[:, :1]))).argmax(-1)
+        yield
+
+
+@torch.inference_mode()
+def recomputing(model: CTCModel, tokens: torch.Tensor) -> Iterable[None]:
+    """No caches: each read computes all states again and keeps the last finished one."""
+    for read in range(DELAY, tokens.shape[1] + 1):
+        states = model.encoder(tokens[:, :read], None, DELAY)
+        model.logits(model.frames(states[:, read - DELAY : read - DELAY + 1])).argmax(-1)
+        yield
+
+
+def bandwidth(size: int, threads: int) -> float:
+    """Bytes a second that so many threads read, over a block of so many bytes."""
+    parts = [np.ones(size // threads // 8) for _ in range(threads)]
+    repeats, best = max(1, int(4e8) // size), 0.0
+    for _ in range(5):
+        workers = [threading.Thread(target=lambda part=part: [part.max() for _ in range(repeats)]) for part in parts]
+        before = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        best = max(best, size * repeats / (time.perf_counter() - before))
+    return best
+
+
+def write_bundle(directory: Path, kind: Kind, precision: Precision, model: CTCModel | Seq2SeqModel) -> Bundle:
+    """A bundle with the real graphs and a stand-in for the vocabularies, which decoding does not look at."""
+    directory.mkdir()
+    words = ["the quick brown fox jumps over the lazy dog and runs away with a bag of very old wine"]
+    for name in (SOURCE, TARGET):
+        Tokenizer.train(words, directory / name, VocabularySpec(size=36))
+    if isinstance(model, CTCModel):
+        ctc_graph(model, LONGEST, precision).save(directory / "ctc.onnx")
+    else:
+        encoder_graph(model, LONGEST, precision).save(directory / "encoder.onnx")
+        decoder_graph(model, longest_translation(LONGEST) + 1, precision).save(directory / "decoder.onnx")
+    config = BundleConfig(FORMAT, kind, "en", "de", precision, LONGEST, delays=(DELAY,), default_delay=DELAY)
+    write_description(directory, config, "")
+    return Bundle(directory)
+
+
+def weights_of_a_step(model: CTCModel, precision: Precision) -> int:
+    """Bytes of the matrices that one step multiplies with: all but the source embeddings."""
+    matrices = [p for p in model.parameters() if p.ndim == 2 and p is not model.encoder.embedding.weight]
+    return sum(matrix.numel() for matrix in matrices) * (4 if precision == "fp32" else 1)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One block of the table."""
+
+    vocabulary: int
+    threads: int
+    rounds: int
+
+
+def contestants(setting: Setting, folder: Path, model: CTCModel) -> dict[str, Contestant]:
+    """Everybody who takes part, by name."""
+    threads, vocabulary = setting.threads, setting.vocabulary
+    wait_k = Seq2SeqModel.build(Seq2SeqConfig(vocabulary, vocabulary, causal=True)).eval()
+    tokens = np.random.default_rng(1).integers(len(SPECIAL_SYMBOLS), vocabulary, (STREAMS, TOKENS))
+    source = torch.from_numpy(tokens[:1])
+    runs: dict[str, Callable[[], Iterable[object]]] = {
+        "eager": lambda: pushing_all_unfinished(model, source),
+        "recompute": lambda: recomputing(model, source),
+    }
+    for precision in PRECISIONS:
+        ctc = CTCDecoder(write_bundle(folder / f"ctc-{precision}", "ctc", precision, model), threads)
+        other = Seq2SeqDecoder(write_bundle(folder / f"wait-k-{precision}", "wait-k", precision, wait_k), threads)
+        runs[precision] = partial(through_runtime, ctc, tokens[:1])
+        runs[f"{precision} together"] = partial(through_runtime, ctc, tokens)
+        runs[f"{precision} wait-k"] = partial(through_runtime, other, tokens[:1])
+    return {name: Contestant(run) for name, run in runs.items()}
+
+
+def compare(setting: Setting) -> None:
+    """Print one block of the table."""
+    torch.set_num_threads(setting.threads)
+    torch.manual_seed(1)
+    model = CTCModel.build(CTCConfig(setting.vocabulary, setting.vocabulary)).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        entered = contestants(setting, Path(folder), model)
+        for _ in range(setting.rounds):
+            for contestant in entered.values():
+                contestant.take_turn()
+        loading = {precision: load(Path(folder) / f"ctc-{precision}", setting.threads) for precision in PRECISIONS}
+    report(setting, model, {name: contestant.best for name, contestant in entered.items()}, loading)
+
+
+def load(bundle: Path, threads: int) -> tuple[float, float]:
+    """Seconds to load a bundle in a fresh process, and the megabytes resident there after a sentence."""
+    arguments = [sys.executable, "-c", LOADING, str(bundle), str(threads)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    seconds, megabytes = map(float, done.stdout.split())
+    return seconds, megabytes
+
+
+def report(
+    setting: Setting, model: CTCModel, best: dict[str, float], loading: dict[Precision, tuple[float, float]]
+) -> None:
+    floors: dict[str, float] = {}
+    for precision in PRECISIONS:
+        size = weights_of_a_step(model, precision)
+        floors[precision] = 1000 * size / bandwidth(size, setting.threads)
+    eager = best["eager"]
+    names = {
+        "eager": "PyTorch, k positions pushed, one kept",
+        "recompute": "PyTorch, prefix recomputed",
+        "fp32 wait-k": "wait-k in this runtime, fp32",
+        "int8 wait-k": "wait-k in this runtime, int8",
+        "fp32": "this runtime, fp32",
+        "int8": "this runtime, int8",
+    }
+    print(f"\nV = {setting.vocabulary:,}, {setting.threads} thread(s), k = {DELAY}\n")
+    row("", "ms/token", "x faster", "x floor")
+    row("---", "--:", "--:", "--:")
+    for key, name in names.items():
+        above = f"{best[key] / floors[key]:.2f}" if key in floors else ""
+        row(name, f"{best[key]:.2f}", f"{eager / best[key]:.1f}", above)
+    for name, floor in floors.items():
+        row(f"floor, {name}", f"{floor:.2f}", f"{eager / floor:.1f}", "1.00")
+    print()
+    row("", "tokens/s", "x one", "load, s", "MB")
+    row("---", "--:", "--:", "--:", "--:")
+    for precision in PRECISIONS:
+        alone, together = 1000 / best[precision], STREAMS * 1000 / best[f"{precision} together"]
+        seconds, megabytes = loading[precision]
+        row(f"one stream, {precision}", f"{alone:,.0f}", "1.0", f"{seconds:.2f}", f"{megabytes:.0f}")
+        row(f"{STREAMS} streams together, {precision}", f"{together:,.0f}", f"{together / alone:.1f}", "", "")
+
+
+def row(*cells: str) -> None:
+    first, *others = cells
+    print("| " + " | ".join([f"{first:38}", *(f"{cell:>8}" for cell in others)]) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vocabulary", type=int, nargs="+", default=[8000, 32_000])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    print(f"load average before: {os.getloadavg()[0]:.1f}")
+    for vocabulary in arguments.vocabulary:
+        for threads in arguments.threads:
+            compare(Setting(vocabulary, threads, arguments.rounds))
+
+
+if __name__ == "__main__":
+    main()

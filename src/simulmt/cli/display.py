@@ -1,0 +1,192 @@
+"""The demonstration: text is played at speaking pace, and a view shows what was read and what was written when."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from simulmt.bundle import BundleConfig
+from simulmt.stream import Commit, Lag, Translator
+from simulmt.text import split_words
+
+TRACE_SHOWN = 60  # of the last reads and writes
+
+
+class Moment(NamedTuple):
+    """Some text was read, and these commits followed at once."""
+
+    read: str
+    commits: list[Commit]
+    ends_sentence: bool = False
+
+
+def play(
+    translator: Translator,
+    sentences: Iterable[str],
+    delay: int | None,
+    pace: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Moment]:
+    """Translate sentences live, read at `pace` words a second, or as fast as it goes for a pace of 0."""
+    due = clock()
+    for sentence in sentences:
+        stream = translator.stream(delay)
+        for word in spoken(sentence):
+            if pace:
+                due += 1 / pace
+                sleep(max(0.0, due - clock()))
+            yield Moment(word, stream.push(word))
+        yield Moment("", stream.finish(), ends_sentence=True)
+
+
+def spoken(sentence: str) -> list[str]:
+    """The words of a sentence, each with the white space behind it, which is what completes it."""
+    parts, end = [], 0
+    for word in split_words(sentence):
+        start = sentence.index(word, end)
+        if parts:
+            parts[-1] += sentence[end:start]
+        end = start + len(word)
+        parts.append(word)
+    return parts
+
+
+@dataclass
+class Tally:
+    """What a demonstration came to."""
+
+    words: int = 0
+    sentences: int = 0
+    lags: list[Lag] = field(default_factory=list)  # one a commit
+
+    def count(self, moment: Moment) -> None:
+        self.words += bool(moment.read)
+        self.sentences += moment.ends_sentence
+        self.lags += [commit.lag for commit in moment.commits]
+
+    def summary(self) -> str:
+        """In two lines."""
+        policy, compute = (statistics.median(lags or [0.0]) for lags in self._by_cause())
+        return (
+            f"{self.sentences} sentences, {self.words} words read, {len(self.lags)} pieces written, none taken back\n"
+            f"median lag of a piece: {policy:.0f} ms until the words it needed were said, {compute:.1f} ms to compute"
+        )
+
+    def _by_cause(self) -> tuple[list[float], list[float]]:
+        return [lag.policy for lag in self.lags], [lag.compute for lag in self.lags]
+
+
+class View(Protocol):
+    """Shows moments as they come; to be used in a `with` statement."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, moment: Moment) -> None: ...
+
+
+def open_view(console: Console, config: BundleConfig) -> View:
+    """A picture that moves in a terminal, lines of text elsewhere."""
+    return TerminalView(console, config) if console.is_terminal else PlainView(console, config)
+
+
+class PlainView:
+    """Reads and writes in turn, one line each."""
+
+    def __init__(self, console: Console, config: BundleConfig) -> None:
+        self._console = console
+        self._labels = _labels(config)
+        self._heard = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was held back but words that led to nothing."""
+
+    def show(self, moment: Moment) -> None:
+        self._heard += moment.read
+        if moment.commits or (moment.ends_sentence and self._heard):
+            self._print(self._labels[0], self._heard)
+            self._heard = ""
+        if moment.commits:
+            self._print(self._labels[1], "".join(commit.text for commit in moment.commits))
+        if moment.ends_sentence:
+            self._console.print()
+
+    def _print(self, label: str, text: str) -> None:
+        if text:
+            self._console.print(Text(f"{label}  {text.strip()}"), soft_wrap=True)
+            self._console.file.flush()
+
+
+class TerminalView:
+    """The sentence that is being spoken in a frame that grows; sentences that are over stay above it."""
+
+    def __init__(self, console: Console, config: BundleConfig) -> None:
+        self._labels = _labels(config)
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._begin()
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, moment: Moment) -> None:
+        self._source += moment.read
+        self._target += "".join(commit.text for commit in moment.commits)
+        self._trace += "R" * bool(moment.read) + "W" * len(moment.commits)
+        if moment.commits:
+            self._lag = moment.commits[-1].lag
+        if moment.ends_sentence:
+            self._live.console.print(Padding(self._sentence(), (0, 0, 1, 0)))
+            self._begin()
+        self._live.update(self._frame(), refresh=True)
+
+    def _begin(self) -> None:
+        self._source = self._target = self._trace = ""
+        self._lag = Lag(0.0, 0.0, 0.0)
+
+    def _sentence(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        table.add_row(Text(self._labels[0], "dim"), Text(self._source))
+        table.add_row(Text(self._labels[1], "dim"), Text(self._target, "bold green"))
+        return table
+
+    def _frame(self) -> Table:
+        table = self._sentence()
+        waited = f"{self._lag.policy:5.0f} ms for words to come, {self._lag.compute:4.1f} ms to compute"
+        table.add_row(Text("lag", "dim"), Text(waited, "cyan"))
+        table.add_row(Text("trace", "dim"), _coloured(self._trace[-TRACE_SHOWN:]))
+        return table
+
+
+def _labels(config: BundleConfig) -> tuple[str, str]:
+    """The languages, padded to one width; what cannot be told apart is called by its side."""
+    source, target = config.source_language, config.target_language
+    if source == target:
+        source, target = "source", "target"
+    length = max(len(source), len(target))
+    return source.ljust(length), target.ljust(length)
+
+
+def _coloured(trace: str) -> Text:
+    """R for a word read, W for a piece written."""
+    text = Text(no_wrap=True)
+    for step in trace:
+        text.append(step, "dim" if step == "R" else "bold green")
+    return text

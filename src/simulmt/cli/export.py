@@ -1,0 +1,94 @@
+"""The command `simulmt export`: from a training run to a bundle that runs without PyTorch."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simulmt.errors import ConfigError, DataError, MissingExtraError
+
+if TYPE_CHECKING:
+    from simulmt.dataset import Dataset
+
+
+class Precision(StrEnum):
+    INT8 = "int8"
+    FP32 = "fp32"
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="A finished run, or the directory of a trained model.")],
+    data: Annotated[Path, typer.Option(help="Data directory that it was trained on, for its vocabularies.")],
+    output: Annotated[Path, typer.Option(help="Bundle directory to write.")],
+    source_language: Annotated[str, typer.Option(help="Language code, e.g. en.")],
+    target_language: Annotated[str, typer.Option(help="Language code, e.g. zh.")],
+    precision: Annotated[Precision, typer.Option(help="int8 is several times smaller and faster.")] = Precision.INT8,
+    default_delay: Annotated[
+        int | None, typer.Option(help="Delay to use if none is asked for; else the first it was trained for.")
+    ] = None,
+    blank_penalty: Annotated[
+        list[float] | None,
+        typer.Option(help="CTC: what to take off the blank's score, once for each delay that it was trained for."),
+    ] = None,
+    longest: Annotated[int, typer.Option(help="Source pieces after which a sentence is cut.")] = 256,
+    development: Annotated[
+        int, typer.Option(min=0, help="Development sentences on which int8 is held to full precision.")
+    ] = 200,
+    card: Annotated[
+        Path | None, typer.Option(help="Text for the model card: data, scores, licences; Markdown.")
+    ] = None,
+) -> None:
+    """Turn a trained model into a bundle that runs without PyTorch.
+
+    Nothing is written unless the bundle agrees with the trained model.
+
+    \b
+    Example:
+      simulmt export runs/en-zh --data data/en-zh --output en-zh --source-language en --target-language zh
+      echo "Good morning." | simulmt translate --model ./en-zh
+    """
+    try:
+        from simulmt.dataset import Dataset
+        from simulmt.train.export import ExportConfig, Trained
+        from simulmt.train.export import export as export_bundle
+        from simulmt.train.systems import load_model, translator_of
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("simulmt"):
+            raise
+        raise MissingExtraError("simulmt export", "train") from None
+
+    network, system = load_model(model)
+    dataset = Dataset.open(data)
+    described = export_bundle(
+        Trained(translator_of(network), dataset.source_tokenizer, dataset.target_tokenizer),
+        output,
+        ExportConfig(
+            source_language,
+            target_language,
+            delays=() if system.system == "teacher" else system.delays,
+            default_delay=default_delay,
+            blank_penalties=tuple(blank_penalty or ()),
+            precision=precision.value,
+            longest=longest,
+        ),
+        "" if card is None else _read(card),
+        _development_text(dataset, development),
+    )
+    checks = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in described.checks.items())
+    typer.echo(f"{output}: {described.kind} {described.precision}; {checks}", err=True)
+
+
+def _development_text(dataset: Dataset, count: int) -> list[tuple[str, str]]:
+    """The first development pairs; a data directory keeps the source as tokens only."""
+    sources = (dataset.source_tokenizer.decode(dataset.dev.pair(index)[0].tolist()) for index in range(len(dataset.dev)))
+    return list(zip(sources, dataset.dev_references[:count], strict=False))
+
+
+def _read(card: Path) -> str:
+    try:
+        return card.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{card}: cannot be read as text: {error}") from None

@@ -1,0 +1,152 @@
+"""The commands around a finished model: translate, demo, bench; and those of models.py and export.py."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from simulmt.cli import export, models
+from simulmt.cli.captions import Format, open_writer
+from simulmt.errors import BundleError, ConfigError, StreamError
+
+if TYPE_CHECKING:
+    from simulmt.cli.measure import Measurements
+    from simulmt.stream import Translator
+
+STANDARD_INPUT = Path("-")
+
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="NAME_OR_DIR", help="A shipped model, or the directory of any.", show_default="the first"),
+]
+Delay = Annotated[
+    int | None,
+    typer.Option(metavar="K", help="Source pieces to wait for before writing.", show_default="the model's own"),
+]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 takes all cores.")]
+TextFile = Annotated[
+    Path | None, typer.Option("--text", exists=True, dir_okay=False, help="Sentences to use, one a line.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands to the application."""
+    for command in (translate, demo, bench, export.export):
+        app.command()(command)
+    app.add_typer(models.app, name="models")
+
+
+def translate(
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, allow_dash=True, help="Text in UTF-8; - is standard input.")
+    ] = STANDARD_INPUT,
+    model: Model = None,
+    delay: Delay = None,
+    style: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.TEXT,
+    threads: Threads = 0,
+) -> None:
+    """Translate text while it arrives: a line for a line, written word by word.
+
+    srt and vtt are subtitles, timed by when they were translated. jsonl is one object for every piece of translation,
+    with the number of its line, how many words of the line were read for it, and its lag: until the words it needed
+    were there (policy), until its computation began (queue), and its computation (compute).
+
+    \b
+    Examples:
+      echo "Good morning, everyone." | simulmt translate
+      simulmt translate talk.txt --delay 3 > talk.translated
+      speech-to-text | simulmt translate --format vtt > captions.vtt
+    """
+    from simulmt.cli.pipe import LineTranslator, arrivals
+
+    translator = _load(model, delay, threads)
+    if file == STANDARD_INPUT and sys.stdin.isatty():
+        typer.echo("Type a sentence and Enter; Ctrl-D ends.", err=True)
+    writer = open_writer(style, _utf8_output())
+    lines = LineTranslator(translator, delay, writer)
+    with _descriptor(file) as descriptor:
+        try:
+            for arrived in arrivals(descriptor, translator.clock):
+                lines.push(arrived)
+            lines.finish()
+        finally:
+            writer.close()
+
+
+def demo(
+    model: Model = None,
+    delay: Delay = None,
+    pace: Annotated[float, typer.Option(min=0.1, help="Words a second.")] = 2.5,
+    text: TextFile = None,
+    fast: Annotated[bool, typer.Option("--fast", help="As fast as it goes, instead of at speaking pace.")] = False,
+) -> None:
+    """Watch a text being translated at speaking pace.
+
+    In the trace R is a word read, W a piece of translation written.
+
+    \b
+    Examples:
+      simulmt demo
+      simulmt demo --delay 1 --pace 4
+      simulmt demo --text my-speech.txt
+    """
+    from rich.console import Console
+
+    from simulmt.cli.display import Tally, open_view, play
+    from simulmt.cli.samples import sentences_for
+
+    translator = _load(model, delay, threads=0)
+    config = translator.config
+    sentences = sentences_for(config, text)
+    console = Console(file=_utf8_output(), highlight=False)
+    console.print(f"{translator.bundle.name}: {config.source_language} to {config.target_language}, {_waits(translator, delay)}\n")
+    tally = Tally()
+    with open_view(console, config) as view:
+        for moment in play(translator, sentences, delay, 0 if fast else pace):
+            tally.count(moment)
+            view.show(moment)
+    console.print(tally.summary(), soft_wrap=True)
+    option = f" --model {shlex.quote(model)}" if model else ""
+    console.print(
+        f"\nNext:\n  echo {shlex.quote(sentences[0])} | simulmt translate{option}"
+        f"\n  simulmt demo{option} --delay 1\n  simulmt models\n  simulmt --help",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def bench(
+    model: Model = None,
+    delay: Delay = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    text: TextFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure how fast a model is on this machine.
+
+    \b
+    Examples:
+      simulmt bench
+      simulmt bench --model ./my-bundle --threads 2 --json
+    """
+    import dataclasses
+    import json
+
+    from simulmt.bundle import Bundle, find
+    from simulmt.cli.measure import measure
+    from simulmt.cli.samples import sentences_for
+
+    directory = find(model or _default_model())
+    sentences = sentences_for(Bundle(directory).config, text)
+    found = measure(lambda: _load(directory, delay, threads), sentences, delay, threads)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
+    else:
+        _print_measurements(found)

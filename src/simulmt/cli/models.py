@@ -1,0 +1,105 @@
+"""The commands `simulmt models ...`: which models there are, and whether they are sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simulmt.errors import BundleError
+
+if TYPE_CHECKING:
+    from simulmt.bundle import Bundle, BundleConfig
+
+Name = Annotated[str, typer.Argument(help="A shipped model, or the directory of any.", show_default=False)]
+
+app = typer.Typer(help="List, show and check models.", invoke_without_command=True, no_args_is_help=False)
+
+
+@app.callback()
+def models(context: typer.Context) -> None:
+    """List the models that came with this installation.
+
+    \b
+    Examples:
+      simulmt models
+      simulmt models show en-zh
+      simulmt models verify ./my-bundle
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from simulmt.bundle import shipped_names
+
+    if context.invoked_subcommand:
+        return
+    names = shipped_names()
+    if not names:
+        typer.echo("no model came with this installation; export one with simulmt export", err=True)
+        return
+    table = Table("model", "languages", "kind", "size", "delays", "default", box=None)
+    for name in names:
+        table.add_row(name, *_row(name))
+    Console().print(table)
+
+
+@app.command()
+def show(name: Name) -> None:
+    """Show what a model is, and its card."""
+    from simulmt.bundle import CARD, Bundle, find
+
+    bundle = Bundle(find(name))
+    for label, value in _facts(bundle).items():
+        typer.echo(f"{label:<16}{value}")
+    card = bundle.directory / CARD
+    if card.exists():
+        typer.echo(f"\n{card.read_text(encoding='utf-8').rstrip()}")
+
+
+@app.command()
+def verify(name: Name) -> None:
+    """Compare every file of a model with its checksum."""
+    from simulmt.bundle import Bundle, find
+
+    bundle = Bundle(find(name))
+    bundle.verify()
+    typer.echo(f"{bundle.name}: all files are as they were exported")
+
+
+@app.command()
+def path(name: Name) -> None:
+    """Print the directory of a model."""
+    from simulmt.bundle import find
+
+    typer.echo(str(find(name)))
+
+
+def _row(name: str) -> tuple[str, ...]:
+    """A damaged model does not keep the others from being listed."""
+    from simulmt.bundle import SHIPPED, Bundle
+
+    try:
+        bundle = Bundle(SHIPPED / name)
+    except BundleError as error:
+        return (f"[red]{error}",)
+    facts = _facts(bundle)
+    return tuple(facts[label] for label in ("languages", "kind", "size", "delays", "default delay"))
+
+
+def _facts(bundle: Bundle) -> dict[str, str]:
+    config = bundle.config
+    return {
+        "model": bundle.name,
+        "languages": f"{config.source_language} to {config.target_language}",
+        "kind": f"{config.kind} {config.precision}",
+        "size": f"{_bytes_in(bundle.directory) / 1e6:.1f} MB",
+        "delays": ", ".join(map(str, config.delays)) or "whole sentences",
+        "default delay": str(config.default_delay or "-"),
+        "vocabularies": f"{bundle.source.size} and {bundle.target.size} pieces",
+        "directory": str(bundle.directory),
+    }
+
+
+def _bytes_in(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.iterdir() if path.is_file())

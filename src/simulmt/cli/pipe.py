@@ -1,0 +1,98 @@
+"""Text from a pipe to a writer: every line is a sentence, read as it arrives and written as it is committed."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Callable, Iterable, Iterator
+from queue import Queue
+from threading import Thread
+from typing import NamedTuple
+
+from simulmt.cli.captions import Writer
+from simulmt.errors import DataError
+from simulmt.stream import LINES_TOGETHER, StreamState, Translator
+
+CHUNK = 4096  # bytes taken at once
+AHEAD = 4  # chunks read while earlier ones are translated; more waits in the pipe, so memory stays bounded
+
+
+class Arrival(NamedTuple):
+    """A chunk of text and when it came in."""
+
+    text: str
+    time: float
+
+
+def arrivals(descriptor: int, clock: Callable[[], float]) -> Iterator[list[Arrival]]:
+    """Text as it arrives, at each turn all that has come in since the last one.
+
+    A thread does the reading, so that text which comes in during a computation is known to have waited for it.
+    """
+    queue: Queue[Arrival | OSError | None] = Queue(AHEAD)
+    Thread(target=_read, args=(descriptor, clock, queue), daemon=True).start()
+    while True:
+        waiting = [queue.get()]
+        waiting += [queue.get() for _ in range(queue.qsize())]
+        yield [item for item in waiting if isinstance(item, Arrival)]
+        if isinstance(waiting[-1], OSError):
+            raise DataError(f"the input cannot be read: {waiting[-1].strerror}")
+        if waiting[-1] is None:
+            return
+
+
+def _read(descriptor: int, clock: Callable[[], float], queue: Queue[Arrival | OSError | None]) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+    try:
+        while data := os.read(descriptor, CHUNK):
+            queue.put(Arrival(decoder.decode(data), clock()))
+        queue.put(Arrival(decoder.decode(b"", final=True), clock()))
+        queue.put(None)
+    except OSError as error:
+        queue.put(error)
+
+
+class LineTranslator:
+    """Gives a writer one line for every line; lines that came in together are translated together."""
+
+    def __init__(self, translator: Translator, delay: int | None, writer: Writer) -> None:
+        self._translator = translator
+        self._delay = delay
+        self._writer = writer
+        self._streams = [translator.stream(delay)]  # one a line, the last for the line that is being read
+        self._is_begun = False  # whether that line holds anything, be it white space
+
+    def push(self, arrived: Iterable[Arrival]) -> None:
+        """Translate text that came in; a line ends with a line feed."""
+        for text, time in arrived:
+            first, *others = text.split("\n")
+            self._accept(first, time)
+            for line in others:
+                self._end_line(time)
+                self._accept(line, time)
+        self._advance()
+
+    def finish(self) -> None:
+        """The text is over, with or without a line feed."""
+        if self._is_begun:
+            self._end_line(self._translator.clock())
+        self._advance()
+
+    def _accept(self, text: str, time: float) -> None:
+        self._is_begun |= bool(text)
+        self._streams[-1].accept(text, time)
+
+    def _end_line(self, time: float) -> None:
+        self._streams[-1].accept_finish(time)
+        self._streams.append(self._translator.stream(self._delay))
+        self._is_begun = False
+
+    def _advance(self) -> None:
+        for start in range(0, len(self._streams), LINES_TOGETHER):
+            lines = self._streams[start : start + LINES_TOGETHER]
+            for line, commits in zip(lines, self._translator.drain(lines), strict=True):
+                for commit in commits:
+                    self._writer.commit(commit)
+                if line.state is StreamState.FINISHED:
+                    self._writer.end_line()
+        del self._streams[:-1]

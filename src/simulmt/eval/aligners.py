@@ -1,0 +1,151 @@
+"""Word alignments of parallel text, from whoever can make them.
+
+Alignments link units: words between white space or, for text written without spaces, single ideographs, with any
+Latin word among them whole. Text that was tokenised by someone else keeps that tokenisation, since its units are
+what is between the spaces; hand-made alignments count in it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unicodedata import category
+
+from simulmt.alignment import Link, parse_pharaoh, read_alignments
+from simulmt.corpus import read_lines
+from simulmt.errors import DataError, MissingExtraError, SimulmtError
+from simulmt.eval.results import Unit
+from simulmt.text import split_words
+
+Words = Sequence[str]
+WordPair = tuple[Words, Words]
+
+LONGEST_WORD_IN_IDEOGRAPHS = 4.0  # a mean above it means that nobody has cut the text into words
+
+
+def split_units(lines: Iterable[str], unit: Unit) -> list[list[str]]:
+    """Each line as its units."""
+    return [split_words(line) if unit == "char" else line.split() for line in lines]
+
+
+def guess_unit(lines: Iterable[str]) -> Unit:
+    """Whether text is to be counted in characters: when runs of ideographs are too long to be words."""
+    sizes = (len(split_words(word)) for line in lines for word in line.split())
+    runs = [size for size in sizes if size > 1]
+    return "char" if sum(runs) > LONGEST_WORD_IN_IDEOGRAPHS * len(runs) else "word"
+
+
+def align_with_eflomal(
+    pairs: Sequence[WordPair], more: Iterable[WordPair] = (), priors: Path | None = None
+) -> list[set[Link]]:
+    """Alignments by eflomal, both directions symmetrised; `more` text or `priors` make those of a small set better.
+
+    eflomal draws samples from a generator that it seeds itself, so two runs differ in some links. Whoever needs
+    the same links again writes them to a file.
+    """
+    try:
+        from eflomal import Aligner
+    except ImportError:
+        raise MissingExtraError("word alignment by eflomal", "align") from None
+    everything = [*pairs, *more]
+    if not everything:
+        return []
+    sources, targets = ([" ".join(map(_form, pair[side])) for pair in everything] for side in (0, 1))
+    with TemporaryDirectory() as directory:
+        forward, reverse = Path(directory, "forward"), Path(directory, "reverse")
+        try:
+            Aligner().align(  # type: ignore[no-untyped-call]
+                sources,
+                targets,
+                os.fspath(forward),
+                os.fspath(reverse),
+                priors_input=None if priors is None else list(read_lines(priors)),
+            )
+        except (ValueError, RuntimeError, OSError) as error:
+            raise SimulmtError(f"eflomal failed: {error}") from None
+        both = zip(_read_links(forward), _read_links(reverse), strict=True)
+        links = [symmetrise(*each) for each in both]
+    return links[: len(pairs)]
+
+
+def read_pharaoh(path: Path, pairs: Sequence[WordPair]) -> list[set[Link]]:
+    """Alignments from a file in Pharaoh format, counted from 0, which must fit the sentences."""
+    alignments = list(_read_links(path))
+    if len(alignments) != len(pairs):
+        raise DataError(f"{path}: {len(alignments)} lines of alignments for {len(pairs)} sentence pairs")
+    for number, (links, (source, target)) in enumerate(zip(alignments, pairs, strict=True), start=1):
+        for i, j in links:
+            if i > len(source) or j > len(target):
+                raise DataError(
+                    f"{path}:{number}: link {i - 1}-{j - 1}, but the pair has {len(source)} source and "
+                    f"{len(target)} target units; is the text tokenised as it was when it was aligned?"
+                )
+    return alignments
+
+
+def align_with_awesome(pairs: Sequence[WordPair], model: Path) -> list[set[Link]]:
+    """Alignments by awesome-align from a model on this machine; nothing is downloaded."""
+    if find_spec("awesome_align") is None:
+        raise SimulmtError("awesome-align is not installed: pip install awesome-align, or use --aligner eflomal")
+    if not (model / "config.json").is_file():
+        raise SimulmtError(f"{model}: no model of awesome-align; expected a directory with config.json and its weights")
+    with TemporaryDirectory() as directory:
+        text, links = Path(directory, "text"), Path(directory, "links")
+        # "|||" parts the sides, so a word may not be that.
+        sides = ((" ".join(word.replace("|||", "||") for word in side) for side in pair) for pair in pairs)
+        text.write_text("".join(" ||| ".join(pair) + "\n" for pair in sides), encoding="utf-8")
+        options = {"model_name_or_path": model, "data_file": text, "output_file": links, "num_workers": 0}
+        arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+        command = [sys.executable, "-m", "awesome_align.run_align", *arguments]
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        if finished.returncode != 0:
+            reason = (finished.stderr.strip().splitlines() or ["no message"])[-1]
+            raise SimulmtError(f"awesome-align failed: {reason}")
+        return read_pharaoh(links, pairs)
+
+
+def symmetrise(forward: set[Link], reverse: set[Link]) -> set[Link]:
+    """Grow-diag-final-and: from the links both directions agree on towards those that one of them has.
+
+    A link beside one that was chosen joins if its source or its target word has none yet, again and again; at last
+    any link joins whose words both have none.
+    """
+    links, union = forward & reverse, forward | reverse
+    sources, targets = {i for i, _ in links}, {j for _, j in links}
+    waiting = sorted(links)
+    while waiting:
+        for link in _neighbours(waiting.pop(0)):
+            i, j = link
+            if link in union and link not in links and (i not in sources or j not in targets):
+                links.add(link)
+                sources.add(i)
+                targets.add(j)
+                waiting.append(link)
+    for i, j in (*sorted(forward), *sorted(reverse)):
+        if i not in sources and j not in targets:
+            links.add((i, j))
+            sources.add(i)
+            targets.add(j)
+    return links
+
+
+def _neighbours(link: Link) -> Iterator[Link]:
+    for down, across in product((-1, 0, 1), repeat=2):
+        yield link[0] + down, link[1] + across
+
+
+def _form(word: str) -> str:
+    """What the aligner sees of a word: without the punctuation written to its ends, unless there is nothing else."""
+    inside = [number for number, letter in enumerate(word) if category(letter)[0] not in "PS"]
+    return word[inside[0] : inside[-1] + 1] if inside else word
+
+
+def _read_links(path: Path) -> Iterator[set[Link]]:
+    return read_alignments(path, partial(parse_pharaoh, base=0))

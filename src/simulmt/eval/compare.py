@@ -1,0 +1,138 @@
+"""Which differences between systems are more than chance: paired bootstrap, delay by delay, against a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from simulmt.config import as_table
+from simulmt.corpus import read_lines
+from simulmt.errors import ConfigError, DataError
+from simulmt.eval.instances import read_instances
+from simulmt.eval.results import Result, read_all, read_results
+from simulmt.eval.score import Difference, QualityScorer
+
+SIGNIFICANT = 0.05
+HEADINGS = ("test set", "k", "system", "BLEU", "gain", "p", "chrF2", "gain", "p", "AL")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A system at a delay, held to the baseline at the same delay; the baseline itself is held to nothing."""
+
+    result: Result
+    BLEU: Difference | None = None
+    chrF2: Difference | None = None  # noqa: N815
+
+    def cells(self) -> list[str]:
+        """What stands under HEADINGS."""
+        result = self.result
+        delay = "full" if result.delay is None else str(result.delay)
+        BLEU, chrF2 = _cells(result.BLEU, self.BLEU), _cells(result.chrF2, self.chrF2)
+        return [result.test_set, delay, result.system, *BLEU, *chrF2, f"{result.AL:.2f}"]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A result and the directory that its files are in."""
+
+    result: Result
+    directory: Path
+
+    @cached_property
+    def hypotheses(self) -> list[str]:
+        return list(read_lines(self.directory / f"{self.result.name}.hyp"))
+
+    @cached_property
+    def references(self) -> list[list[str]]:
+        rows = [instance.references for instance in read_instances(self.directory / self.result.name)]
+        return [list(column) for column in zip(*rows, strict=True)]
+
+
+def compare(directories: Sequence[Path], baseline: str | None = None) -> list[Comparison]:
+    """Hold every system to the baseline, by default the system that comes first, at each delay they share.
+
+    A baseline that waits for the end of the sentence is what systems at any delay are held to.
+    """
+    read_all(directories)  # finds results that are there twice
+    entries = [_Entry(result, directory) for directory in directories for result in read_results(directory)]
+    baseline = _checked_baseline(entries, baseline)
+    comparisons = []
+    for base in entries:
+        if base.result.system == baseline:
+            rivals = [entry for entry in entries if entry.result.system != baseline and _match(base, entry)]
+            comparisons += [Comparison(base.result), *_hold(rivals, base)]
+    if all(comparison.BLEU is None for comparison in comparisons):
+        raise DataError(f"no other system shares a test set and a delay with the baseline {baseline}")
+    return comparisons
+
+
+def markdown(comparisons: Iterable[Comparison]) -> str:
+    """The comparisons as a table, with the signatures of the scores below it."""
+    rows = [HEADINGS, tuple("---" for _ in HEADINGS), *(comparison.cells() for comparison in comparisons)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{table}\n\n" + "\n".join(f"- {line}" for line in signatures(comparisons)) + "\n"
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """A comparison as one JSON object."""
+    result = comparison.result
+    return {
+        "test_set": result.test_set,
+        "system": result.system,
+        "delay": result.delay,
+        "AL": result.AL,
+        "BLEU": _difference_table(result.BLEU, comparison.BLEU),
+        "chrF2": _difference_table(result.chrF2, comparison.chrF2),
+    }
+
+
+def signatures(comparisons: Iterable[Comparison]) -> list[str]:
+    """The signatures of all scores, each once."""
+    found = [
+        f"{name}: {difference.signature}"
+        for comparison in comparisons
+        for name, difference in (("BLEU", comparison.BLEU), ("chrF2", comparison.chrF2))
+        if difference is not None
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _checked_baseline(entries: Sequence[_Entry], baseline: str | None) -> str:
+    systems = list(dict.fromkeys(entry.result.system for entry in entries))
+    if baseline is not None and baseline not in systems:
+        raise ConfigError(f"--baseline {baseline}: no such system; there are {', '.join(systems)}")
+    return baseline or systems[0]
+
+
+def _match(base: _Entry, rival: _Entry) -> bool:
+    return base.result.test_set == rival.result.test_set and base.result.delay in (rival.result.delay, None)
+
+
+def _hold(rivals: Sequence[_Entry], base: _Entry) -> Iterator[Comparison]:
+    scorer = QualityScorer(base.references, base.result.unit) if rivals else None
+    for rival in rivals:
+        if (rival.references, rival.result.unit) != (base.references, base.result.unit):
+            raise DataError(
+                f"{rival.directory / rival.result.name} and {base.directory / base.result.name} "
+                "were scored on other references or in other units; evaluate both again, alike"
+            )
+        assert scorer is not None
+        yield Comparison(rival.result, **scorer.compare(base.hypotheses, rival.hypotheses))
+
+
+def _cells(score: float | None, difference: Difference | None) -> tuple[str, str, str]:
+    shown = "" if score is None else f"{score:.2f}"
+    if difference is None:
+        return shown, "", ""
+    star = "*" if difference.p < SIGNIFICANT else ""
+    return shown, f"{difference.gain:+.2f}", f"{difference.p:.3f}{star}"
+
+
+def _difference_table(score: float | None, difference: Difference | None) -> dict[str, Any]:
+    if difference is None:
+        return {"score": score}
+    return {"score": score, "gain": difference.gain, **as_table(difference)}

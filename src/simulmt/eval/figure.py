@@ -1,0 +1,165 @@
+"""How every picture of simulmt looks and is saved: sizes, colours, glyphs, SVG and PNG.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, and no two systems share a marker either. What
+is not colour is drawn in INK, which an inline SVG turns into the colour of the text around it, so that a picture
+suits a light and a dark page alike.
+
+SVG keeps text as text: it can be searched and copied, and a browser finds glyphs in its own fonts. A PNG needs a font
+on this machine; where one for Chinese is missing, `save_figure` says so.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from simulmt.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK = "#1f2328"
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d3b", "#7a7a7a")
+MARKERS = ("o", "s", "D", "p", "h", "8", "^", "v")
+PNG_DPI = 160
+
+# Fonts with Chinese glyphs, best first: what Linux distributions, macOS and Windows bring.
+CHINESE_FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans SC",
+    "Source Han Sans SC",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "PingFang SC",
+    "Hiragino Sans GB",
+    "Microsoft YaHei",
+    "SimHei",
+    "Droid Sans Fallback",
+    "Noto Sans CJK JP",
+)
+FONT_ADVICE = (
+    "no font with Chinese glyphs was found, so that {path} shows boxes; the SVG beside it is fine in a browser. "
+    "Install one (Debian and Ubuntu: apt install fonts-noto-cjk) and draw it again"
+)
+
+_IDEOGRAPH = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff]")
+_STYLE = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10.0,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.prop_cycle": None,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "figure.constrained_layout.use": True,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "simulmt",  # or the same picture would be another file every time
+}
+
+
+class Saved(NamedTuple):
+    """The files of a picture, and what the reader should know of them."""
+
+    paths: tuple[Path, Path]
+    advice: str | None
+
+
+@contextmanager
+def drawing(width: float, height: float) -> Iterator[Figure]:
+    """An empty figure, in inches, in the style of the house for as long as the context lasts."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("drawing pictures", "eval") from None
+    with rc_context({key: value for key, value in _STYLE.items() if value is not None}):
+        yield Figure(figsize=(width, height))
+
+
+def save_figure(figure: Figure, stem: Path) -> Saved:
+    """Write STEM.svg and STEM.png."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    svg, png = stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}.png")
+    svg.write_text(svg_text(figure), encoding="utf-8")
+    glyphs_missing = not _provide_glyphs(figure)
+    with _quiet_about_glyphs():
+        figure.savefig(png, dpi=PNG_DPI, facecolor="white")
+    return Saved((svg, png), FONT_ADVICE.format(path=png) if glyphs_missing else None)
+
+
+def svg_text(figure: Figure) -> str:
+    """The picture as an SVG document, the same for the same figure."""
+    from matplotlib import rc_context
+
+    _provide_glyphs(figure)
+    buffer = io.StringIO()
+    with rc_context({key: _STYLE[key] for key in ("svg.fonttype", "svg.hashsalt")}), _quiet_about_glyphs():
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def inline_svg(figure: Figure, title: str) -> str:
+    """The picture as an element of an HTML page, in the page's own text colour; `title` is for who cannot see it."""
+    svg = svg_text(figure)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # nothing refers to groups, and ids must not repeat in a page
+    svg = svg.replace(INK, "currentColor")
+    svg = re.sub(r'(<svg[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"', r'\1 style="max-width:\2pt"', svg)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{_attribute(title)}"', 1)
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever is easier to read on a colour."""
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "#000000"
+
+
+def has_ideographs(texts: Iterable[str]) -> bool:
+    return any(map(_IDEOGRAPH.search, texts))
+
+
+def chinese_font() -> str | None:
+    """An installed font that has Chinese glyphs."""
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    return next((name for name in CHINESE_FONTS if name in installed), None)
+
+
+def _provide_glyphs(figure: Figure) -> bool:
+    """Give text with ideographs a font that has them; False if this machine has none."""
+    from matplotlib.text import Text
+
+    texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and has_ideographs([text.get_text()])]
+    font = chinese_font() if texts else None
+    for text in texts:
+        text.set_fontfamily(["DejaVu Sans", font or "sans-serif"])
+    return not texts or font is not None
+
+
+@contextmanager
+def _quiet_about_glyphs() -> Iterator[None]:
+    """Missing glyphs are told of once, in words, not once for each of them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        yield
+
+
+def _attribute(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")

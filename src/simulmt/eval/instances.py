@@ -1,0 +1,169 @@
+"""Sentences with their delays, in the log format of SimulEval, counted as SimulEval counts text.
+
+Every line of `instances.log` is a JSON object with index, prediction, delays, elapsed, prediction_length, reference,
+source and source_length. A log written here has one key more, `references`, if there are several; SimulEval ignores
+it. Its `elapsed` is 0 throughout, as in SimulEval's own logs of text: there is no computation-aware
+latency in them.
+
+A target unit is a word, or a character for a target without spaces, where spaces do not count. A word counts as
+written once it is known to be complete, that is, when the next one begins or the sentence is over.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simulmt.corpus import read_lines
+from simulmt.errors import DataError
+from simulmt.eval.results import INSTANCES, Unit
+from simulmt.text import split_words
+
+# Without this beside the log, `simuleval --score-only --output DIRECTORY` does not know that it is about text.
+_CONFIG = ("config.yaml", "source_type: text\ntarget_type: text\n")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A sentence, its translation, and for each target unit the source words read when it was written."""
+
+    index: int
+    source: str
+    references: tuple[str, ...]  # an empty one stands for a translation that is missing
+    prediction: str
+    delays: tuple[int, ...]
+    source_length: int
+
+    @property
+    def reference(self) -> str:
+        """The reference whose length latency is measured by: the first that is there."""
+        return next(filter(None, self.references), "")
+
+
+class Written(NamedTuple):
+    """Text that appeared when so many words of the source had been read."""
+
+    text: str
+    source_words: int
+
+
+class WholeWords:
+    """Holds back a word of an append-only text until it is complete; text without spaces passes at once."""
+
+    def __init__(self, spaced: bool) -> None:
+        self._spaced = spaced
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The text that is complete now, up to and including the last space."""
+        if not self._spaced:
+            return text
+        complete, space, self._held = (self._held + text).rpartition(" ")
+        return complete + space
+
+    def finish(self) -> str:
+        """What was still held back, at the end of the sentence."""
+        rest, self._held = self._held, ""
+        return rest
+
+
+def split_units(text: str, unit: Unit) -> list[str]:
+    """The units of a hypothesis."""
+    return text.split() if unit == "word" else list(text.replace(" ", ""))
+
+
+def reference_length(reference: str, unit: Unit) -> int:
+    """The units of a reference; unlike in a hypothesis, spaces inside it count as characters, as in SimulEval."""
+    return len(reference.split(" ")) if unit == "word" else max(1, len(reference.strip()))
+
+
+def unit_delays(written: Iterable[Written], source_length: int, unit: Unit, spaced: bool) -> list[int]:
+    """One delay per target unit; `spaced` says whether the target has spaces between words."""
+    words = WholeWords(spaced)
+    delays = [delay for text, delay in written for _ in split_units(words.push(text), unit)]
+    return delays + [source_length] * len(split_units(words.finish(), unit))
+
+
+def spaced_words_read(source: str, words: Iterable[int]) -> Iterator[int]:
+    """How many space-separated words contain the first so many words of the runtime, which also cuts at ideographs."""
+    ends = list(accumulate(len(split_words(word)) for word in source.split()))
+    for count in words:
+        yield bisect_left(ends, count) + 1
+
+
+def write_instances(directory: Path, instances: Sequence[Instance]) -> None:
+    """Write a log into a directory that `simuleval --score-only --output DIRECTORY` can score again."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _CONFIG[0]).write_text(_CONFIG[1], encoding="utf-8")
+    lines = (json.dumps(_table(instance), ensure_ascii=False) + "\n" for instance in instances)
+    (directory / INSTANCES).write_text("".join(lines), encoding="utf-8")
+
+
+def read_instances(path: Path) -> list[Instance]:
+    """Read a log of text, given as a file or as the directory it is in."""
+    path = path / INSTANCES if path.is_dir() else path
+    return [_parse(line, f"{path}:{number}") for number, line in enumerate(read_lines(path), start=1)]
+
+
+def unit_of(instances: Sequence[Instance], origin: str) -> Unit:
+    """The unit that the delays of a log are about: the one that gives as many units as there are delays."""
+    fitting: list[set[Unit]] = [_fitting_units(instance) for instance in instances]
+    for number, units in enumerate(fitting, start=1):
+        if not units:
+            raise DataError(f"{origin}:{number}: delays are neither one a word nor one a character of the prediction")
+    return "word" if all("word" in units for units in fitting) else "char"
+
+
+def _fitting_units(instance: Instance) -> set[Unit]:
+    units: tuple[Unit, ...] = ("word", "char")
+    return {unit for unit in units if len(split_units(instance.prediction, unit)) == len(instance.delays)}
+
+
+def _table(instance: Instance) -> dict[str, Any]:
+    table = {
+        "index": instance.index,
+        "prediction": instance.prediction,
+        "delays": instance.delays,
+        "elapsed": [0] * len(instance.delays),
+        "prediction_length": len(instance.delays),
+        "reference": instance.reference,
+        "source": instance.source,
+        "source_length": instance.source_length,
+    }
+    return table if len(instance.references) == 1 else table | {"references": instance.references}
+
+
+def _parse(line: str, where: str) -> Instance:
+    try:
+        table = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise DataError(f"{where}: expected a JSON object, found {type(table).__name__}")
+    delays = _field(table, "delays", list, where)
+    if not all(isinstance(delay, int) for delay in delays):
+        raise DataError(
+            f"{where}: delays: expected whole numbers of source words; logs of speech cannot be scored here"
+        )
+    reference = _field(table, "reference", str | None, where) or ""
+    return Instance(
+        index=_field(table, "index", int, where),
+        source=_field(table, "source", str, where),
+        references=tuple(table.get("references") or [reference.removesuffix("\n")]),
+        prediction=_field(table, "prediction", str, where),
+        delays=tuple(delays),
+        source_length=_field(table, "source_length", int, where),
+    )
+
+
+def _field(table: dict[str, Any], key: str, kind: Any, where: str) -> Any:
+    if key not in table:
+        raise DataError(f"{where}: no '{key}'; expected a line of SimulEval's {INSTANCES}")
+    if not isinstance(table[key], kind):
+        raise DataError(f"{where}: {key}: expected {getattr(kind, '__name__', kind)}, got {table[key]!r}")
+    return table[key]

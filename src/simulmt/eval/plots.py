@@ -1,0 +1,217 @@
+"""The pictures: quality against latency, anticipation, n-gram gains, Z as a heat map, read/write paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulmt.alignment import Link
+from simulmt.errors import DataError
+from simulmt.eval.figure import INK, MARKERS, PALETTE, drawing, ink_on
+from simulmt.eval.results import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+QUALITY = {"BLEU": "BLEU", "chrF2": "chrF2"}
+LATENCY = {"AL": "AL (source words)", "AL_CA": "AL-CA (ms)"}
+FAINTEST = 0.01  # a cell of Z below this is not drawn
+PANEL = (4.6, 3.4)  # inches
+
+
+class Look(NamedTuple):
+    """The colour and the marker of a system, the same in every picture of it."""
+
+    colour: str
+    marker: str
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """A look for each name, in order of appearance; after eight of them colours come again with other markers."""
+    distinct = list(dict.fromkeys(names))
+    return {
+        name: Look(PALETTE[number % len(PALETTE)], MARKERS[(number + number // len(PALETTE)) % len(MARKERS)])
+        for number, name in enumerate(distinct)
+    }
+
+
+def quality_latency_figure(results: Sequence[Result]) -> Figure:
+    """BLEU and chrF2 against AL and against AL-CA: a line a system, a node a delay, bands for 95% intervals.
+
+    A system that waits for the end of the sentence is a dashed line across: its latency is the sentence's length.
+    """
+    qualities = [name for name in QUALITY if any(getattr(result, name) is not None for result in results)]
+    latencies = [name for name in LATENCY if any(_has(result, name) for result in results)] or ["AL"]
+    if not results:
+        raise DataError("no results to draw")
+    styles = looks(result.system for result in results)
+    with drawing(PANEL[0] * len(latencies), PANEL[1] * len(qualities) + 0.4) as figure:
+        grid = figure.subplots(len(qualities), len(latencies), squeeze=False, sharex="col", sharey="row")
+        for row, quality in enumerate(qualities):
+            for column, latency in enumerate(latencies):
+                _draw_lines(grid[row, column], results, styles, quality, latency)
+                grid[row, 0].set_ylabel(QUALITY[quality])
+                grid[-1, column].set_xlabel(LATENCY[latency])
+        _legend(figure, grid[0, 0])
+        return figure
+
+
+def anticipation_figure(rates: Mapping[str, Sequence[float]]) -> Figure:
+    """The k-anticipation rate over k, a line for each corpus or aligner."""
+    styles = looks(rates)
+    with drawing(5.4, 3.6) as figure:
+        axes = figure.subplots()
+        for name, values in rates.items():
+            percent = [100 * value for value in values]
+            axes.plot(
+                range(1, len(values) + 1), percent, label=name, color=styles[name].colour, marker=styles[name].marker
+            )
+        axes.set_xlabel("k (source units)")
+        axes.set_ylabel("k-anticipation rate (%)")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(axis="y")
+        axes.legend()
+        return figure
+
+
+def ngram_gain_figure(base: Sequence[Result], other: Sequence[Result]) -> Figure:
+    """How many points of n-gram precision one system has over another: a group of bars an n, a bar a delay."""
+    gains = ngram_gains(base, other)
+    with drawing(5.4, 3.4) as figure:
+        axes = figure.subplots()
+        width = 0.8 / len(gains)
+        shades = np.linspace(0.35, 1.0, len(gains))
+        for number, (delay, gain) in enumerate(gains.items()):
+            places = np.arange(1, len(gain) + 1) + (number - (len(gains) - 1) / 2) * width
+            axes.bar(places, gain, 0.92 * width, label=delay, color=PALETTE[0], alpha=shades[number])
+        axes.axhline(0, color=INK, linewidth=0.8)
+        axes.set_xticks(range(1, max(map(len, gains.values())) + 1))
+        axes.set_xlabel("n")
+        axes.set_ylabel(f"n-gram precision gained (points)\nby {other[0].system} over {base[0].system}")
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+        axes.legend(ncols=len(gains), loc="lower center", bbox_to_anchor=(0.5, 1.0), columnspacing=1.2)
+        return figure
+
+
+def ngram_gains(base: Sequence[Result], other: Sequence[Result]) -> dict[str, list[float]]:
+    """For each delay that both systems have, the difference of their n-gram precisions, n from 1."""
+    before = {result.delay: result.precisions for result in base if result.precisions}
+    after = {result.delay: result.precisions for result in other if result.precisions}
+    delays = sorted((delay for delay in before.keys() & after.keys()), key=lambda delay: delay or 0)
+    if not delays:
+        raise DataError("the two systems have no delay in common at which the n-gram precisions of both are known")
+    return {
+        _delay_name(delay): [new - old for old, new in zip(before[delay], after[delay], strict=True)]
+        for delay in delays
+    }
+
+
+def heat_map_figure(Z: NDArray[Any], columns: Sequence[str], rows: Sequence[str]) -> Figure:
+    """Z: source pieces across, output positions down, the darker the more of a source piece is in a position."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    with drawing(0.26 * len(columns) + 2.2, 0.22 * len(rows) + 1.4) as figure:
+        axes = figure.subplots()
+        cells = [(r, c) for r, c in np.ndindex(*Z.shape) if Z[r, c] >= FAINTEST]
+        squares = [Rectangle((c - 0.5, r - 0.5), 1, 1) for r, c in cells]
+        alphas = np.clip([Z[cell] for cell in cells], 0, 1)
+        axes.add_collection(PatchCollection(squares, facecolor=PALETTE[0], alpha=alphas, edgecolor="none"))
+        _matrix_axes(axes, columns, rows)
+        axes.tick_params(length=0)
+        return figure
+
+
+@dataclass(frozen=True)
+class ReadWritePath:
+    """A sentence as it was written: for each target word the source words read by then, and the links if known."""
+
+    source: Sequence[str]
+    target: Sequence[str]
+    delays: Sequence[int]
+    links: frozenset[Link] = frozenset()
+
+
+def path_figure(path: ReadWritePath) -> Figure:
+    """The staircase of a sentence: what lies right of it had not been read when a word was written.
+
+    Dots are alignments; those right of the staircase were anticipated.
+    """
+    S, T = len(path.source), len(path.target)
+    with drawing(0.26 * S + 1.8, 0.22 * T + 1.4) as figure:
+        axes = figure.subplots()
+        edges = np.arange(T + 1) - 0.5
+        read = np.array([*path.delays, path.delays[-1] if T else 0]) - 0.5
+        axes.fill_betweenx(edges, -0.5, read, step="post", color=PALETTE[0], alpha=0.16, linewidth=0)
+        corners = [
+            (across, edge) for edge, across in zip(np.repeat(edges, 2)[1:-1], np.repeat(read[:-1], 2), strict=True)
+        ]
+        if corners:
+            axes.plot(*zip((-0.5, -0.5), *corners, strict=True), color=PALETTE[0])
+        for i, j in sorted(path.links):
+            anticipated = i > path.delays[j - 1]
+            axes.plot(i - 1, j - 1, "X" if anticipated else "o", color=PALETTE[1] if anticipated else INK, markersize=6)
+        _matrix_axes(axes, path.source, path.target)
+        return figure
+
+
+def _draw_lines(axes: Axes, results: Sequence[Result], styles: Mapping[str, Look], quality: str, latency: str) -> None:
+    for system, look in styles.items():
+        nodes = [r for r in results if r.system == system and getattr(r, quality) is not None]
+        for result in nodes:
+            if result.delay is None:
+                axes.axhline(getattr(result, quality), color=look.colour, linestyle=(0, (5, 3)), label=system)
+        nodes = sorted((r for r in nodes if _has(r, latency)), key=lambda r: r.delay or 0)
+        if nodes:
+            _draw_line(axes, nodes, look, quality, latency)
+    axes.grid()
+    axes.margins(0.08)
+
+
+def _draw_line(axes: Axes, nodes: Sequence[Result], look: Look, quality: str, latency: str) -> None:
+    across = [getattr(node, latency) for node in nodes]
+    up = [getattr(node, quality) for node in nodes]
+    intervals = [getattr(node, f"{quality}_interval") for node in nodes]
+    if all(intervals):
+        low, high = zip(*intervals, strict=True)
+        axes.fill_between(across, low, high, color=look.colour, alpha=0.12, linewidth=0)
+    axes.plot(across, up, color=look.colour, marker=look.marker, markersize=11, label=nodes[0].system)
+    for x, y, node in zip(across, up, nodes, strict=True):
+        axes.annotate(
+            str(node.delay), (x, y), ha="center", va="center_baseline", fontsize=7.5, color=ink_on(look.colour)
+        )
+
+
+def _has(result: Result, latency: str) -> bool:
+    return result.delay is not None and getattr(result, latency) is not None
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(4, max(1, len(labels))))
+
+
+def _matrix_axes(axes: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
+    """Columns named above, rows named on the left, the first row on top; labels are text, whatever is in them."""
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.xaxis.tick_top()
+    axes.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)
+    axes.set_yticks(range(len(rows)), rows, parse_math=False)
+    for side in ("top", "right", "bottom", "left"):
+        axes.spines[side].set_visible(True)
+    axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
+    axes.grid(which="minor")
+    axes.tick_params(which="minor", length=0)
+
+
+def _delay_name(delay: int | None) -> str:
+    return "whole sentence" if delay is None else f"k = {delay}"

@@ -1,0 +1,146 @@
+"""The quality of translations: BLEU and chrF2 with their intervals and significance, and what alignments tell.
+
+The scores are sacrebleu's own, lower-cased as in most published figures of simultaneous translation, and cased. An
+empty line in one of several reference files stands for a missing reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest
+
+from simulmt.alignment import Link
+from simulmt.errors import DataError
+from simulmt.eval.results import Interval, Unit
+
+RESAMPLES = 1000  # of a bootstrap; sacrebleu draws them with seed 12345
+TOKENIZERS: Mapping[Unit, str] = {"word": "13a", "char": "zh"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score in 0..100, its 95% interval by bootstrap, and the signature that says how it was made."""
+
+    value: float
+    interval: Interval
+    signature: str
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The four scores by name (BLEU, BLEU_cased, chrF2, chrF2_cased), and what the lower-cased BLEU is made of."""
+
+    scores: dict[str, Score]
+    precisions: tuple[float, ...]  # of 1-grams to 4-grams, in percent
+    brevity_penalty: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A system held to a baseline by paired bootstrap; `p` is two-sided."""
+
+    system: float
+    baseline: float
+    p: float
+    signature: str
+
+    @property
+    def gain(self) -> float:
+        return self.system - self.baseline
+
+
+class QualityScorer:
+    """Scores any number of systems against the same references, given as one sequence a reference file."""
+
+    def __init__(self, references: Sequence[Sequence[str]], unit: Unit) -> None:
+        self._sentences = len(references[0])
+        present: Any = _mark_missing(references)
+        tokenizer = TOKENIZERS[unit]
+        self._metrics: dict[str, Any] = {
+            "BLEU": BLEU(lowercase=True, tokenize=tokenizer, references=present),
+            "BLEU_cased": BLEU(tokenize=tokenizer, references=present),
+            "chrF2": CHRF(lowercase=True, references=present),
+            "chrF2_cased": CHRF(references=present),
+        }
+
+    def score(self, hypotheses: Sequence[str]) -> Quality:
+        """The scores of one system."""
+        self._check(hypotheses)
+        found = {name: metric.corpus_score(hypotheses, None, RESAMPLES) for name, metric in self._metrics.items()}
+        scores = {name: _score(score, str(self._metrics[name].get_signature())) for name, score in found.items()}
+        return Quality(scores, tuple(found["BLEU"].precisions), found["BLEU"].bp)
+
+    def compare(self, baseline: Sequence[str], system: Sequence[str]) -> dict[str, Difference]:
+        """How far a system is from a baseline in lower-cased BLEU and chrF2, and whether that is chance."""
+        self._check(baseline)
+        self._check(system)
+        metrics = {name: self._metrics[name] for name in ("BLEU", "chrF2")}
+        named = [("baseline", baseline), ("system", system)]
+        test: Any = PairedTest(named, metrics, None, test_type="bs", n_samples=RESAMPLES)
+        signatures, results = test()
+        differences = {}
+        for name in metrics:
+            held_to, found = results[name]
+            differences[name] = Difference(found.score, held_to.score, found.p_value, str(signatures[name]))
+        return differences
+
+    def _check(self, hypotheses: Sequence[str]) -> None:
+        if len(hypotheses) != self._sentences:
+            raise DataError(f"{len(hypotheses)} hypotheses cannot be held to {self._sentences} references")
+
+
+def _mark_missing(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
+    """None for a missing reference, which is what sacrebleu takes; a sentence without any keeps one empty reference."""
+    lengths = {len(lines) for lines in references}
+    if len(lengths) > 1:
+        raise DataError(f"reference files of {' and '.join(map(str, sorted(lengths)))} lines: expected the same number")
+    rows = []
+    for row in zip(*references, strict=True):
+        present = [line if line.strip() else None for line in row]
+        rows.append(present if any(present) else ["", *[None] * (len(row) - 1)])
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _score(score: Any, signature: str) -> Score:
+    # sacrebleu shows its interval as mean ± half width and offers the two numbers under private names only.
+    mean, half = score._mean, score._ci
+    return Score(float(score.score), (float(mean - half), float(mean + half)), signature)
+
+
+def hallucinated(links: Iterable[Link], delays: Sequence[int]) -> list[bool]:
+    """For each target word, whether it is aligned to no source word that had been read when it was written."""
+    grounded = set()
+    for i, j in links:
+        if not 1 <= j <= len(delays):
+            raise DataError(f"link ({i}, {j}) does not fit a target of {len(delays)} words, counted from 1")
+        if i <= delays[j - 1]:
+            grounded.add(j)
+    return [j not in grounded for j in range(1, len(delays) + 1)]
+
+
+def untranslated(links: Iterable[Link], source_length: int) -> list[bool]:
+    """For each source word, whether no target word is aligned to it."""
+    translated = {i for i, _ in links}
+    if translated and not 1 <= min(translated) <= max(translated) <= source_length:
+        raise DataError(f"links to source words {sorted(translated)} do not fit a source of {source_length} words")
+    return [i not in translated for i in range(1, source_length + 1)]
+
+
+def hallucination_rate(sentences: Iterable[tuple[Iterable[Link], Sequence[int]]]) -> float:
+    """The share of target words that are `hallucinated`, over sentences given as (links, delays)."""
+    return _share(hallucinated(links, delays) for links, delays in sentences)
+
+
+def under_translation_rate(sentences: Iterable[tuple[Iterable[Link], int]]) -> float:
+    """The share of source words that are `untranslated`, over sentences given as (links, source length)."""
+    return _share(untranslated(links, source_length) for links, source_length in sentences)
+
+
+def _share(sentences: Iterable[Sequence[bool]]) -> float:
+    marks = [mark for sentence in sentences for mark in sentence]
+    return sum(marks) / len(marks) if marks else 0.0

@@ -1,0 +1,266 @@
+"""What the sorting network does to a sentence, as plain arrays: oracle order, Z with its labels, word alignments.
+
+All of it shows the network the reference, so none of it is translation: it explains a trained model. Axis letters as
+in model/: B batch, S source with END, T target with END, U = S * mu frames, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import sentencepiece
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from simulmt.alignment import Link
+from simulmt.config import require
+from simulmt.errors import CheckpointError
+from simulmt.model.asn import SortedCTCModel
+from simulmt.text import BLANK, END, PAD, Tokenizer
+from simulmt.train.decode import collapse
+from simulmt.train.systems import load_model
+
+BATCH_TOKENS = 1024  # source tokens in one forward pass; its logits over 32,000 pieces take a quarter of a gigabyte
+NO_LABEL = "·"  # how a blank frame is shown
+
+FloatArray = NDArray[np.float32]
+Words = Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Sorter:
+    """A trained CTC+ASN model, its vocabularies and the delays it was trained for."""
+
+    model: SortedCTCModel
+    source: Tokenizer
+    target: Tokenizer
+    delays: tuple[int, ...]
+
+    @staticmethod
+    def load(run: Path, data: Path | None = None, device: str = "cpu") -> Sorter:
+        """Read a finished run; `data` is for a run whose data directory has moved since."""
+        model, config = load_model(run)
+        if not isinstance(model, SortedCTCModel):
+            raise CheckpointError(f"{run}: a '{config.system}' model has no sorting network; train with ctc+asn")
+        data = _data_directory(run) if data is None else data
+        source, target = Tokenizer.load(data / "source.model"), Tokenizer.load(data / "target.model")
+        found, expected = (source.size, target.size), (config.source_vocabulary, config.target_vocabulary)
+        require(found == expected, f"{data}: vocabularies of {found} pieces, but {run} was trained with {expected}")
+        return Sorter(model.to(device).eval(), source, target, config.delays)
+
+    def delay_or_default(self, delay: int | None) -> int:
+        """The delay, if the model was trained for it; its smallest for None."""
+        delay = min(self.delays) if delay is None else delay
+        trained = ", ".join(map(str, self.delays))
+        require(delay in self.delays, f"delay {delay}: the model was trained for {trained}")
+        return delay
+
+    def encode(self, source: str, target: str) -> tuple[list[int], list[int]]:
+        """The tokens of a pair, each side with its END."""
+        return [*self.source.encode(source), END], [*self.target.encode(target), END]
+
+
+class Sorting(NamedTuple):
+    """How the network sorts one sentence: row r of Z says which source tokens become output position r."""
+
+    source: list[int]
+    target: list[int]
+    Z: FloatArray
+    path: list[int] | None  # for each frame, the number of its target token from 1, 0 for blank; None if none fits
+    mu: int
+
+
+class HeatMap(NamedTuple):
+    """Z with its labels: a source piece for every column, the target pieces of its frames for every row."""
+
+    Z: FloatArray
+    columns: list[str]
+    rows: list[str]
+
+
+class OracleOrder(NamedTuple):
+    """Translations with the reference's order and, by the same settings, in source order."""
+
+    oracle: list[str]
+    default: list[str]
+
+
+@torch.inference_mode()
+def oracle_order(
+    sorter: Sorter, pairs: Sequence[tuple[str, str]], delay: int, blank_penalty: float = 0.0
+) -> OracleOrder:
+    """Translate sources with states sorted by the Z of their references, and with Z = identity beside it."""
+    encoded = [sorter.encode(*pair) for pair in pairs]
+    translator = sorter.model.translator
+    results: list[list[str]] = [[""] * len(pairs), [""] * len(pairs)]
+    for batch in _batches(sorter, encoded, delay):
+        frames = (batch.lengths * translator.mu).tolist()
+        for texts, states in zip(results, (batch.Z.to(batch.H.dtype) @ batch.H, batch.H), strict=True):
+            logits = translator.logits(translator.frames(states))
+            logits[:, :, BLANK] -= blank_penalty
+            for number, tokens in zip(batch.numbers, collapse(logits.argmax(-1), frames), strict=True):
+                texts[number] = sorter.target.decode(tokens)
+    return OracleOrder(*results)
+
+
+def sort_pairs(sorter: Sorter, pairs: Sequence[tuple[str, str]], delay: int) -> list[Sorting]:
+    """What the network makes of sentence pairs, in their order."""
+    return _sort(sorter, [sorter.encode(*pair) for pair in pairs], delay)
+
+
+def heat_map(sorter: Sorter, sorting: Sorting) -> HeatMap:
+    """The matrix of a sentence, ready to be drawn."""
+    symbols = [NO_LABEL, *(sorter.target.pieces[token] for token in sorting.target)]
+    frames = [symbols[label] for label in sorting.path or [0] * (len(sorting.source) * sorting.mu)]
+    rows = [" ".join(frames[start : start + sorting.mu]) for start in range(0, len(frames), sorting.mu)]
+    return HeatMap(sorting.Z, [sorter.source.pieces[token] for token in sorting.source], rows)
+
+
+def align_words(sorter: Sorter, pairs: Sequence[tuple[Words, Words]], delay: int) -> list[set[Link] | None]:
+    """The links between words that the network's order implies; None for a target that does not fit its frames.
+
+    A target piece goes to the output positions that its frames belong to, an output position to the source piece
+    that has most of its mass, and pieces to the words they are part of. END links to nothing on either side.
+    """
+    sources = _pieces(sorter.source, [source for source, _ in pairs])
+    targets = _pieces(sorter.target, [target for _, target in pairs])
+    encoded = [([*s.tokens, END], [*t.tokens, END]) for s, t in zip(sources, targets, strict=True)]
+    sortings = _sort(sorter, encoded, delay)
+    return [_links(*each) for each in zip(sortings, sources, targets, strict=True)]
+
+
+def viterbi(scores: NDArray[Any], labels: Sequence[int]) -> list[int] | None:
+    """The best CTC path: for each frame the number of its label from 1, or 0 for blank; None if the labels do not fit.
+
+    `scores` [U, 1 + T] holds for every frame the score of the blank and of each label.
+    """
+    columns = np.zeros(2 * len(labels) + 1, np.int64)  # the states: blank, 1, blank, 2, ..., blank
+    columns[1::2] = np.arange(1, len(labels) + 1)
+    may_skip = np.zeros(len(columns), bool)  # a blank may be left out between two labels that differ
+    may_skip[3::2] = np.not_equal(labels[1:], labels[:-1])
+    best = np.full(len(columns), -np.inf)
+    best[:2] = scores[0, columns[:2]]
+    steps = np.zeros((len(scores), len(columns)), np.int64)
+    for frame in range(1, len(scores)):
+        arrivals = np.full((3, len(columns)), -np.inf)
+        arrivals[0], arrivals[1, 1:] = best, best[:-1]
+        arrivals[2, may_skip] = best[:-2][may_skip[2:]]
+        steps[frame] = arrivals.argmax(0)
+        best = arrivals.max(0) + scores[frame, columns]
+    state = max(range(len(columns))[-2:], key=lambda end: best[end])
+    if np.isneginf(best[state]):
+        return None
+    path = []
+    for frame in reversed(range(len(scores))):
+        path.append(int(columns[state]))
+        state -= int(steps[frame, state])
+    return path[::-1]
+
+
+class _Batch(NamedTuple):
+    numbers: list[int]
+    lengths: Tensor
+    H: Tensor  # [B S D]
+    Z: Tensor  # [B S S]
+
+
+class _Pieces(NamedTuple):
+    """The tokens of a sentence without END, and the words, counted from 1, that each of them is part of."""
+
+    tokens: list[int]
+    words: list[list[int]]
+
+
+@torch.inference_mode()
+def _sort(sorter: Sorter, encoded: Sequence[tuple[list[int], list[int]]], delay: int) -> list[Sorting]:
+    translator, sortings = sorter.model.translator, {}
+    for batch in _batches(sorter, encoded, delay):
+        logits = translator.logits(translator.frames(batch.Z.to(batch.H.dtype) @ batch.H))
+        for row, number in enumerate(batch.numbers):
+            source, target = encoded[number]
+            # Every path has one symbol a frame, so the frames' normalisers change no comparison between paths.
+            scores = logits[row, : len(source) * translator.mu, [BLANK, *target]].float().cpu().numpy()
+            Z = batch.Z[row, : len(source), : len(source)].cpu().numpy()
+            sortings[number] = Sorting(source, target, Z, viterbi(scores, target), translator.mu)
+    return [sortings[number] for number in range(len(encoded))]
+
+
+def _batches(sorter: Sorter, encoded: Sequence[tuple[list[int], list[int]]], delay: int) -> Iterator[_Batch]:
+    """Sentences of like length together, longest first."""
+    order = sorted(range(len(encoded)), key=lambda number: -len(encoded[number][0]))
+    device = sorter.model.translator.target_embedding.weight.device
+    while order:
+        count = max(1, BATCH_TOKENS // len(encoded[order[0]][0]))
+        numbers, order = order[:count], order[count:]
+        source, source_lengths = _padded([encoded[number][0] for number in numbers], device)
+        target, target_lengths = _padded([encoded[number][1] for number in numbers], device)
+        H, Z = sorter.model.sort(source, source_lengths, target, target_lengths, delay)
+        yield _Batch(numbers, source_lengths, H, Z)
+
+
+def _padded(sentences: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Sentences as a batch on the device, and their lengths on the CPU."""
+    tokens = pad_sequence([torch.tensor(sentence) for sentence in sentences], True, PAD)
+    return tokens.to(device), torch.tensor([len(sentence) for sentence in sentences])
+
+
+def _links(sorting: Sorting, source: _Pieces, target: _Pieces) -> set[Link] | None:
+    if sorting.path is None:
+        return None
+    nearest = sorting.Z.argmax(1)
+    links: set[Link] = set()
+    for frame, label in enumerate(sorting.path):
+        column = int(nearest[frame // sorting.mu])
+        if 1 <= label <= len(target.tokens) and column < len(source.tokens):
+            links.update((i, j) for i in source.words[column] for j in target.words[label - 1])
+    return links
+
+
+def _pieces(tokenizer: Tokenizer, sentences: Sequence[Words]) -> list[_Pieces]:
+    if tokenizer.spaced:
+        return [_pieces_of_words(tokenizer, words) for words in sentences]
+    processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
+    return [_pieces_of_text(processor, words) for words in sentences]
+
+
+def _pieces_of_words(tokenizer: Tokenizer, words: Words) -> _Pieces:
+    """Word by word, as a spaced vocabulary encodes text anyway."""
+    pieces = [(token, [number]) for number, word in enumerate(words, start=1) for token in tokenizer.encode(word)]
+    return _Pieces([token for token, _ in pieces], [numbers for _, numbers in pieces])
+
+
+def _pieces_of_text(processor: sentencepiece.SentencePieceProcessor, words: Words) -> _Pieces:
+    """Without spaces, a piece is part of every word that it shares a character with."""
+    text, owners = _without_spaces(words)
+    # As strings, unknown pieces show their text, so that the lengths add up.
+    ends = list(accumulate(map(len, processor.encode(text, out_type=str))))
+    spans = zip([0, *ends], ends, strict=False)
+    return _Pieces(processor.encode(text), [sorted({*owners[start:end]} - {0}) for start, end in spans])
+
+
+def _without_spaces(words: Words) -> tuple[str, list[int]]:
+    """Words as running text, and for each character the word it belongs to, 0 for a space between Latin words."""
+    text, owners = "", []
+    for number, word in enumerate(words, start=1):
+        if text and text[-1].isascii() and word[0].isascii() and text[-1].isalnum() and word[0].isalnum():
+            text += " "
+            owners.append(0)
+        text += word
+        owners += [number] * len(word)
+    return text, owners
+
+
+def _data_directory(run: Path) -> Path:
+    record = run / "run.json" if (run / "run.json").exists() else run.parent / "run.json"
+    try:
+        return Path(json.loads(record.read_text(encoding="utf-8"))["config"]["data"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{run}: no run.json that says where its data is; name the data directory") from None

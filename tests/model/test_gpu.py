@@ -1,0 +1,72 @@
+"""What runs by other code on a GPU gives the CPU's numbers: pytest -m gpu."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from simulmt.model.asn import ASNConfig, SortedCTCModel, sinkhorn
+from simulmt.model.ctc import Alignments, CTCConfig, CTCModel, ctc_loss
+from simulmt.model.kernels import softmax_rows
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double().cpu() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
+@pytest.mark.parametrize("columns", [7, 1000, 32_000])
+def test_softmax_kernel(dtype: torch.dtype, tolerance: float, columns: int) -> None:
+    logits = torch.randn(33, columns, device="cuda", dtype=dtype) * 5
+    weights = torch.rand(33, device="cuda")
+    normalisers, softmax = softmax_rows(logits, weights)
+    exact = logits.double().cpu()
+    assert relative_error(normalisers, exact.logsumexp(-1)) < 1e-6
+    assert softmax.dtype == dtype
+    assert relative_error(softmax, exact.softmax(-1) * weights.double().cpu()[:, None]) < tolerance
+
+
+def test_compiled_sinkhorn_and_its_gradient() -> None:
+    X, by_Z = torch.randn(5, 20, 20), torch.randn(5, 20, 20)
+    X[0, 15:, :15] = X[0, :15, 15:] = -torch.inf
+    results = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        leaf = X.to(device, dtype).requires_grad_()
+        Z = sinkhorn(leaf * 4, 16)
+        (gradient,) = torch.autograd.grad(Z, leaf, by_Z.to(device, dtype))
+        results.append((Z.detach(), gradient))
+    (Z_exact, gradient_exact), (Z, gradient) = results
+    assert relative_error(Z, Z_exact) < 1e-5
+    assert relative_error(gradient, gradient_exact) < 1e-4
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_fused_loss_and_its_gradients(dtype: torch.dtype, tolerance: float) -> None:
+    target = torch.randint(6, 500, (6, 9))
+    target[:, 3] = target[:, 2]
+    lengths, frames = torch.tensor([9, 7, 9, 1, 5, 9]), torch.tensor([24, 24, 20, 24, 3, 24])
+    h, table = torch.randn(6, 24, 32), torch.randn(500, 32)
+    results = []
+    for device, kind in (("cpu", torch.float64), ("cuda", dtype)):
+        leaves = h.to(device, kind).requires_grad_(), table.to(device, kind).requires_grad_()
+        loss = ctc_loss(*leaves, Alignments.of(target.to(device), lengths, frames), 0.1, chunk=50)
+        results.append((loss.total.detach(), *torch.autograd.grad(loss.total, leaves)))
+    for found, exact in zip(results[1], results[0], strict=True):
+        assert relative_error(found, exact) < tolerance
+
+
+def test_sorted_model_loss_is_the_cpus() -> None:
+    torch.manual_seed(1)
+    translator = CTCModel.build(CTCConfig(100, 100, width=32, inner=64, heads=4, layers=2, dropout=0.0))
+    model = SortedCTCModel.build(translator, ASNConfig(layers=1)).eval()
+    source, target = torch.randint(6, 100, (4, 12)), torch.randint(6, 100, (4, 10))
+    lengths = torch.tensor([12, 12, 8, 3]), torch.tensor([10, 8, 10, 2])
+    exact = model.loss(source, lengths[0], target, lengths[1], delay=2).total.detach()
+    model.cuda()
+    found = model.loss(source.cuda(), lengths[0], target.cuda(), lengths[1], delay=2).total.detach()
+    assert relative_error(found, exact) < 1e-5

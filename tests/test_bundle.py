@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simulmt
+from simulmt.bundle import CONFIG, FORMAT, MANIFEST, Bundle, BundleConfig, find, shipped_names
+from simulmt.errors import BundleError, ConfigError
+from simulmt.text import Tokenizer
+from simulmt.train.export import export
+from tiny_models import export_config, trained
+
+
+@pytest.fixture(scope="module")
+def whole(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("bundle") / "en-de"
+    export(trained("ctc", source_tokenizer, target_tokenizer), directory, export_config("ctc", "int8"))
+    return directory
+
+
+@pytest.fixture
+def bundle(whole: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(whole, tmp_path / "en-de"))
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_whole_bundle_opens_and_is_verified(bundle: Path) -> None:
+    opened = Bundle(bundle)
+    opened.verify()
+    assert (opened.name, opened.config.kind, opened.config.precision) == ("en-de", "ctc", "int8")
+    assert opened.session("ctc", threads=1).get_inputs()
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "ctc.onnx", "ctc.weights", "source.model", "target.model", "README.md"]
+)
+def test_a_missing_or_truncated_file_is_named(bundle: Path, name: str) -> None:
+    path = bundle / name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(BundleError, match=rf"{name}: damaged \(\d+ bytes, expected \d+\); copy or export"):
+        Bundle(bundle)
+    path.unlink()
+    with pytest.raises(BundleError, match=rf"{name}: missing; copy or export"):
+        Bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "ctc.onnx", "ctc.weights", "source.model", "target.model", "README.md"]
+)
+def test_verify_finds_a_single_changed_byte(bundle: Path, name: str) -> None:
+    opened = Bundle(bundle)
+    content = bytearray((bundle / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (bundle / name).write_bytes(content)
+    with pytest.raises(BundleError, match=rf"{name}: damaged \(checksum differs\); copy or export"):
+        opened.verify()
+
+
+@pytest.mark.parametrize("name", [CONFIG, MANIFEST])
+def test_a_newer_format_asks_for_an_upgrade(bundle: Path, name: str) -> None:
+    change(bundle / name, format=FORMAT + 1)
+    _trust_sizes(bundle)
+    with pytest.raises(BundleError, match=rf"{name}: format {FORMAT + 1}.*pip install --upgrade simulmt"):
+        Bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"format": 1, "files": 3}', '{"format": 1, "files": {"../x": {}}}']
+)
+def test_a_damaged_manifest_is_named(bundle: Path, content: str) -> None:
+    (bundle / MANIFEST).write_text(content)
+    with pytest.raises(BundleError, match=r"manifest\.json: "):
+        Bundle(bundle)
+
+
+def test_a_bundle_without_a_manifest_is_none(bundle: Path) -> None:
+    (bundle / MANIFEST).unlink()
+    with pytest.raises(BundleError, match="not a complete model bundle"):
+        Bundle(bundle)
+
+
+def test_an_incomplete_manifest_is_refused(bundle: Path) -> None:
+    files = json.loads((bundle / MANIFEST).read_text())["files"]
+    del files["ctc.weights"]
+    change(bundle / MANIFEST, files=files)
+    with pytest.raises(BundleError, match=r"manifest\.json: does not list ctc\.weights"):
+        Bundle(bundle)
+
+
+@pytest.mark.parametrize(("key", "value"), [("kind", "magic"), ("longest", 1), ("spelling", 1), ("delays", [])])
+def test_an_impossible_configuration_is_named(bundle: Path, key: str, value: Any) -> None:
+    change(bundle / CONFIG, **{key: value})
+    _trust_sizes(bundle)
+    with pytest.raises(BundleError, match=rf"config\.json: .*{key}.*copy or export"):
+        Bundle(bundle)
+
+
+@pytest.mark.parametrize("name", ["source.model", "target.model"])
+def test_a_damaged_vocabulary_is_named(bundle: Path, name: str) -> None:
+    (bundle / name).write_bytes(b"nonsense")
+    _trust_sizes(bundle)
+    with pytest.raises(BundleError, match=rf"{name}: not a SentencePiece model; copy or export"):
+        Bundle(bundle)
+
+
+def test_a_damaged_graph_is_named(bundle: Path) -> None:
+    (bundle / "ctc.onnx").write_bytes(b"nonsense")
+    _trust_sizes(bundle)
+    with pytest.raises(BundleError, match=r"ctc\.onnx: onnxruntime cannot load it .*copy or export"):
+        simulmt.load(bundle)
+
+
+def test_a_bundle_is_found_by_path_or_shipped_name(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find(bundle) == bundle
+    monkeypatch.setattr("simulmt.bundle.SHIPPED", bundle.parent)
+    assert (find("en-de"), shipped_names()) == (bundle, ["en-de"])
+    with pytest.raises(BundleError, match=r"en-xx: no such model.*\(en-de\)"):
+        find("en-xx")
+
+
+def test_the_cure_for_a_shipped_bundle_is_to_reinstall(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulmt.bundle.SHIPPED", bundle.parent)
+    (bundle / "ctc.weights").unlink()
+    with pytest.raises(BundleError, match="reinstall simulmt"):
+        Bundle(find("en-de"))
+
+
+def test_a_penalty_belongs_to_its_delay() -> None:
+    config = BundleConfig(1, "ctc", "en", "de", "fp32", 9, delays=(1, 3), default_delay=3, blank_penalties=(0.5, 2.0))
+    assert (config.blank_penalty(1), config.blank_penalty(3)) == (0.5, 2.0)
+    with pytest.raises(ConfigError, match="blank_penalties"):
+        BundleConfig(1, "ctc", "en", "de", "fp32", 9, delays=(1, 3), default_delay=3, blank_penalties=(0.5,))
+
+
+def _trust_sizes(bundle: Path) -> None:
+    """Make the manifest accept what lies there now, so that only what is written in the files can be at fault."""
+    table = json.loads((bundle / MANIFEST).read_text())
+    for name, entry in table["files"].items():
+        entry["size"] = (bundle / name).stat().st_size
+    (bundle / MANIFEST).write_text(json.dumps(table))

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from simulmt.bundle import Bundle, Kind
+from simulmt.errors import BundleError, ConfigError
+from simulmt.model.ctc import CTCModel
+from simulmt.text import Tokenizer
+from simulmt.train import export as module
+from simulmt.train.export import ExportConfig, Trained, export
+from simulmt.train.graph import Graph, Precision, ctc_graph
+from tiny_models import export_config, trained
+
+DEVELOPMENT = [
+    ("The old bridge was closed.", "Die alte Brücke war gesperrt."),
+    ("We waited at the station.", "Wir warteten am Bahnhof."),
+    ("", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def network(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Trained:
+    return trained("ctc", source_tokenizer, target_tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["ctc", "wait-k", "full-sentence"])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_every_kind_is_exported_in_every_precision(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path, kind: Kind, precision: Precision
+) -> None:
+    network = trained(kind, source_tokenizer, target_tokenizer)
+    described = export(network, tmp_path / "bundle", export_config(kind, precision, longest=12))
+    bundle = Bundle(tmp_path / "bundle")
+    bundle.verify()
+    assert bundle.config == described
+    assert (described.kind, described.precision) == (kind, precision)
+    assert 0 < described.checks["fp32_largest_difference"] < 1e-4
+    assert ("int8_agreement" in described.checks) == (precision == "int8")
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_what_was_measured_is_in_the_card(network: Trained, tmp_path: Path) -> None:
+    config = export_config("ctc", "int8", most_bleu_lost=100)
+    described = export(network, tmp_path / "bundle", config, "## Data\n\nNone at all.", DEVELOPMENT)
+    card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
+    assert f"int8 agreement: {described.checks['int8_agreement']:.6g}" in card
+    assert {"fp32_bleu", "int8_bleu"} <= described.checks.keys()
+    assert card.startswith("# en to de, ctc\n")
+    assert card.endswith("\n## Data\n\nNone at all.\n")
+
+
+def test_a_graph_that_differs_from_the_model_is_not_written(
+    network: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(model: CTCModel, longest: int, precision: Precision) -> Graph:
+        model.length_projection.bias[0] += 1e-2
+        graph = ctc_graph(model, longest, precision)
+        model.length_projection.bias[0] -= 1e-2
+        return graph
+
+    monkeypatch.setattr(module, "ctc_graph", wrong)
+    with pytest.raises(BundleError, match=r"export refused: onnxruntime is .* off the trained model"):
+        export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_int8_that_chooses_other_symbols_is_not_written(network: Trained, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"export refused: int8 chooses .* less than 100.0%; export in fp32"):
+        export(network, tmp_path / "bundle", export_config("ctc", "int8", least_agreement=1.0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_int8_that_loses_bleu_is_not_written(network: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([20.0, 19.0])
+    monkeypatch.setattr(module, "bleu", lambda *_: next(scores))
+    with pytest.raises(BundleError, match=r"export refused: int8 loses 1\.00 BLEU"):
+        export(network, tmp_path / "bundle", export_config("ctc", "int8"), development=DEVELOPMENT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(network: Trained, tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    with pytest.raises(BundleError, match="exists already"):
+        export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
+
+
+def test_the_first_delay_is_the_default(network: Trained, tmp_path: Path) -> None:
+    config = ExportConfig("en", "de", delays=(3, 1), precision="fp32", longest=12)
+    assert export(network, tmp_path / "bundle", config).default_delay == 3
+
+
+def test_vocabularies_must_be_the_models_own(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer
+) -> None:
+    model = trained("ctc", source_tokenizer, target_tokenizer).model
+    with pytest.raises(ConfigError, match="vocabularies of 150 and 150 pieces, not of 150 and 170"):
+        Trained(model, source_tokenizer, ideograph_tokenizer)
+    unspaced = trained("ctc", source_tokenizer, target_tokenizer).model
+    unspaced.encoder.embedding = torch.nn.Embedding(170, 16)  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="spaced"):
+        Trained(unspaced, ideograph_tokenizer, target_tokenizer)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulmt.bundle import Bundle
+from simulmt.decoding import CTCDecoder, CTCSentence, Due, Written
+from simulmt.engine import Array
+from simulmt.text import Tokenizer
+from simulmt.train.export import export
+from simulmt.train.graph import Precision, quantise
+from tiny_models import export_config, trained
+
+TOKENS = [[9, 30, 12, 7, 77, 8, 25, 9, 9, 60, 14], [40, 41, 6], [99, 12, 12, 13, 80, 20], [6] * 9]
+
+
+@pytest.fixture(scope="module", params=["fp32", "int8"])
+def bundle(
+    request: pytest.FixtureRequest,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Bundle:
+    precision: Precision = request.param
+    directory = tmp_path_factory.mktemp("bundle") / precision
+    export(trained("ctc", source_tokenizer, target_tokenizer), directory, export_config("ctc", precision))
+    return Bundle(directory)
+
+
+class Recorded(CTCSentence):
+    """Keeps the bits of its frames' log-probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__(beam=2)
+        self.frames: list[bytes] = []
+
+    def write(self, frames: Array, due: Due) -> Written:
+        self.frames.append(frames.tobytes())
+        return Written([], due.position, due.trigger)
+
+
+def bits(decoder: CTCDecoder, tokens: list[int], at_once: bool) -> list[bytes]:
+    sentence = Recorded()
+    for _ in _read(sentence, tokens):
+        while sentence.is_due and not at_once:
+            decoder.advance([sentence])
+    while sentence.is_due:
+        decoder.advance([sentence])
+    return sentence.frames
+
+
+def test_a_position_has_the_same_bits_alone_or_beside_others(bundle: Bundle) -> None:
+    """Neither the rows of other sentences nor positions computed in the same call may change a single bit."""
+    decoder = CTCDecoder(bundle, threads=1)
+    alone = [bits(decoder, tokens, at_once=False) for tokens in TOKENS]
+    assert [bits(decoder, tokens, at_once=True) for tokens in TOKENS] == alone
+    together = [Recorded() for _ in TOKENS]
+    readers = [_read(sentence, tokens) for sentence, tokens in zip(together, TOKENS, strict=True)]
+    for _ in range(max(map(len, TOKENS)) + 1):
+        for reader in readers:
+            next(reader, None)
+        while due := [sentence for sentence in together if sentence.is_due]:
+            decoder.advance(due)
+    assert [sentence.frames for sentence in together] == alone
+
+
+def _read(sentence: CTCSentence, tokens: list[int]) -> Iterator[None]:
+    for token in tokens:
+        sentence.read(token, delay=2)
+        yield
+    sentence.close(delay=2)
+    yield
+
+
+def test_the_graph_is_plain_onnx_with_its_weights_beside_it(bundle: Bundle) -> None:
+    path = bundle.directory / "ctc.onnx"
+    onnx.checker.check_model(str(path), full_check=True)
+    model = onnx.load(str(path), load_external_data=False)
+    assert {opset.domain for opset in model.opset_import} == {""}
+    assert Path(bundle.directory / "ctc.weights").stat().st_size > path.stat().st_size / 4
+    inside = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    assert inside < 20_000
+
+
+@given(st.integers(0, 1000), st.sampled_from([63, 127]))
+def test_quantised_rows_are_half_a_step_off_at_most(seed: int, levels: int) -> None:
+    table = np.random.default_rng(seed).normal(size=(3, 8)).astype(np.float32)
+    table[1] = 0
+    codes, scales = quantise(table, levels)
+    assert np.abs(codes.astype(int)).max(-1).tolist() == [levels, 0, levels]
+    assert np.all(np.abs(codes * scales[:, None] - table) <= 0.5001 * scales[:, None])

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from simulmt.errors import MissingExtraError
+from simulmt.train.batches import BatchPlan
+from simulmt.train.monitor import Monitor, UpdateReport, memory_gib
+from simulmt.train.state import Progress
+
+from .helpers import run, tiny
+
+
+def report(update: int) -> UpdateReport:
+    return UpdateReport(
+        update=update,
+        loss=300.0,
+        likelihood=200.0,
+        tokens=100.0,
+        gradient_norm=1.5,
+        learning_rate=0.25,
+        source_tokens=80.0,
+        data_seconds=0.0,
+    )
+
+
+def start(monitor: Monitor, update: int = 0) -> None:
+    lengths = torch.tensor([4, 4, 5, 9]).numpy()
+    monitor.start(update, 1000, torch.nn.Linear(1000, 2000), BatchPlan(lengths, lengths, 12, seed=1))
+
+
+def tell_all(monitor: Monitor) -> None:
+    """A short life of a run."""
+    start(monitor)
+    with monitor:
+        for update in range(1, 7):
+            monitor.update(report(update), Progress(skipped_updates=2, skipped_sentences=7))
+        monitor.validation(6, {"1": 12.345, "3": 20.0}, best=20.0)
+        monitor.warn("something odd")
+        monitor.update(report(7), Progress())
+    monitor.finish(7, 21.5, Path("run/final"))
+
+
+def curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    """What the TensorBoard files of a run hold, by tag."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    found: dict[str, list[tuple[int, float]]] = {}
+    for path in sorted((directory / "tensorboard").iterdir()):
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value.tensor.float_val[0]))
+    return found
+
+
+def test_without_a_terminal_there_are_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tell_all(Monitor(tmp_path, log_every=3))
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert captured.out == ""
+    assert "\x1b" not in captured.err
+    assert "\r" not in captured.err
+    # 2002000 parameters; batches [4 4] [5] [9] or the like of 12 tokens
+    assert lines[0].startswith(
+        "2.0M parameters; 3 batches an epoch, 0.0% of their source positions are padding; starting"
+    )
+    assert [line.split()[1] for line in lines[1:3]] == ["3/1000", "6/1000"]
+    assert all(part in lines[1] for part in ("loss 3.000", "norm 1.50", "tok/s", "data", "GiB", "min left"))
+    assert "2 updates skipped" in lines[1]
+    assert "7 sentences too long for their source skipped" in lines[1]
+    assert lines[3] == "update 6  dev BLEU k=1 12.35  k=3 20.00  (best 20.00)"
+    assert lines[4] == "warning: something odd"
+    assert lines[5] == "finished after update 7: dev BLEU 21.50; the model is in run/final"
+    assert lines[6].startswith("next: simulmt export run/final")
+    assert len(lines) == 7
+
+
+def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = Monitor(tmp_path)
+    start(monitor, update=500)
+    monitor.stopped(503)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("going on after update 500")
+    assert lines[1] == "stopped after update 503; run the same command to go on"
+
+
+def test_a_quiet_monitor_says_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tell_all(Monitor(tmp_path, quiet=True, log_every=1))
+    captured = capsys.readouterr()
+    assert captured.out + captured.err == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("message", ["[/tmp/run] damaged", "run[red]s", "a [/] b", "disk :warning: full", "a\\[b]"])
+def test_messages_are_shown_as_they_are(message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = Monitor(tmp_path)
+    monitor.warn(message)
+    monitor.finish(1, 2.0, Path(message))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"warning: {message}"
+    assert message in lines[1]
+
+
+@pytest.mark.parametrize("message", ["[/tmp/run] damaged", "run[red]s", "disk :warning: full"])
+def test_messages_are_shown_as_they_are_on_a_terminal(message: str, tmp_path: Path) -> None:
+    monitor, screen = Monitor(tmp_path, quiet=False), io.StringIO()
+    monitor._console = Console(file=screen, force_terminal=True, width=200)
+    monitor.warn(message)
+    assert f"warning: {message}" in screen.getvalue()
+
+
+def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
+    monitor, screen = Monitor(tmp_path, log_every=1), io.StringIO()
+    monitor._console = Console(file=screen, force_terminal=True, width=200)
+    tell_all(monitor)
+    shown = screen.getvalue()
+    assert "\x1b[?25l" in shown  # the cursor is hidden while the display lives
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # and is given back
+    assert "7/1000" in shown
+    assert "best BLEU 20.00" in shown
+    assert "update 7/1000" not in shown  # no lines beside the display
+
+
+def test_a_run_that_fails_gives_the_terminal_back(tmp_path: Path) -> None:
+    monitor, screen = Monitor(tmp_path), io.StringIO()
+    monitor._console = Console(file=screen, force_terminal=True, width=200)
+    start(monitor)
+    with pytest.raises(KeyboardInterrupt), monitor:
+        raise KeyboardInterrupt
+    assert screen.getvalue().endswith("\x1b[?25h")
+
+
+def test_the_curves_of_a_run_are_in_its_tensorboard_files(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tiny(data, delays=(1, 3), max_updates=10), tmp_path, Monitor(tmp_path, log_every=2))
+    assert "update 10/10" in capsys.readouterr().err
+    found = curves(tmp_path)
+    train = {"loss", "likelihood", "gradient_norm", "learning_rate", "skipped_sentences", "skipped_updates"}
+    speed = {"source_tokens_per_second", "data_share", "seconds_per_update", "memory_gib"}
+    assert found.keys() == {f"train/{tag}" for tag in train | speed} | {"dev/BLEU-k1", "dev/BLEU-k3"}
+    assert [step for step, _ in found["train/loss"]] == [2, 4, 6, 8, 10]
+    assert [step for step, _ in found["dev/BLEU-k3"]] == [5, 10]
+    assert found["train/learning_rate"][1] == (4, pytest.approx(5e-3))
+    assert all(0 < share < 1 for _, share in found["train/data_share"])
+
+
+def test_the_curves_of_a_stopped_run_are_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = Monitor(tmp_path, log_every=1)
+    start(monitor)
+    with monitor:
+        monitor.update(report(1), Progress())
+        monitor.stopped(1)
+    assert capsys.readouterr().err
+    assert curves(tmp_path)["train/loss"] == [(1, 3.0)]
+
+
+def test_the_speed_is_that_of_the_recent_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 10.5, 12.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    monitor = Monitor(tmp_path, quiet=True)
+    monitor.update(report(1), Progress())
+    assert monitor.speed() == {}
+    monitor.update(report(2), Progress())
+    monitor.update(report(3), Progress())
+    assert monitor.speed() == {"source_tokens_per_second": 80.0, "data_share": 0.0, "seconds_per_update": 1.0}
+    monitor.validation(3, {"1": 2.0}, 2.0)
+    assert monitor.speed() == {}  # the time of a validation is not training time
+
+
+def test_memory_is_a_plausible_figure() -> None:
+    assert 0.01 < memory_gib() < 1000 or torch.cuda.is_available()
+
+
+def test_weights_and_biases_that_are_not_installed_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingExtraError, match=r"--wandb needs the extra 'wandb'"):
+        Monitor(tmp_path, wandb_project="project")
