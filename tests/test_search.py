@@ -118,6 +118,18 @@ def test_beam_search_says_where_each_hypothesis_grew_from() -> None:
     assert (search.extend(second), search.open) == ([1, 1], [[7, 6], [7, 7]])
 
 
+def test_an_ending_below_the_beam_does_not_count() -> None:
+    search = BeamSearch(size=1, longest=5)
+    frame = np.full((1, V), -9.0)
+    frame[0, [6, END]] = [-0.1, -0.2]
+    search.extend(frame)
+    search.extend(frame)
+    assert (search.is_settled, search.open) == (False, [[6, 6]])
+    frame[0, END] = 0.0
+    search.extend(frame)
+    assert (search.is_settled, search.best) == (True, [6, 6])
+
+
 def test_beam_search_writes_no_special_symbol_and_something() -> None:
     tempting = np.zeros((1, V))
     tempting[0, len(SPECIAL_SYMBOLS) :] = -5

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import resource
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from simulmt.bundle import Kind
 from simulmt.errors import StreamError
 from simulmt.model.ctc import CTCModel
+from simulmt.search import PrefixBeam
 from simulmt.segment import ends_sentence
 from simulmt.stream import Commit, Lag, StreamState, Translator
 from simulmt.text import BLANK, END, Tokenizer, split_words
@@ -31,7 +35,7 @@ SYSTEMS: list[tuple[Kind, str]] = [
 # fmt: off
 WORDS = [
     "the", "old", "bridge", "over", "river", "wind's", "closed,", "driver", "河", "大", "(frozen)", "10:45", "Mr.",
-    "window!?", "end.", "。", "\u00ad", "x",
+    "window!?", "end.", "。", "\u00ad", "x", "7.",
 ]
 # fmt: on
 texts = st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join)
@@ -107,6 +111,19 @@ class TestAgainstPyTorch:
             stream.set_delay(delay)
             written += joined(stream.push(f"{word} "))
         assert written + joined(stream.finish()) == by_steps(networks["ctc"], words, schedule)
+
+    @pytest.mark.parametrize("beam", [2, 3])
+    def test_prefix_beam(self, ctc: Translator, networks: dict[Kind, Trained], beam: int) -> None:
+        network = networks["ctc"]
+        assert isinstance(network.model, CTCModel)
+        tokens = [*network.source.encode("the children were singing in the cold wind"), END]
+        with torch.inference_mode():
+            logits = network.model(torch.tensor([tokens]), torch.tensor([len(tokens)]), 2)[0]
+        search = PrefixBeam(beam)
+        expected = search.push(penalised(logits, 2).log_softmax(-1).numpy()) + search.finish()
+        assert search.finish(), "something must be left to the end"
+        found = joined(at_once(ctc, "the children were singing in the cold wind", 2, beam))
+        assert found == network.target.decode(expected)
 
     @given(text=texts, beam=st.integers(2, 3))
     @settings(max_examples=10, deadline=None)
@@ -202,6 +219,16 @@ class TestContract:
         commits += stream.push(rest) + stream.finish()
         assert facts(commits) == facts(at_once(ctc, text, 2, beam))
 
+    def test_greedy_and_beam_streams_share_a_step(self, ctc: Translator) -> None:
+        texts = ["the old bridge over the river", "we waited at the station", "the driver was waiting behind the barn"]
+        beams = [1, 3, 1]
+        streams = [ctc.stream(2, beam) for beam in beams]
+        for stream, text in zip(streams, texts, strict=True):
+            stream.accept(text)
+            stream.accept_finish()
+        together = [facts(commits) for commits in ctc.drain(streams)]
+        assert together == [facts(at_once(ctc, text, 2, beam)) for text, beam in zip(texts, beams, strict=True)]
+
     @given(text=texts, delay=delays)
     @fuzz
     def test_commits_count_up(self, ctc: Translator, text: str, delay: int) -> None:
@@ -256,9 +283,10 @@ class TestContract:
 class TestSentences:
     def test_an_endless_sentence_is_cut_at_the_bound(self, ctc: Translator, networks: dict[Kind, Trained]) -> None:
         network = networks["ctc"]
-        words = ["bridge"] * 100
-        pieces = len(network.source.encode_word("bridge"))
-        each = (LONGEST - 1) // pieces
+        words = ["window"] * 100
+        pieces = len(network.source.encode_word("window"))
+        each, left = divmod(LONGEST - 1, pieces)
+        assert left > 0, "the bound must fall into the middle of a word"
         expected = [reference(network, " ".join(words[i : i + each]), 2) for i in range(0, len(words), each)]
         commits = at_once(ctc, " ".join(words), 2)
         assert joined(commits) == " ".join(expected)
@@ -357,3 +385,21 @@ def test_the_runtime_needs_no_pytorch(ctc: Translator) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.slow
+def test_a_million_words_cost_the_same_a_word_and_leave_no_trace(ctc: Translator) -> None:
+    stream, page = ctc.stream(3), " ".join(WORDS) + " "
+    pages = 1_000_000 // len(WORDS)
+    marks = []  # seconds and bytes, taken ten times on the way
+    for number in range(pages):
+        if number % (pages // 10) == 0:
+            marks.append((time.process_time(), resident_bytes()))
+        stream.push(page)
+    paces = [after[0] - before[0] for before, after in pairwise(marks)]
+    assert statistics.median(paces[5:]) < 1.3 * statistics.median(paces[:4])
+    assert marks[-1][1] - marks[1][1] < 20e6
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import onnxruntime as untyped_onnxruntime
-
 from simulmt.config import as_table, build, require
 from simulmt.errors import BundleError, ConfigError, VocabularyError
 from simulmt.text import Tokenizer
+
+# From 1.29 on onnxruntime reports what it runs to its makers, from the moment it is imported; simulmt works offline and
+# tells nobody. Whoever wants the reports sets the variable to 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+import onnxruntime as untyped_onnxruntime  # noqa: E402
 
 onnxruntime: Any = untyped_onnxruntime  # it does not declare its names for type checkers
 Session = Any  # an onnxruntime.InferenceSession

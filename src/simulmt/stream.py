@@ -16,7 +16,6 @@ Many streams at once: `Translator.push_many`, or, for a scheduler, `Stream.accep
 from __future__ import annotations
 
 import enum
-import re
 import sys
 import threading
 import time
@@ -35,7 +34,6 @@ from simulmt.text import Detokenizer, WordSplitter
 
 WHOLE_SENTENCE = sys.maxsize  # the delay of a model that waits for the end
 LINES_TOGETHER = 32  # lines of a text that `translate` works on at the same time
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,7 @@ class Stream:
         """`push` without computing; `arrived` is when the text came in, by the translator's clock."""
         self._require_open("push")
         arrived = self._translator.clock() if arrived is None else arrived
-        for word in self._splitter.push(_LONE_SURROGATE.sub("\ufffd", text)):
+        for word in self._splitter.push(text):
             self._read_word(word, arrived)
 
     def accept_end(self, arrived: float | None = None) -> None:

@@ -50,13 +50,22 @@ def test_cuts_hold_their_promises(counts: list[int], batch_tokens: int) -> None:
             assert 2 * (batch <= shorter).sum() < batch_tokens // shorter
 
 
-def test_cuts_by_hand() -> None:
-    # 12 tokens a batch: six of length 2, four of length 3, one of 7 or longer.
-    counts = np.zeros(10, np.int64)
-    counts[[2, 3, 7, 9]] = 8, 5, 1, 2
-    # 2222 22|22 3 3 ... : six, the two left over are less than half, join with two of length 3; three of length 3 are
-    # more than half; then 7, 9 and 9 alone.
-    assert cut_by_length(counts, 12).tolist() == [0, 6, 10, 13, 14, 15, 16]
+@pytest.mark.parametrize(
+    ("counts", "cuts"),
+    [
+        # Six of length 2 fill a batch. The two left over are less than half of one and wait for two of length 3. The
+        # three left then are more than half of four, so they do not wait for longer ones, of which one is a batch.
+        ({2: 8, 3: 5, 7: 1, 9: 2}, [0, 6, 10, 13, 14, 15, 16]),
+        ({1: 5, 2: 1}, [0, 6]),
+        ({1: 2, 9: 1}, [0, 2, 3]),  # two that wait are already more than a batch of the next length may hold
+        ({1: 1, 9: 1}, [0, 1, 2]),
+        ({20: 2}, [0, 1, 2]),
+    ],
+)
+def test_cuts_of_twelve_tokens_by_hand(counts: dict[int, int], cuts: list[int]) -> None:
+    histogram = np.zeros(max(counts) + 1, np.int64)
+    histogram[list(counts)] = list(counts.values())
+    assert cut_by_length(histogram, 12).tolist() == cuts
 
 
 def test_every_pair_is_in_one_batch_of_an_epoch_within_the_tokens() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from simulmt.dataset import Dataset
-from simulmt.errors import CheckpointError, TrainingError
+from simulmt.errors import CheckpointError, ConfigError, TrainingError
 from simulmt.model.ctc import CTCModel
 from simulmt.model.output import Loss
 from simulmt.train import loop
@@ -84,6 +84,27 @@ def test_an_update_is_a_whole_number_of_batches_for_each_process(
 ) -> None:
     settings = TrainingConfig(batch_tokens=batch_tokens, update_tokens=update_tokens)
     assert batches_in_update(settings, processes) == batches
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_updates", 0),
+        ("keep_best", 0),
+        ("seed", -1),
+        ("weight_decay", -0.1),
+        ("warmup_updates", -1),
+        ("learning_rate", 0.0),
+        ("betas", (0.9, 1.0)),
+        ("smoothing", 1.0),
+        ("ema_decay", -0.5),
+        ("clip_norm", 0.0),
+        ("update_tokens", 100),
+    ],
+)
+def test_a_setting_out_of_range_is_an_error_that_names_it(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        TrainingConfig(**{name: value})
 
 
 def test_updates_are_the_plain_arithmetic(data: Path, dataset: Dataset, tmp_path: Path) -> None:
@@ -319,9 +340,9 @@ def scaled(loss: Loss, factor: float) -> Loss:
     return loss._replace(total=loss.total * factor, likelihood=loss.likelihood * factor)
 
 
-def nan_only_in_the_value(loss: Loss) -> Loss:
-    """A loss that is not a number although its gradient is fine."""
-    return loss._replace(total=loss.total + (loss.total.detach() * math.nan))
+def shifted(loss: Loss, offset: float) -> Loss:
+    """Another value, but the same gradient."""
+    return loss._replace(total=loss.total + offset)
 
 
 def only_unalignable(loss: Loss) -> Loss:
@@ -331,7 +352,8 @@ def only_unalignable(loss: Loss) -> Loss:
 INSANE: dict[str, Callable[[Loss], Loss]] = {
     "nan": lambda loss: scaled(loss, math.nan),
     "infinite": lambda loss: scaled(loss, math.inf),
-    "nan with a finite gradient": nan_only_in_the_value,
+    "nan with a finite gradient": lambda loss: shifted(loss, math.nan),
+    "infinite with a finite gradient": lambda loss: shifted(loss, math.inf),
     "no tokens": only_unalignable,
     "exploding": lambda loss: scaled(loss, 50.0),
 }

@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 
 from simulmt.train.checkpoint import CheckpointFolder
+from simulmt.train.loop import Outcome
 from simulmt.train.monitor import UpdateReport
 from simulmt.train.settings import RunConfig
 from simulmt.train.state import Progress
@@ -109,7 +110,7 @@ def left_behind(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def config(data: Path) -> RunConfig:
-    """With everything that has a state: dropout, Gumbel noise, several delays, a moving average, unaligned sentences."""
+    """With all that has a state: dropout, Gumbel noise, several delays, a moving average, unaligned sentences."""
     return tiny(data, "ctc+asn", delays=(1, 3), ema_decay=0.5, max_updates=18, validate_every=3)
 
 
@@ -196,7 +197,7 @@ def test_stopped_again_and_again(config: RunConfig, undisturbed: dict[str, bytes
             super().update(*arguments)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    outcomes = []
+    outcomes: list[Outcome] = []
     while not outcomes or outcomes[-1].status == "stopped":
         outcomes.append(run(config, tmp_path, Interrupting()))
     # The signal comes after the loop has looked for one, so each call makes two updates.

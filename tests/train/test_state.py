@@ -40,10 +40,10 @@ def through_disk(state: RunState, folder: Path) -> Checkpoint:
 
 
 def test_the_best_updates_are_those_of_the_highest_scores_later_ones_first_among_equals() -> None:
-    progress = Progress(scores={"5": 1.0, "10": 3.0, "15": 2.0, "100": 3.0})
-    assert progress.best(1) == [100]
-    assert progress.best(3) == [100, 10, 15]
-    assert progress.best(9) == [100, 10, 15, 5]
+    progress = Progress(scores={"5": 1.0, "9": 3.0, "10": 3.0, "15": 2.0})
+    assert progress.best(1) == [10]
+    assert progress.best(3) == [10, 9, 15]
+    assert progress.best(9) == [10, 9, 15, 5]
     assert Progress().best(2) == []
 
 

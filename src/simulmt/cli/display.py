@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -51,7 +51,7 @@ def play(
 
 def spoken(sentence: str) -> list[str]:
     """The words of a sentence, each with the white space behind it, which is what completes it."""
-    parts, end = [], 0
+    parts, end = list[str](), 0
     for word in split_words(sentence):
         start = sentence.index(word, end)
         if parts:
@@ -59,6 +59,13 @@ def spoken(sentence: str) -> list[str]:
         end = start + len(word)
         parts.append(word)
     return parts
+
+
+def describe(translator: Translator, delay: int | None) -> str:
+    """What is going to be shown, in a line."""
+    config, k = translator.config, translator.stream(delay).delay
+    waiting = "waiting for the end of each sentence" if k is None else f"delay {k}"
+    return f"{translator.bundle.name}: {config.source_language} to {config.target_language}, {waiting}"
 
 
 @dataclass
@@ -76,29 +83,26 @@ class Tally:
 
     def summary(self) -> str:
         """In two lines."""
-        policy, compute = (statistics.median(lags or [0.0]) for lags in self._by_cause())
+        policy = statistics.median([lag.policy for lag in self.lags] or [0.0])
+        compute = statistics.median([lag.compute for lag in self.lags] or [0.0])
         return (
             f"{self.sentences} sentences, {self.words} words read, {len(self.lags)} pieces written, none taken back\n"
             f"median lag of a piece: {policy:.0f} ms until the words it needed were said, {compute:.1f} ms to compute"
         )
 
-    def _by_cause(self) -> tuple[list[float], list[float]]:
-        return [lag.policy for lag in self.lags], [lag.compute for lag in self.lags]
-
 
 class View(Protocol):
-    """Shows moments as they come; to be used in a `with` statement."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
+    """Shows moments as they come; `close` comes last, even after a failure."""
 
     def show(self, moment: Moment) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def open_view(console: Console, config: BundleConfig) -> View:
     """A picture that moves in a terminal, lines of text elsewhere."""
-    return TerminalView(console, config) if console.is_terminal else PlainView(console, config)
+    can_move = console.is_terminal and not console.is_dumb_terminal
+    return TerminalView(console, config) if can_move else PlainView(console, config)
 
 
 class PlainView:
@@ -107,27 +111,23 @@ class PlainView:
     def __init__(self, console: Console, config: BundleConfig) -> None:
         self._console = console
         self._labels = _labels(config)
-        self._heard = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing was held back but words that led to nothing."""
+        self._read = ""  # since the last line
 
     def show(self, moment: Moment) -> None:
-        self._heard += moment.read
-        if moment.commits or (moment.ends_sentence and self._heard):
-            self._print(self._labels[0], self._heard)
-            self._heard = ""
-        if moment.commits:
+        self._read += moment.read
+        if moment.commits or moment.ends_sentence:
+            self._print(self._labels[0], self._read)
             self._print(self._labels[1], "".join(commit.text for commit in moment.commits))
+            self._read = ""
         if moment.ends_sentence:
             self._console.print()
 
+    def close(self) -> None:
+        """Nothing is held back."""
+
     def _print(self, label: str, text: str) -> None:
         if text:
-            self._console.print(Text(f"{label}  {text.strip()}"), soft_wrap=True)
+            self._console.print(f"{label}  {text.strip()}")
             self._console.file.flush()
 
 
@@ -138,13 +138,7 @@ class TerminalView:
         self._labels = _labels(config)
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._begin()
-
-    def __enter__(self) -> Self:
         self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
 
     def show(self, moment: Moment) -> None:
         self._source += moment.read
@@ -157,21 +151,26 @@ class TerminalView:
             self._begin()
         self._live.update(self._frame(), refresh=True)
 
+    def close(self) -> None:
+        self._live.stop()
+
     def _begin(self) -> None:
         self._source = self._target = self._trace = ""
         self._lag = Lag(0.0, 0.0, 0.0)
 
     def _sentence(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        table.add_row(Text(self._labels[0], "dim"), Text(self._source))
-        table.add_row(Text(self._labels[1], "dim"), Text(self._target, "bold green"))
+        table.add_column(style="dim", min_width=len("trace"))
+        table.add_column(overflow="fold")  # text without spaces is broken anywhere
+        table.add_row(self._labels[0], Text(self._source))
+        table.add_row(self._labels[1], Text(self._target, "bold green"))
         return table
 
     def _frame(self) -> Table:
         table = self._sentence()
         waited = f"{self._lag.policy:5.0f} ms for words to come, {self._lag.compute:4.1f} ms to compute"
-        table.add_row(Text("lag", "dim"), Text(waited, "cyan"))
-        table.add_row(Text("trace", "dim"), _coloured(self._trace[-TRACE_SHOWN:]))
+        table.add_row("lag", Text(waited, "cyan"))
+        table.add_row("trace", _coloured(self._trace[-TRACE_SHOWN:]))
         return table
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.errors import ConfigError, DataError, MissingExtraError
+from simulmt.errors import DataError, MissingExtraError
 
 if TYPE_CHECKING:
     from simulmt.dataset import Dataset
@@ -83,7 +83,9 @@ def export(
 
 def _development_text(dataset: Dataset, count: int) -> list[tuple[str, str]]:
     """The first development pairs; a data directory keeps the source as tokens only."""
-    sources = (dataset.source_tokenizer.decode(dataset.dev.pair(index)[0].tolist()) for index in range(len(dataset.dev)))
+    sources = (
+        dataset.source_tokenizer.decode(dataset.dev.pair(index)[0].tolist()) for index in range(len(dataset.dev))
+    )
     return list(zip(sources, dataset.dev_references[:count], strict=False))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -17,7 +18,6 @@ from simulmt.cli.captions import Format, open_writer
 from simulmt.errors import BundleError, ConfigError, StreamError
 
 if TYPE_CHECKING:
-    from simulmt.cli.measure import Measurements
     from simulmt.stream import Translator
 
 STANDARD_INPUT = Path("-")
@@ -44,9 +44,7 @@ def register(app: typer.Typer) -> None:
 
 
 def translate(
-    file: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, allow_dash=True, help="Text in UTF-8; - is standard input.")
-    ] = STANDARD_INPUT,
+    file: Annotated[Path, typer.Argument(help="Text in UTF-8; - is standard input.")] = STANDARD_INPUT,
     model: Model = None,
     delay: Delay = None,
     style: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.TEXT,
@@ -54,9 +52,11 @@ def translate(
 ) -> None:
     """Translate text while it arrives: a line for a line, written word by word.
 
-    srt and vtt are subtitles, timed by when they were translated. jsonl is one object for every piece of translation,
-    with the number of its line, how many words of the line were read for it, and its lag: until the words it needed
-    were there (policy), until its computation began (queue), and its computation (compute).
+    srt and vtt are subtitles, timed by when they were translated.
+    jsonl is one object for every piece of translation: the number of its
+    line, how many words of the line were read for it, and its lag, that is,
+    the wait for these words (policy), for the computation (queue), and the
+    computation itself (compute).
 
     \b
     Examples:
@@ -66,18 +66,15 @@ def translate(
     """
     from simulmt.cli.pipe import LineTranslator, arrivals
 
-    translator = _load(model, delay, threads)
-    if file == STANDARD_INPUT and sys.stdin.isatty():
-        typer.echo("Type a sentence and Enter; Ctrl-D ends.", err=True)
-    writer = open_writer(style, _utf8_output())
-    lines = LineTranslator(translator, delay, writer)
-    with _descriptor(file) as descriptor:
-        try:
+    with _opened(file) as descriptor:
+        translator = _load(model, delay, threads)
+        if os.isatty(descriptor):
+            typer.echo("Type a sentence and Enter; Ctrl-D ends.", err=True)
+        with closing(open_writer(style, _utf8_output())) as writer:
+            lines = LineTranslator(translator, delay, writer)
             for arrived in arrivals(descriptor, translator.clock):
                 lines.push(arrived)
             lines.finish()
-        finally:
-            writer.close()
 
 
 def demo(
@@ -99,27 +96,22 @@ def demo(
     """
     from rich.console import Console
 
-    from simulmt.cli.display import Tally, open_view, play
+    from simulmt.cli.display import Tally, describe, open_view, play
     from simulmt.cli.samples import sentences_for
 
     translator = _load(model, delay, threads=0)
-    config = translator.config
-    sentences = sentences_for(config, text)
-    console = Console(file=_utf8_output(), highlight=False)
-    console.print(f"{translator.bundle.name}: {config.source_language} to {config.target_language}, {_waits(translator, delay)}\n")
+    sentences = sentences_for(translator.config, text)
+    console = Console(file=_utf8_output(), highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{describe(translator, delay)}\n")
     tally = Tally()
-    with open_view(console, config) as view:
+    with closing(open_view(console, translator.config)) as view:
         for moment in play(translator, sentences, delay, 0 if fast else pace):
             tally.count(moment)
             view.show(moment)
-    console.print(tally.summary(), soft_wrap=True)
-    option = f" --model {shlex.quote(model)}" if model else ""
-    console.print(
-        f"\nNext:\n  echo {shlex.quote(sentences[0])} | simulmt translate{option}"
-        f"\n  simulmt demo{option} --delay 1\n  simulmt models\n  simulmt --help",
-        soft_wrap=True,
-        markup=False,
-    )
+    console.print(tally.summary())
+    chosen = f" --model {shlex.quote(model)}" if model else ""
+    console.print(f"\nNext:\n  echo {shlex.quote(sentences[0])} | simulmt translate{chosen}")
+    console.print(f"  simulmt bench{chosen}\n  simulmt models\n  simulmt --help")
 
 
 def bench(
@@ -131,6 +123,8 @@ def bench(
 ) -> None:
     """Measure how fast a model is on this machine.
 
+    A token is a piece of a source word. Speakers are live streams of 2.5 words a second.
+
     \b
     Examples:
       simulmt bench
@@ -139,8 +133,10 @@ def bench(
     import dataclasses
     import json
 
+    from rich.console import Console
+
     from simulmt.bundle import Bundle, find
-    from simulmt.cli.measure import measure
+    from simulmt.cli.measure import as_table, measure
     from simulmt.cli.samples import sentences_for
 
     directory = find(model or _default_model())
@@ -149,4 +145,49 @@ def bench(
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
     else:
-        _print_measurements(found)
+        Console().print(as_table(found))
+
+
+def _load(model: str | Path | None, delay: int | None, threads: int) -> Translator:
+    """Load a model, and see to it that it can be run with a delay."""
+    import simulmt
+
+    translator = simulmt.load(model or _default_model(), threads)
+    try:
+        translator.checked_delay(delay)
+    except StreamError as error:
+        raise ConfigError(f"--{error}") from None
+    return translator
+
+
+def _default_model() -> str:
+    """The first shipped model of real languages, or else the first."""
+    from simulmt.bundle import SHIPPED, Bundle, shipped_names
+    from simulmt.cli.samples import SYNTHETIC
+
+    names = shipped_names()
+    if not names:
+        raise BundleError("no model came with this installation: give the directory of one with --model")
+    real = (name for name in names if Bundle(SHIPPED / name).config.source_language != SYNTHETIC)
+    return next(real, names[0])
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[int]:
+    """The descriptor of a file or of standard input."""
+    if file == STANDARD_INPUT:
+        yield 0
+        return
+    try:
+        opened = file.open("rb", buffering=0)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    with opened:
+        yield opened.fileno()
+
+
+def _utf8_output() -> TextIO:
+    """Standard output; translations do not depend on the locale."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+    return sys.stdout

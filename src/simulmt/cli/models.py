@@ -10,16 +10,18 @@ import typer
 from simulmt.errors import BundleError
 
 if TYPE_CHECKING:
-    from simulmt.bundle import Bundle, BundleConfig
+    from simulmt.bundle import Bundle
 
 Name = Annotated[str, typer.Argument(help="A shipped model, or the directory of any.", show_default=False)]
 
-app = typer.Typer(help="List, show and check models.", invoke_without_command=True, no_args_is_help=False)
+LISTED = ("model", "languages", "kind", "size", "delays", "default")
+
+app = typer.Typer(invoke_without_command=True)
 
 
 @app.callback()
 def models(context: typer.Context) -> None:
-    """List the models that came with this installation.
+    """List the models that came with this installation, show or check one.
 
     \b
     Examples:
@@ -30,7 +32,7 @@ def models(context: typer.Context) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from simulmt.bundle import shipped_names
+    from simulmt.bundle import SHIPPED, Bundle, shipped_names
 
     if context.invoked_subcommand:
         return
@@ -38,9 +40,14 @@ def models(context: typer.Context) -> None:
     if not names:
         typer.echo("no model came with this installation; export one with simulmt export", err=True)
         return
-    table = Table("model", "languages", "kind", "size", "delays", "default", box=None)
+    table = Table(*LISTED, box=None)
     for name in names:
-        table.add_row(name, *_row(name))
+        try:
+            facts = _facts(Bundle(SHIPPED / name))
+        except BundleError as error:  # a damaged model does not hide the others
+            typer.echo(f"simulmt: {error}", err=True)
+        else:
+            table.add_row(*(facts[label] for label in LISTED))
     Console().print(table)
 
 
@@ -75,18 +82,6 @@ def path(name: Name) -> None:
     typer.echo(str(find(name)))
 
 
-def _row(name: str) -> tuple[str, ...]:
-    """A damaged model does not keep the others from being listed."""
-    from simulmt.bundle import SHIPPED, Bundle
-
-    try:
-        bundle = Bundle(SHIPPED / name)
-    except BundleError as error:
-        return (f"[red]{error}",)
-    facts = _facts(bundle)
-    return tuple(facts[label] for label in ("languages", "kind", "size", "delays", "default delay"))
-
-
 def _facts(bundle: Bundle) -> dict[str, str]:
     config = bundle.config
     return {
@@ -95,7 +90,7 @@ def _facts(bundle: Bundle) -> dict[str, str]:
         "kind": f"{config.kind} {config.precision}",
         "size": f"{_bytes_in(bundle.directory) / 1e6:.1f} MB",
         "delays": ", ".join(map(str, config.delays)) or "whole sentences",
-        "default delay": str(config.default_delay or "-"),
+        "default": str(config.default_delay or "-"),
         "vocabularies": f"{bundle.source.size} and {bundle.target.size} pieces",
         "directory": str(bundle.directory),
     }

@@ -30,9 +30,9 @@ WordPair = tuple[Words, Words]
 LONGEST_WORD_IN_IDEOGRAPHS = 4.0  # a mean above it means that nobody has cut the text into words
 
 
-def split_units(lines: Iterable[str], unit: Unit) -> list[list[str]]:
-    """Each line as its units."""
-    return [split_words(line) if unit == "char" else line.split() for line in lines]
+def alignment_words(text: str, unit: Unit) -> list[str]:
+    """The units of a line."""
+    return split_words(text) if unit == "char" else text.split()
 
 
 def guess_unit(lines: Iterable[str]) -> Unit:

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from simulmt.config import as_table
 from simulmt.corpus import read_lines
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.instances import read_instances
@@ -135,4 +134,5 @@ def _cells(score: float | None, difference: Difference | None) -> tuple[str, str
 def _difference_table(score: float | None, difference: Difference | None) -> dict[str, Any]:
     if difference is None:
         return {"score": score}
-    return {"score": score, "gain": difference.gain, **as_table(difference)}
+    names = ("baseline", "gain", "p", "signature")
+    return {"score": score, **{name: getattr(difference, name) for name in names}}

@@ -27,7 +27,7 @@ from simulmt.corpus import read_lines
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.instances import Instance, read_instances, split_units, unit_of, write_instances
 from simulmt.eval.lag import Timed, computation, latency
-from simulmt.eval.results import INSTANCES, Result, Unit, write_results
+from simulmt.eval.results import INSTANCES, Result, Unit, result_name, write_results
 from simulmt.eval.score import QualityScorer
 from simulmt.eval.systems import count_pieces, time_words, translate_all
 from simulmt.stream import Translator
@@ -112,12 +112,14 @@ class Evaluator:
         self._unit = unit
         self._timing = timing
         self._progress = progress
+        self._title = ""  # of what is being scored
         self._scorers: dict[Unit, QualityScorer] = {}
 
     def bundle(self, system: str, translator: Translator, delay: int | None, threads: int) -> Evaluation:
         """Translate the test set with a bundle at a delay, and score it."""
+        self._title = result_name(system, delay)
         unit = self._bundle_unit(translator)
-        translations = translate_all(translator, self._test_set.sources, delay, unit, self._report)
+        translations = translate_all(translator, self._test_set.sources, delay, unit, self._report_done)
         instances = [self._instance(index, unit, *translation) for index, translation in enumerate(translations)]
         figures = self._time(translator, instances, delay, unit) if self._timing.sentences else {}
         facts = {"bundle_sha256": sha256(translator.bundle.directory / MANIFEST), "threads": threads, **figures}
@@ -125,6 +127,7 @@ class Evaluator:
 
     def log(self, system: str, path: Path, delay: int | None) -> Evaluation:
         """Score what SimulEval logged, in a file or in the directory it is in."""
+        self._title = result_name(system, delay)
         path = path / INSTANCES if path.is_dir() else path
         logged = read_instances(path)
         self._check_log(path, logged)
@@ -143,8 +146,11 @@ class Evaluator:
             return "word" if spaced else "char"
         return self._unit
 
-    def _report(self, done: int) -> None:
-        self._progress(f"{done:,} of {len(self._test_set.sources):,} sentences translated")
+    def _report(self, news: str) -> None:
+        self._progress(f"{self._title}: {news}")
+
+    def _report_done(self, done: int) -> None:
+        self._report(f"{done:,} of {len(self._test_set.sources):,} sentences translated")
 
     def _instance(self, index: int, unit: Unit, text: str, delays: tuple[int, ...]) -> Instance:
         source = self._test_set.sources[index].split()
@@ -172,7 +178,7 @@ class Evaluator:
         time_words(translator, chosen[0].source, delay)  # the first one pays for what the others find ready
         timed = []
         for run in range(self._timing.runs):
-            self._progress(f"timing {len(chosen):,} sentences, run {run + 1} of {self._timing.runs}")
+            self._report(f"timing {len(chosen):,} sentences, run {run + 1} of {self._timing.runs}")
             for instance in chosen:
                 seconds = time_words(translator, instance.source, delay)
                 timed.append(Timed(instance, count_pieces(translator, instance.source), seconds))
@@ -188,7 +194,7 @@ class Evaluator:
         instances: list[Instance],
         facts: Mapping[str, Any],
     ) -> Evaluation:
-        self._progress("scoring")
+        self._report("scoring")
         if unit not in self._scorers:
             self._scorers[unit] = QualityScorer(self._test_set.references, unit)
         quality = self._scorers[unit].score(hypotheses)

@@ -14,9 +14,9 @@ import io
 import re
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulmt.errors import MissingExtraError
 
@@ -48,7 +48,7 @@ FONT_ADVICE = (
 )
 
 _IDEOGRAPH = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff]")
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 10.0,
     "text.color": INK,
@@ -58,7 +58,6 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.8,
-    "axes.prop_cycle": None,
     "xtick.color": INK,
     "ytick.color": INK,
     "grid.color": INK,
@@ -87,7 +86,7 @@ def drawing(width: float, height: float) -> Iterator[Figure]:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("drawing pictures", "eval") from None
-    with rc_context({key: value for key, value in _STYLE.items() if value is not None}):
+    with rc_context(_STYLE):
         yield Figure(figsize=(width, height))
 
 
@@ -138,15 +137,27 @@ def chinese_font() -> str | None:
     """An installed font that has Chinese glyphs."""
     from matplotlib.font_manager import fontManager
 
+    if not set(CHINESE_FONTS) & set(fontManager.get_font_names()):
+        _find_new_fonts()
     installed = set(fontManager.get_font_names())
     return next((name for name in CHINESE_FONTS if name in installed), None)
+
+
+def _find_new_fonts() -> None:
+    """Add fonts that were installed since Matplotlib made its list of them, which it does only once."""
+    from matplotlib.font_manager import findSystemFonts, fontManager
+
+    known = {font.fname for font in fontManager.ttflist}
+    for path in sorted(set(findSystemFonts()) - known):
+        with suppress(OSError, RuntimeError, ValueError):  # not every file that looks like a font is one
+            fontManager.addfont(path)
 
 
 def _provide_glyphs(figure: Figure) -> bool:
     """Give text with ideographs a font that has them; False if this machine has none."""
     from matplotlib.text import Text
 
-    texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and has_ideographs([text.get_text()])]
+    texts: list[Any] = [text for text in figure.findobj(Text) if has_ideographs([text.get_text()])]
     font = chinese_font() if texts else None
     for text in texts:
         text.set_fontfamily(["DejaVu Sans", font or "sans-serif"])

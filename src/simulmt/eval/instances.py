@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from simulmt.corpus import read_lines
 from simulmt.errors import DataError
 from simulmt.eval.results import INSTANCES, Unit
+from simulmt.latency import end_offset
 from simulmt.text import split_words
 
 # Without this beside the log, `simuleval --score-only --output DIRECTORY` does not know that it is about text.
@@ -150,6 +151,11 @@ def _parse(line: str, where: str) -> Instance:
         raise DataError(
             f"{where}: delays: expected whole numbers of source words; logs of speech cannot be scored here"
         )
+    source_length = _field(table, "source_length", int, where)
+    try:
+        end_offset(delays, source_length)  # which finds delays that cannot be
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
     reference = _field(table, "reference", str | None, where) or ""
     return Instance(
         index=_field(table, "index", int, where),
@@ -157,7 +163,7 @@ def _parse(line: str, where: str) -> Instance:
         references=tuple(table.get("references") or [reference.removesuffix("\n")]),
         prediction=_field(table, "prediction", str, where),
         delays=tuple(delays),
-        source_length=_field(table, "source_length", int, where),
+        source_length=source_length,
     )
 
 

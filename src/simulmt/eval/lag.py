@@ -79,12 +79,16 @@ def _piece_milliseconds(timed: Timed) -> NDArray[np.float64]:
 
 def _computation_aware_lagging(timed: Timed, unit: Unit) -> float:
     done = [0.0, *accumulate(timed.seconds)]
-    elapsed = [done[delay] * 1000 for delay in timed.instance.delays]
+    elapsed = [done[delay] * 1000 for delay in _delays(timed.instance)]
     reference = reference_length(timed.instance.reference, unit)
     return average_lagging_computation_aware(elapsed, timed.instance.source_length, reference)
 
 
 def _paced(timed: Timed, unit: Unit, words_per_second: float) -> list[PacedLag]:
-    delays = timed.instance.delays or [timed.instance.source_length]  # silence counts as in all other figures
     reference = reference_length(timed.instance.reference, unit)
-    return paced_lags(delays, timed.seconds, reference, words_per_second)
+    return paced_lags(_delays(timed.instance), timed.seconds, reference, words_per_second)
+
+
+def _delays(instance: Instance) -> Sequence[int]:
+    """The delays; an empty hypothesis counts as one unit written at the end, as in all other figures."""
+    return instance.delays or [instance.source_length]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,11 +18,14 @@ from simulmt.eval.results import Result
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
 QUALITY = {"BLEU": "BLEU", "chrF2": "chrF2"}
 LATENCY = {"AL": "AL (source words)", "AL_CA": "AL-CA (ms)"}
 FAINTEST = 0.01  # a cell of Z below this is not drawn
 PANEL = (4.6, 3.4)  # inches
+LONG_RANGE = 5.0  # latencies that differ by more than this factor are drawn on a logarithmic scale
+_NODE: Mapping[str, Any] = {"markersize": 11, "markeredgecolor": "white", "markeredgewidth": 0.5}
 
 
 class Look(NamedTuple):
@@ -57,7 +61,9 @@ def quality_latency_figure(results: Sequence[Result]) -> Figure:
                 _draw_lines(grid[row, column], results, styles, quality, latency)
                 grid[row, 0].set_ylabel(QUALITY[quality])
                 grid[-1, column].set_xlabel(LATENCY[latency])
-        _legend(figure, grid[0, 0])
+        if "AL_CA" in latencies:
+            _scale(grid[0, -1], [result.AL_CA for result in results if result.delay and result.AL_CA is not None])
+        _legend(figure, grid[0, 0], len(latencies))
         return figure
 
 
@@ -74,7 +80,7 @@ def anticipation_figure(rates: Mapping[str, Sequence[float]]) -> Figure:
         axes.set_xlabel("k (source units)")
         axes.set_ylabel("k-anticipation rate (%)")
         axes.set_ylim(bottom=0)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xticks(range(1, max(map(len, rates.values())) + 1))
         axes.grid(axis="y")
         axes.legend()
         return figure
@@ -155,11 +161,19 @@ def path_figure(path: ReadWritePath) -> Figure:
         ]
         if corners:
             axes.plot(*zip((-0.5, -0.5), *corners, strict=True), color=PALETTE[0])
-        for i, j in sorted(path.links):
-            anticipated = i > path.delays[j - 1]
-            axes.plot(i - 1, j - 1, "X" if anticipated else "o", color=PALETTE[1] if anticipated else INK, markersize=6)
+        ahead = {(i, j) for i, j in path.links if i > path.delays[j - 1]}
+        _draw_links(axes, path.links - ahead, "o", INK, "link to a word that was read")
+        _draw_links(axes, ahead, "X", PALETTE[1], "link to a word not yet read")
         _matrix_axes(axes, path.source, path.target)
+        if path.links:
+            figure.legend(loc="outside lower center", ncols=1)
         return figure
+
+
+def _draw_links(axes: Axes, links: Set[Link], marker: str, colour: str, label: str) -> None:
+    if links:
+        across, down = zip(*sorted(links), strict=True)
+        axes.plot(np.subtract(across, 1), np.subtract(down, 1), marker, color=colour, markersize=6, label=label)
 
 
 def _draw_lines(axes: Axes, results: Sequence[Result], styles: Mapping[str, Look], quality: str, latency: str) -> None:
@@ -182,20 +196,38 @@ def _draw_line(axes: Axes, nodes: Sequence[Result], look: Look, quality: str, la
     if all(intervals):
         low, high = zip(*intervals, strict=True)
         axes.fill_between(across, low, high, color=look.colour, alpha=0.12, linewidth=0)
-    axes.plot(across, up, color=look.colour, marker=look.marker, markersize=11, label=nodes[0].system)
-    for x, y, node in zip(across, up, nodes, strict=True):
-        axes.annotate(
-            str(node.delay), (x, y), ha="center", va="center_baseline", fontsize=7.5, color=ink_on(look.colour)
-        )
+    axes.plot(across, up, color=look.colour)
+    for order, (x, y, node) in enumerate(zip(across, up, nodes, strict=True), start=3):
+        # A number belongs to its own marker even where markers overlap, so each pair is drawn as one.
+        (marker,) = axes.plot(x, y, look.marker, color=look.colour, zorder=order, **_NODE)
+        marker.set_label(node.system if order == 3 else "_")
+        ink = ink_on(look.colour)
+        axes.annotate(str(node.delay), (x, y), ha="center", va="center_baseline", fontsize=7.5, color=ink, zorder=order)
 
 
 def _has(result: Result, latency: str) -> bool:
     return result.delay is not None and getattr(result, latency) is not None
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
+def _legend(figure: Figure, axes: Axes, panels: int) -> None:
+    """One legend for all panels, above them, in rows of equal length."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(4, max(1, len(labels))))
+    rows = math.ceil(len(labels) / (3 * panels))
+    figure.legend(handles, labels, loc="outside upper center", ncols=math.ceil(len(labels) / rows))
+
+
+def _scale(axes: Axes, latencies: Sequence[float]) -> None:
+    if latencies and min(latencies) > 0 and max(latencies) > LONG_RANGE * min(latencies):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(_readable_logarithms())
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+
+
+def _readable_logarithms() -> LogLocator:
+    from matplotlib.ticker import LogLocator
+
+    return LogLocator(subs=(1, 2, 5))
 
 
 def _matrix_axes(axes: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:

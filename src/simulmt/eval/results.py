@@ -146,20 +146,30 @@ def read_all(paths: Iterable[Path]) -> list[Result]:
 
 
 def write_results(directory: Path, results: Sequence[Result]) -> None:
-    """Add results to a directory; those of the same system and delay are replaced."""
+    """Add results of one test set to a directory; those of the same system and delay are replaced."""
+    for test_set in {result.test_set for result in results}:
+        require_room(directory, test_set)
     path = directory / SCORES
     earlier = read_results(path) if path.exists() else []
-    others = {result.test_set for result in [*earlier, *results]}
-    if len(others) > 1:
-        raise ConfigError(
-            f"{path}: results of test sets {' and '.join(sorted(others))} do not go together; take another directory"
-        )
     new = {result.key for result in results}
     kept = [*(result for result in earlier if result.key not in new), *results]
     temporary = path.with_suffix(".tmp")
-    directory.mkdir(parents=True, exist_ok=True)
     temporary.write_text("".join(_lines(kept)), encoding="utf-8")
     temporary.replace(path)
+
+
+def require_room(directory: Path, test_set: str) -> None:
+    """Make the directory, and refuse one that is about another test set."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output {directory}: cannot be made: {error.strerror}") from None
+    earlier = read_results(directory) if (directory / SCORES).exists() else []
+    others = sorted({result.test_set for result in earlier} - {test_set})
+    if others:
+        raise ConfigError(
+            f"--output {directory}: holds results of the test set {others[0]}; take another directory for {test_set}"
+        )
 
 
 def check_system_name(name: str) -> str:

@@ -71,23 +71,15 @@ class QualityScorer:
     def score(self, hypotheses: Sequence[str]) -> Quality:
         """The scores of one system."""
         self._check(hypotheses)
-        found = {name: metric.corpus_score(hypotheses, None, RESAMPLES) for name, metric in self._metrics.items()}
-        scores = {name: _score(score, str(self._metrics[name].get_signature())) for name, score in found.items()}
-        return Quality(scores, tuple(found["BLEU"].precisions), found["BLEU"].bp)
+        scores = {name: _score(metric, hypotheses) for name, metric in self._metrics.items()}
+        BLEU = self._metrics["BLEU"].corpus_score(hypotheses, None)
+        return Quality(scores, tuple(BLEU.precisions), BLEU.bp)
 
     def compare(self, baseline: Sequence[str], system: Sequence[str]) -> dict[str, Difference]:
         """How far a system is from a baseline in lower-cased BLEU and chrF2, and whether that is chance."""
         self._check(baseline)
         self._check(system)
-        metrics = {name: self._metrics[name] for name in ("BLEU", "chrF2")}
-        named = [("baseline", baseline), ("system", system)]
-        test: Any = PairedTest(named, metrics, None, test_type="bs", n_samples=RESAMPLES)
-        signatures, results = test()
-        differences = {}
-        for name in metrics:
-            held_to, found = results[name]
-            differences[name] = Difference(found.score, held_to.score, found.p_value, str(signatures[name]))
-        return differences
+        return {name: _difference(self._metrics[name], baseline, system) for name in ("BLEU", "chrF2")}
 
     def _check(self, hypotheses: Sequence[str]) -> None:
         if len(hypotheses) != self._sentences:
@@ -106,10 +98,24 @@ def _mark_missing(references: Sequence[Sequence[str]]) -> list[list[str | None]]
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _score(score: Any, signature: str) -> Score:
-    # sacrebleu shows its interval as mean ± half width and offers the two numbers under private names only.
-    mean, half = score._mean, score._ci
-    return Score(float(score.score), (float(mean - half), float(mean + half)), signature)
+def _score(metric: Any, hypotheses: Sequence[str]) -> Score:
+    # Not `metric.corpus_score(..., n_bootstrap)`: that fails as soon as a resample has no match at all.
+    (result,), signature = _bootstrap(metric, [hypotheses])
+    interval = (float(result.mean - result.ci), float(result.mean + result.ci))
+    return Score(float(result.score), interval, signature)
+
+
+def _difference(metric: Any, baseline: Sequence[str], system: Sequence[str]) -> Difference:
+    (held_to, found), signature = _bootstrap(metric, [baseline, system])
+    return Difference(float(found.score), float(held_to.score), float(found.p_value), signature)
+
+
+def _bootstrap(metric: Any, systems: Sequence[Sequence[str]]) -> tuple[list[Any], str]:
+    """sacrebleu's results for systems of which the first is the baseline, and the signature of these results."""
+    named: list[Any] = [(str(number), list(hypotheses)) for number, hypotheses in enumerate(systems)]
+    test: Any = PairedTest(named, {"metric": metric}, None, test_type="bs", n_samples=RESAMPLES)
+    (signature,), (_, results) = (found.values() for found in test())
+    return results, str(signature)
 
 
 def hallucinated(links: Iterable[Link], delays: Sequence[int]) -> list[bool]:

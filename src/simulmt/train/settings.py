@@ -38,8 +38,9 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name in ("batch_tokens", "update_tokens", "max_updates", "validate_every", "keep_best", "max_skipped"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("warmup_updates", "weight_decay", "patience", "seed", "max_minutes"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}")
-        require(self.warmup_updates >= 0, f"warmup_updates must not be negative, got {self.warmup_updates}")
         require(all(0 <= beta < 1 for beta in self.betas), f"betas must be in 0..1, got {self.betas}")
         require(0 <= self.smoothing < 1, f"smoothing must be in 0..1, got {self.smoothing}")
         require(0 <= self.ema_decay < 1, f"ema_decay must be in 0..1, got {self.ema_decay}")

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simulmt.cli.samples import SYNTHETIC
+from simulmt.stream import Translator
+from simulmt.text import Tokenizer
+from simulmt.train.export import export
+from tiny_models import export_config, trained, translator
+
+
+@pytest.fixture(scope="session")
+def model(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Translator:
+    """English to German, untrained."""
+    network = trained("ctc", source_tokenizer, target_tokenizer)
+    return translator(network, "ctc", "int8", tmp_path_factory.mktemp("bundle"))
+
+
+@pytest.fixture(scope="session")
+def bundle(model: Translator) -> Path:
+    return model.bundle.directory
+
+
+@pytest.fixture(scope="session")
+def unspaced(
+    source_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Translator:
+    """English to Chinese, untrained."""
+    network = trained("ctc", source_tokenizer, ideograph_tokenizer)
+    return translator(network, "ctc", "fp32", tmp_path_factory.mktemp("unspaced"))
+
+
+@pytest.fixture(scope="session")
+def shipped(
+    bundle: Path, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A place for shipped models that holds two: `invented` is for the synthetic pair, `real` is not."""
+    folder = tmp_path_factory.mktemp("shipped")
+    shutil.copytree(bundle, folder / "real")
+    config = replace(export_config("ctc", "fp32"), source_language=SYNTHETIC, target_language=SYNTHETIC)
+    export(trained("ctc", source_tokenizer, target_tokenizer), folder / "invented", config)
+    return folder

@@ -1,0 +1,61 @@
+"""The command line as a user meets it: a process with pipes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from simulmt.cli import main
+
+COMMAND = (sys.executable, "-m", "simulmt")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONUTF8": "0", "LC_ALL": "C.UTF-8"}
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
+MAIN = "from simulmt.cli import main; main()"
+
+
+def simulmt(
+    *arguments: str | Path, stdin: bytes | str = b"", cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; it may return any code."""
+    return _run([*COMMAND, *arguments], stdin, cwd)
+
+
+def simulmt_after(program: str, *arguments: str | Path, stdin: bytes | str = b"") -> subprocess.CompletedProcess[str]:
+    """Run a command in an interpreter that has run a program first."""
+    return _run([sys.executable, "-c", program + MAIN, *arguments], stdin, None)
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
+    """Start a command with pipes on all sides."""
+    pipe = subprocess.PIPE
+    command = [*COMMAND, *arguments]
+    return subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT)
+
+
+def call(*arguments: str | Path, capture: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, for what needs no pipes."""
+    with patch.object(sys, "argv", ["simulmt", *map(str, arguments)]), pytest.raises(SystemExit) as stop:
+        main()
+    assert isinstance(stop.value.code, int)
+    return subprocess.CompletedProcess(arguments, stop.value.code, *capture.readouterr())
+
+
+def _run(command: Sequence[str | Path], stdin: bytes | str, cwd: Path | None) -> subprocess.CompletedProcess[str]:
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run(command, input=data, capture_output=True, check=False, cwd=cwd, env=ENVIRONMENT, timeout=300)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], code: int, *mentioned: str) -> None:
+    """It failed with this code, wrote nothing, and said why in one line."""
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert done.stderr.startswith("simulmt: ")
+    assert done.stderr.count("\n") == 1
+    for words in mentioned:
+        assert words in done.stderr

@@ -1,0 +1,513 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from cli.helpers import COMMAND, ENVIRONMENT, WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_after, start
+from cli.test_captions import parse_srt, parse_vtt
+from simulmt import bundle as bundle_module
+from simulmt import synthetic
+from simulmt.bundle import Bundle
+from simulmt.cli import app, display, measure, pipe, samples
+from simulmt.cli.pipe import Arrival, LineTranslator, arrivals
+from simulmt.errors import ConfigError, DataError
+from simulmt.stream import Commit, Translator
+from simulmt.text import split_words
+
+TEXT = "The old bridge.\n\n  \nWe waited. The wind! Nobody\r\nthe 河 and 大 is café, nobody is listening\nno end"
+LINES = TEXT.split("\n")
+COMMANDS = ["translate", "demo", "bench", "models", "export"]
+
+
+def translation(model: Translator, text: str, delay: int | None = None) -> str:
+    """What is to come out: a line for a line, the last one ended too."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return "".join(f"{model.translate(line, delay)}\n" for line in lines)
+
+
+def written(model: Translator, text: str) -> bytes:
+    """What is to come out after an unfinished line at delay 1."""
+    return "".join(commit.text for commit in model.stream(1).push(text)).encode()
+
+
+class Collector:
+    """A writer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[list[Commit]] = [[]]
+        self.is_closed = False
+
+    def commit(self, commit: Commit) -> None:
+        self.lines[-1].append(commit)
+
+    def end_line(self) -> None:
+        self.lines.append([])
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    @property
+    def text(self) -> str:
+        return "\n".join("".join(commit.text for commit in line) for line in self.lines)
+
+
+class Reader:
+    """Reads from a process without waiting for more than is asked for."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self._descriptor = process.stdout.fileno()
+        self.data = b""
+
+    def until(self, enough: bytes) -> bytes:
+        """All that has come when the wanted bytes are among it."""
+        end = time.monotonic() + 60
+        while enough not in self.data:
+            ready, _, _ = select.select([self._descriptor], [], [], end - time.monotonic())
+            assert ready, f"only this came: {self.data!r}"
+            chunk = os.read(self._descriptor, 4096)
+            assert chunk, f"it ended after {self.data!r}"
+            self.data += chunk
+        return self.data
+
+
+@pytest.fixture
+def started(bundle: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with start("translate", "--model", bundle, "--delay", "1") as process:
+        yield process
+        process.kill()
+
+
+def send(process: subprocess.Popen[bytes], data: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(data)
+
+
+def send_for_ever(process: subprocess.Popen[bytes]) -> None:
+    while True:
+        send(process, b"the old bridge\n")
+
+
+def rest_of(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Close its input; the rest of its output and all its complaints."""
+    output, errors = process.communicate(timeout=60)
+    return output, errors
+
+
+class TestTranslate:
+    def test_a_line_for_a_line(self, model: Translator, bundle: Path) -> None:
+        done = simulmt("translate", "--model", bundle, stdin=TEXT)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == translation(model, TEXT)
+        assert done.stdout.count("\n") == len(LINES)
+
+    def test_a_file_with_a_byte_order_mark_and_a_delay(self, model: Translator, bundle: Path, tmp_path: Path) -> None:
+        file = tmp_path / "talk.txt"
+        file.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
+        done = simulmt("translate", file, "--model", bundle, "--delay", "3", "--threads", "1")
+        assert done.stdout == translation(model, TEXT, 3) != translation(model, TEXT, 1)
+
+    def test_no_text_gives_no_text(self, bundle: Path) -> None:
+        done = simulmt("translate", "-", "--model", bundle)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    def test_a_word_is_translated_when_it_is_complete(
+        self, model: Translator, started: subprocess.Popen[bytes]
+    ) -> None:
+        """No line feed, no end of input; and the output only grows."""
+        reader, so_far = Reader(started), "the"
+        send(started, b"the")
+        for word in ("old", "bridge", "over", "river"):
+            send(started, f" {word}".encode())
+            expected = written(model, f"{so_far} ")
+            assert reader.until(expected) == expected
+            so_far += f" {word}"
+        output, errors = rest_of(started)
+        assert (reader.data + output).decode() == translation(model, so_far, 1)
+        assert (started.returncode, errors) == (0, b"")
+
+    def test_characters_cut_in_pieces(self, model: Translator, started: subprocess.Popen[bytes]) -> None:
+        text = "the 河 and 大 is café\n🙂 river\n"
+        for byte in text.encode():
+            send(started, bytes([byte]))
+            time.sleep(0.002)
+        assert rest_of(started)[0].decode() == translation(model, text, 1)
+
+    def test_broken_bytes_are_replaced(self, model: Translator, bundle: Path) -> None:
+        done = simulmt("translate", "--model", bundle, stdin=b"the old \xff\xe6\xb2 bridge\nriver \xe6")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == translation(model, "the old \ufffd\ufffd bridge\nriver \ufffd")
+
+    def test_json_lines(self, model: Translator, bundle: Path) -> None:
+        done = simulmt("translate", "--model", bundle, "--format", "jsonl", stdin=TEXT)
+        records = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
+        for number, line in enumerate(LINES):
+            mine = [record for record in records if record["sentence"] == number]
+            assert "".join(record["text"] for record in mine) == model.translate(line)
+            read = [record["source_words"] for record in mine]
+            assert read == sorted(read)
+            assert read[-1:] == ([len(split_words(line))] if line.strip() else [])
+        for record in records:
+            assert list(record) == ["sentence", "seq", "text", "source_words", "lag_ms"]
+            assert list(record["lag_ms"]) == ["policy", "queue", "compute"]
+            assert min(record["lag_ms"].values()) >= 0 < record["lag_ms"]["compute"]
+
+    @pytest.mark.parametrize(("style", "parse"), [("srt", parse_srt), ("vtt", parse_vtt)])
+    def test_subtitles(self, unspaced: Translator, style: str, parse: type) -> None:
+        done = simulmt("translate", "--model", unspaced.bundle.directory, "--format", style, stdin=TEXT)
+        cues = parse(done.stdout)
+        text = "".join("".join(cue.lines) for cue in cues)
+        assert text.replace(" ", "") == translation(unspaced, TEXT).replace("\n", "").replace(" ", "")
+        assert len(cues) >= len([line for line in LINES if line.strip()])
+
+    def test_output_is_utf_8_whatever_the_locale(self, unspaced: Translator) -> None:
+        command = [*COMMAND, "translate", "--model", str(unspaced.bundle.directory)]
+        environment = {**ENVIRONMENT, "PYTHONIOENCODING": "latin-1"}
+        done = subprocess.run(command, input=b"the river", capture_output=True, check=True, env=environment)
+        assert done.stdout.decode() == translation(unspaced, "the river")
+
+    def test_nobody_needs_torch(self, model: Translator, bundle: Path) -> None:
+        done = simulmt_after(WITHOUT_TORCH, "translate", "--model", bundle, stdin=TEXT)
+        assert done.stdout == translation(model, TEXT)
+
+
+class TestEndings:
+    def test_a_closed_pipe_ends_it_quietly(self, started: subprocess.Popen[bytes]) -> None:
+        assert started.stdout is not None
+        send(started, b"the old bridge\n")
+        Reader(started).until(b"\n")
+        started.stdout.close()
+        with pytest.raises(BrokenPipeError):  # it goes away while we are still talking
+            send_for_ever(started)
+        assert started.stderr is not None
+        assert started.stderr.read() == b""
+        assert started.wait(60) == 0
+
+    def test_ctrl_c_ends_it_quietly(self, model: Translator, started: subprocess.Popen[bytes]) -> None:
+        send(started, b"the old ")
+        Reader(started).until(written(model, "the old "))
+        started.send_signal(signal.SIGINT)
+        assert started.wait(60) == 130
+        assert started.stderr is not None
+        assert started.stderr.read() == b""
+
+    def test_ctrl_c_keeps_the_subtitle_that_was_begun(self, model: Translator, bundle: Path) -> None:
+        def interrupted(*_: object) -> Iterator[list[Arrival]]:
+            yield [Arrival("the river ", 0.0)]
+            raise KeyboardInterrupt
+
+        with patch.object(pipe, "arrivals", interrupted):
+            arguments = ["translate", "--model", str(bundle), "--delay", "1", "--format", "vtt"]
+            done = CliRunner().invoke(app, arguments)
+        (cue,) = parse_vtt(done.stdout)
+        assert cue.lines == [written(model, "the river ").decode()]
+        assert done.exit_code == 130
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "mentioned"),
+        [
+            (["translate", "--model", "xx-yy"], 1, ["xx-yy", "no such model"]),
+            (["translate", "--format", "pdf"], 2, ["--format", "srt", "--help"]),
+            (["translate", "--threads", "-1"], 2, ["--threads"]),
+            (["translate", "missing.txt"], 2, ["missing.txt"]),
+            (["translate", "."], 2, ["directory"]),
+            (["demo", "--text", "missing.txt"], 2, ["missing.txt"]),
+            (["demo", "--pace", "0"], 2, ["--pace"]),
+            (["models", "show", "xx-yy"], 1, ["xx-yy"]),
+            (["models", "paint"], 2, ["paint", "models --help"]),
+            (["bench", "--threads", "0"], 2, ["--threads"]),
+            (["export", "runs/1"], 2, ["--"]),
+            (["dance"], 2, ["dance"]),
+        ],
+    )
+    def test_errors_are_one_line(
+        self, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, mentioned: list[str]
+    ) -> None:
+        assert_refused(call(*arguments, capture=capsys), code, *mentioned)
+
+    def test_an_untrained_delay_is_wrong_usage(self, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        done = call("translate", "--model", bundle, "--delay", "4", capture=capsys)
+        assert_refused(done, 2, "--delay 4", "1, 2, 3, 5")
+
+    def test_a_damaged_model_is_named(self, bundle: Path, tmp_path: Path) -> None:
+        broken = tmp_path / "broken"
+        shutil.copytree(bundle, broken)
+        (broken / "source.model").write_bytes(b"")
+        assert_refused(simulmt("translate", "--model", broken), 1, "source.model", "damaged")
+
+    def test_debug_shows_the_traceback(self) -> None:
+        done = simulmt("--debug", "translate", "--model", "xx-yy")
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr
+        assert "BundleError: xx-yy" in done.stderr
+
+
+class TestPipe:
+    @given(
+        text=st.lists(st.sampled_from(["the ", "old", " river.", "河", "é", "\n", "\r\n", "🙂", " "])).map("".join),
+        chunk=st.integers(1, 7),
+    )
+    @settings(max_examples=25, deadline=None)
+    def test_cuts_through_bytes_do_not_matter(
+        self, model: Translator, tmp_path_factory: pytest.TempPathFactory, text: str, chunk: int
+    ) -> None:
+        file, collected = tmp_path_factory.getbasetemp() / "cut.txt", Collector()
+        file.write_bytes(text.encode())
+        lines = LineTranslator(model, None, collected)
+        with patch.object(pipe, "CHUNK", chunk), file.open("rb") as opened:
+            for arrived in arrivals(opened.fileno(), model.clock):
+                lines.push(arrived)
+        lines.finish()
+        assert collected.text == translation(model, text)
+
+    def test_many_lines_at_once(self, model: Translator) -> None:
+        text, collected = "".join(f"river {number}\n" for number in range(100)), Collector()
+        lines = LineTranslator(model, None, collected)
+        lines.push([Arrival(text[:300], 0.0), Arrival(text[300:], 0.0)])
+        assert collected.text == translation(model, text)
+
+    def test_text_that_had_to_wait_was_in_the_queue(self, model: Translator) -> None:
+        """Words arrive at seconds 10 and 12 and are computed from second 25 to 26."""
+        ticks = iter([25.0, 26.0])
+        slow = Translator(model.bundle, threads=1, clock=lambda: next(ticks))
+        collected = Collector()
+        LineTranslator(slow, 2, collected).push([Arrival("the ", 10.0), Arrival("river ", 12.0)])
+        lags = [commit.lag for commit in collected.lines[0]]
+        assert lags
+        assert {(lag.policy, lag.queue, lag.compute) for lag in lags} == {(2000, 13000, 1000)}
+
+    def test_what_waits_is_handed_out_together(self, tmp_path: Path) -> None:
+        file = tmp_path / "text"
+        file.write_bytes(b"ab" * 5)
+        with patch.object(pipe, "CHUNK", 2), file.open("rb") as opened:
+            turns = arrivals(opened.fileno(), iter(range(100)).__next__)
+            first = next(turns)
+            time.sleep(0.2)  # the thread reads on, as far as it may
+            second = next(turns)
+            others = [arrival for turn in turns for arrival in turn]
+        assert first[0] == Arrival("ab", 0)
+        assert 1 <= len(second) <= pipe.AHEAD
+        assert [time for _, time in [*first, *second, *others]] == list(range(6))
+        assert "".join(text for text, _ in [*first, *second, *others]) == "ab" * 5
+
+    def test_input_that_cannot_be_read(self, tmp_path: Path) -> None:
+        directory = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(DataError, match="cannot be read: Is a directory"):
+            list(arrivals(directory, time.monotonic))
+        os.close(directory)
+
+
+class TestDemo:
+    def test_plain_output_is_progressive_and_true(self, model: Translator, bundle: Path) -> None:
+        done = simulmt("demo", "--fast", "--model", bundle, "--delay", "3")
+        assert (done.returncode, done.stderr) == (0, "")
+        title, *sentences, summary, hints = done.stdout.split("\n\n")
+        assert title == f"{bundle.name}: en to de, delay 3"
+        assert len(sentences) == len(samples.SENTENCES["en"])
+        for spoken, lines in zip(samples.SENTENCES["en"], sentences, strict=True):
+            read = [line[4:] for line in lines.splitlines() if line.startswith("en  ")]
+            pieces = [line[4:] for line in lines.splitlines() if line.startswith("de  ")]
+            assert " ".join(read) == spoken
+            assert "".join(pieces).replace(" ", "") == model.translate(spoken, 3).replace(" ", "")
+            assert len(pieces) > 2
+        words = sum(len(sentence.split()) for sentence in samples.SENTENCES["en"])
+        assert summary.startswith(f"{len(sentences)} sentences, {words} words read")
+        assert f"| simulmt translate --model {bundle}" in hints
+
+    def test_a_terminal_shows_lag_and_trace(self, model: Translator, bundle: Path, tmp_path: Path) -> None:
+        (tmp_path / "text").write_text("the old river\n\nthe wind\n", encoding="utf-8")
+        arguments = ["demo", "--model", str(bundle), "--text", str(tmp_path / "text"), "--pace", "50"]
+        output = in_terminal(arguments)
+        for wanted in ("trace", "ms to compute", "W", "2 sentences, 5 words read", model.translate("the wind")):
+            assert wanted in output
+        assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor comes back
+
+    def test_words_come_at_their_pace(self, model: Translator) -> None:
+        """Four words a second; computing takes a tenth of a second, and must not slow the speaker down."""
+        now, spoken = [0.0], []
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+        for moment in display.play(model, ["the old river", "the wind"], 1, 4, lambda: now[0], sleep):
+            if moment.read:
+                spoken.append(now[0])
+            now[0] += 0.1
+        assert spoken == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.25])
+
+    @given(sentence=st.lists(st.sampled_from(["the", " ", "old", "河", "大。", "\t", "é"])).map("".join))
+    @settings(max_examples=50, deadline=None)
+    def test_what_is_spoken_is_the_sentence(self, sentence: str) -> None:
+        parts = display.spoken(sentence)
+        assert "".join(parts) == sentence.strip()
+        assert [split_words(part) for part in parts] == [[word] for word in split_words(sentence)]
+
+    @pytest.mark.parametrize("language", [*samples.SENTENCES, samples.SYNTHETIC])
+    def test_built_in_texts_take_less_than_a_minute(self, shipped: Path, language: str) -> None:
+        config = replace(Bundle(shipped / "invented").config, source_language=language)
+        words = split_words(" ".join(samples.sentences_for(config, None)))
+        assert 20 < len(words) < 2.5 * 50
+
+    def test_an_invented_language_speaks_for_itself(self, shipped: Path) -> None:
+        done = simulmt("demo", "--fast", "--model", shipped / "invented")
+        lexicon = {word.source for kind in synthetic.lexicon().values() for word in kind}
+        read = " ".join(line[8:] for line in done.stdout.splitlines() if line.startswith("source  "))
+        assert len(read.split()) > 20
+        assert set(read.split()) <= lexicon
+        assert "\ntarget  " in done.stdout
+
+    def test_an_unknown_language_needs_a_text(self, shipped: Path) -> None:
+        config = replace(Bundle(shipped / "real").config, source_language="fi")
+        with pytest.raises(ConfigError, match=r"no built-in text in 'fi'.*--text"):
+            samples.sentences_for(config, None)
+
+    def test_a_file_without_text(self, shipped: Path, tmp_path: Path) -> None:
+        (tmp_path / "empty").write_text(" \n\n", encoding="utf-8")
+        with pytest.raises(DataError, match="empty: there is no text"):
+            samples.sentences_for(Bundle(shipped / "real").config, tmp_path / "empty")
+
+
+def in_terminal(arguments: list[str]) -> str:
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    environment = {**ENVIRONMENT, "TERM": "xterm-256color"}
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    ) as process:
+        os.close(theirs)
+        output = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                output += chunk
+        except OSError:  # how a terminal says that nobody writes any more
+            os.close(ours)
+    assert process.returncode == 0, output.decode()
+    return output.decode()
+
+
+class TestModels:
+    @pytest.fixture(autouse=True)
+    def _installed(self, shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bundle_module, "SHIPPED", shipped)
+        monkeypatch.setenv("COLUMNS", "120")
+
+    def test_list(self) -> None:
+        header, invented, real = CliRunner().invoke(app, ["models"]).stdout.splitlines()
+        assert header.split() == ["model", "languages", "kind", "size", "delays", "default"]
+        assert invented.split()[:4] == ["invented", "synthetic", "to", "synthetic"]
+        assert real.split()[:6] == ["real", "en", "to", "de", "ctc", "int8"]
+        assert real.split()[-5:] == ["1,", "2,", "3,", "5", "1"]
+
+    def test_a_damaged_one_does_not_hide_the_others(
+        self, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shutil.copytree(shipped, tmp_path / "copy")
+        (tmp_path / "copy" / "invented" / "config.json").unlink()
+        monkeypatch.setattr(bundle_module, "SHIPPED", tmp_path / "copy")
+        listed = CliRunner().invoke(app, ["models"])
+        assert listed.exit_code == 0
+        assert "config.json: missing" in listed.stderr
+        assert [line.split()[0] for line in listed.stdout.splitlines()] == ["model", "real"]
+
+    def test_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bundle_module, "SHIPPED", tmp_path)
+        listed = CliRunner().invoke(app, ["models"])
+        assert (listed.exit_code, listed.stdout) == (0, "")
+        assert "simulmt export" in listed.stderr
+
+    def test_show(self, shipped: Path) -> None:
+        shown = CliRunner().invoke(app, ["models", "show", "real"]).stdout
+        card = (shipped / "real" / "README.md").read_text(encoding="utf-8")
+        assert shown.endswith(card)
+        for fact in ("en to de", "1, 2, 3, 5", "150 and 150 pieces", str(shipped / "real")):
+            assert fact in shown.removesuffix(card)
+
+    def test_path(self, shipped: Path) -> None:
+        assert CliRunner().invoke(app, ["models", "path", "real"]).stdout == f"{shipped / 'real'}\n"
+
+    def test_verify(self, shipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert CliRunner().invoke(app, ["models", "verify", "real"]).exit_code == 0
+        shutil.copytree(shipped / "real", tmp_path / "copy")
+        weights = tmp_path / "copy" / "ctc.weights"
+        data = bytearray(weights.read_bytes())
+        data[len(data) // 2] ^= 1
+        weights.write_bytes(data)
+        done = call("models", "verify", tmp_path / "copy", capture=capsys)
+        assert_refused(done, 1, "ctc.weights", "checksum")
+
+    def test_the_default_is_the_first_real_one(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert call("demo", "--fast", capture=capsys).stdout.startswith("real: ")
+
+    def test_the_invented_one_will_do(
+        self, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        shutil.copytree(shipped / "invented", tmp_path / "invented")
+        monkeypatch.setattr(bundle_module, "SHIPPED", tmp_path)
+        done = call("demo", "--fast", capture=capsys)
+        assert done.stdout.startswith("invented: ")
+        assert "| simulmt translate\n" in done.stdout
+
+    def test_without_any_it_says_what_to_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(bundle_module, "SHIPPED", tmp_path)
+        assert_refused(call("translate", capture=capsys), 1, "--model")
+
+
+class TestBench:
+    @pytest.fixture(autouse=True)
+    def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(measure, "SECONDS", 0.01)
+        monkeypatch.setattr(measure, "SAMPLES", 20)
+
+    def test_json(self, bundle: Path) -> None:
+        done = CliRunner().invoke(app, ["bench", "--model", str(bundle), "--delay", "2", "--json"])
+        found = json.loads(done.stdout)
+        assert (found["model"], found["delay"], found["threads"]) == (bundle.name, 2, 1)
+        assert 0 < found["ms_per_token"]["median"] <= found["ms_per_token"]["p95"] <= found["ms_per_token"]["p99"]
+        assert [row["streams"] for row in found["throughput"]] == [1, 8, 32]
+        for row in found["throughput"]:
+            assert row["tokens_per_second"] > row["speakers_per_core"] > 0
+        assert found["load_ms"] > 0
+        assert 10 < found["memory_mb"] < 100_000
+
+    def test_table(self, bundle: Path) -> None:
+        shown = CliRunner().invoke(app, ["bench", "--model", str(bundle)]).stdout
+        labels = [line.split("  ")[0] for line in shown.splitlines()]
+        assert labels == ["model", "load", "memory", "a token", "1 stream", "8 streams", "32 streams"]
+
+    def test_a_text_of_ones_own(self, bundle: Path, tmp_path: Path) -> None:
+        (tmp_path / "text").write_text("the river\n", encoding="utf-8")
+        done = CliRunner().invoke(app, ["bench", "--model", str(bundle), "--text", str(tmp_path / "text"), "--json"])
+        assert done.exit_code == 0
+
+    def test_percentiles(self) -> None:
+        found = measure._percentiles([float(value) for value in range(101)])
+        assert (found.median, found.p95, found.p99) == (50, 95, 99)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "models show", "models verify", "models path"])
+def test_every_command_explains_itself(command: str) -> None:
+    for flag in ("-h", "--help"):
+        shown = CliRunner().invoke(app, [*command.split(), flag])
+        assert shown.exit_code == 0
+        assert "Usage: " in shown.stdout
+        assert ("Example" in shown.stdout) == (command in COMMANDS)

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.helpers import WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_after
+from simulmt import load
+from simulmt.bundle import Bundle
+from simulmt.cli import app
+
+CONFIG = """
+system = "ctc"
+data = "data"
+delays = [1, 3]
+
+[model]
+width = 16
+inner = 32
+heads = 2
+layers = 1
+
+[training]
+batch_tokens = 256
+update_tokens = 256
+warmup_updates = 2
+max_updates = 4
+validate_every = 2
+"""
+SENTENCES = "gul mapes sormul dis lelpos .\n\nbo gutas fe resi tol gul fosbes"
+
+
+TRAIN = "train config.toml --run run --device cpu --set training.seed=2"
+LANGUAGES = "--source-language aa --target-language bb"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything from invented text to a bundle, as the manual says to do it."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "config.toml").write_text(CONFIG, encoding="utf-8")
+    files = "--source text/train.source --target text/train.target --dev-source text/dev.source"
+    sizes = "--dev-target text/dev.target --source-vocabulary 300 --target-vocabulary 300"
+    for command in (
+        "synthetic --output text --train 300 --dev 20 --test 5 --reorder 0.5",
+        f"prepare --output data {files} {sizes}",
+        TRAIN,
+        f"export run --data data --output bundle --precision fp32 {LANGUAGES}",
+    ):
+        finished = simulmt(*command.split(), cwd=folder)
+        assert finished.returncode == 0, finished.stderr
+    return folder
+
+
+class TestFromTextToTranslation:
+    def test_the_corpus_has_three_parts(self, folder: Path) -> None:
+        counts = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (folder / "text").iterdir()}
+        sizes = {"train": 300, "dev": 20, "test": 5}
+        assert counts == {f"{part}.{side}": sizes[part] for part in sizes for side in ("source", "target", "links")}
+
+    def test_settings_on_the_command_line_count(self, folder: Path) -> None:
+        record = json.loads((folder / "run" / "run.json").read_text(encoding="utf-8"))
+        assert record["config"]["training"]["seed"] == 2
+        assert record["config"]["training"]["max_updates"] == 4
+
+    def test_the_bundle_is_sound_and_says_what_it_is(self, folder: Path) -> None:
+        bundle = Bundle(folder / "bundle")
+        bundle.verify()
+        assert (bundle.config.kind, bundle.config.precision) == ("ctc", "fp32")
+        assert (bundle.config.source_language, bundle.config.target_language) == ("aa", "bb")
+        assert (bundle.config.delays, bundle.config.default_delay) == ((1, 3), 1)
+
+    def test_it_translates_without_torch(self, folder: Path) -> None:
+        finished = simulmt_after(WITHOUT_TORCH, "translate", "--model", folder / "bundle", stdin=SENTENCES)
+        assert (finished.returncode, finished.stderr) == (0, "")
+        assert finished.stdout == load(folder / "bundle").translate(SENTENCES) + "\n"
+
+    def test_a_finished_run_is_left_alone(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(folder)
+        model = Path("run/final/model.safetensors")
+        before = model.read_bytes()
+        assert call(*TRAIN.split(), capture=capsys).returncode == 0
+        assert model.read_bytes() == before
+
+    def test_the_exporter_listens(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(folder)
+        Path("card.md").write_text("## Data\n\nInvented.\n", encoding="utf-8")
+        options = (
+            "--default-delay 3 --blank-penalty 0.5 --blank-penalty 1.5 --longest 40 --development 0 --card card.md"
+        )
+        finished = call(*f"export run/final --data data --output other {LANGUAGES} {options}".split(), capture=capsys)
+        assert finished.returncode == 0, finished.stderr
+        assert finished.stderr.startswith("other: ctc int8; ")
+        config = Bundle(Path("other")).config
+        assert (config.source_language, config.target_language, config.precision) == ("aa", "bb", "int8")
+        assert (config.default_delay, config.blank_penalties, config.longest) == (3, (0.5, 1.5), 40)
+        assert "int8_bleu" not in config.checks
+        assert Path("other/README.md").read_text(encoding="utf-8").endswith("## Data\n\nInvented.\n")
+
+    def test_int8_is_held_to_development_text(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(folder)
+        finished = call(*f"export run --data data --output small {LANGUAGES}".split(), capture=capsys)
+        assert finished.returncode == 0, finished.stderr
+        assert {"int8_agreement", "int8_bleu"} <= Bundle(Path("small")).config.checks.keys()
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "mentioned"),
+        [
+            ("prepare --output data --tsv t --dev-source d --dev-target d", 1, ["t"]),
+            ("export run --data data --output bundle", 1, ["bundle", "exists"]),
+            ("export text --data data --output new", 1, ["text", "no trained model"]),
+            ("export run --data text --output new", 1, ["text"]),
+            ("export run --data data --output new --default-delay 2", 2, ["default_delay 2"]),
+            ("export run --data data --output new --blank-penalty 1", 2, ["blank_penalties"]),
+            ("export run --data data --output new --card missing.md", 1, ["missing.md"]),
+            ("train config.toml --run new --set training.sed=2", 2, ["config.toml", "sed", "seed"]),
+            ("train config.toml --run new --set data=nowhere", 1, ["nowhere"]),
+            ("train config.toml --run new --device gpu", 2, ["gpu"]),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        arguments: str,
+        code: int,
+        mentioned: list[str],
+    ) -> None:
+        monkeypatch.chdir(folder)
+        languages = LANGUAGES if arguments.startswith("export") else ""
+        assert_refused(call(*arguments.split(), *languages.split(), capture=capsys), code, *mentioned)
+        assert not (folder / "new").exists() or arguments.startswith("train")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mentioned"),
+    [
+        ("synthetic", ["--output"]),
+        ("synthetic --output x --reorder 2", ["reorder = 2"]),
+        ("synthetic --output x --train -1", ["train = -1"]),
+        ("synthetic --output x --train many", ["--train"]),
+        ("prepare --output x --dev-source d", ["--dev-target"]),
+        ("prepare --output x --dev-source d --dev-target d", ["--source", "--tsv"]),
+        ("prepare --output x --dev-source d --dev-target d --source s", ["1 --source files but 0 --target files"]),
+        ("prepare --output x --dev-source d --dev-target d --tsv t --source-vocabulary 3", ["size"]),
+        ("train --run x", ["config"]),
+        ("train missing.toml", ["--run"]),
+        ("train missing.toml --run x", ["missing.toml: no such file"]),
+        ("train broken.toml --run x", ["broken.toml", "TOML"]),
+        ("sweep missing.toml --output x", ["missing.toml: no such file"]),
+        ("sweep missing.toml --output x --space nonsense", ["nonsense"]),
+        ("export run --output x", ["--data"]),
+        ("export run --precision int4", ["--precision", "int8"]),
+    ],
+)
+def test_wrong_usage(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    mentioned: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.toml").write_text("system = ", encoding="utf-8")
+    assert_refused(call(*arguments.split(), capture=capsys), 2, *mentioned)
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.toml"]
+
+
+@pytest.mark.parametrize("command", ["train c --run r", "sweep c --output o", "export r --data d --output o"])
+def test_without_the_extra_it_says_what_to_install(command: str) -> None:
+    languages = LANGUAGES if command.startswith("export") else ""
+    done = simulmt_after(WITHOUT_TORCH, *command.split(), *languages.split())
+    name = command.split()[0]
+    assert_refused(done, 1, f"simulmt {name} needs the extra 'train': pip install 'simulmt[train]'")
+
+
+@pytest.mark.parametrize("command", ["synthetic", "prepare", "train", "sweep"])
+def test_every_command_explains_itself(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"])
+    assert shown.exit_code == 0
+    assert "Usage: " in shown.stdout
+
+
+def test_no_command_shows_them_all() -> None:
+    finished = simulmt()
+    assert finished.returncode == 2
+    for command in ("translate", "demo", "models", "bench", "synthetic", "prepare", "train", "sweep", "export"):
+        assert f" {command} " in finished.stdout
+    assert finished.stderr == ""
+
+
+def test_the_version_is_printed() -> None:
+    finished = simulmt("--version")
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert finished.stdout.startswith("simulmt ")

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simulmt.errors import ConfigError, DataError
+from simulmt.eval.results import (
+    SCORES,
+    Result,
+    check_system_name,
+    read_all,
+    read_results,
+    require_room,
+    result_name,
+    write_results,
+)
+
+RESULT = Result(
+    system="en-zh",
+    delay=3,
+    test_set="news",
+    unit="char",
+    BLEU=20.5,
+    AL=2.25,
+    BLEU_interval=(19.0, 22.0),
+    precisions=(60.0, 30.0, 15.0, 8.0),
+    signatures={"BLEU": "case:lc"},
+    files={"news.en": "0" * 64},
+    command=("simulmt", "evaluate", "--test-set", "line\u2028separator"),
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    written = [RESULT, replace(RESULT, delay=None, AL_CA=12.5)]
+    write_results(tmp_path, written)
+    assert read_results(tmp_path) == read_results(tmp_path / SCORES) == written
+    assert [path.name for path in tmp_path.iterdir()] == [SCORES]
+
+
+def test_a_line_has_the_keys_that_other_tools_look_for(tmp_path: Path) -> None:
+    write_results(tmp_path, [RESULT])
+    table = json.loads((tmp_path / SCORES).read_text(encoding="utf-8"))
+    wanted = "system delay BLEU chrF2 BP AL LAAL DAL AP AL_CA compute_ms_median compute_ms_p99 signature"
+    assert set(wanted.split()) <= table.keys()
+
+
+def test_the_same_system_and_delay_is_replaced_and_others_stay(tmp_path: Path) -> None:
+    other, better = replace(RESULT, delay=5), replace(RESULT, BLEU=30.0)
+    write_results(tmp_path, [RESULT, other])
+    write_results(tmp_path, [better])
+    assert read_results(tmp_path) == [other, better]
+
+
+def test_published_figures_need_not_be_complete(tmp_path: Path) -> None:
+    line = {"system": "published", "delay": 3, "test_set": "news", "unit": "char", "BLEU": 40, "AL": 2.5}
+    (tmp_path / "published.jsonl").write_text(f"{json.dumps(line)}\n\n", encoding="utf-8")
+    (result,) = read_results(tmp_path / "published.jsonl")
+    assert (result.BLEU, result.chrF2, result.AL_CA) == (40.0, None, None)
+
+
+def test_another_test_set_takes_another_directory(tmp_path: Path) -> None:
+    write_results(tmp_path, [RESULT])
+    with pytest.raises(ConfigError, match=r"holds results of the test set news; take another directory for talks"):
+        write_results(tmp_path, [replace(RESULT, test_set="talks")])
+    assert read_results(tmp_path) == [RESULT]
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--output .*file/out: cannot be made: Not a directory"):
+        require_room(tmp_path / "file" / "out", "news")
+
+
+def test_results_of_several_directories_must_differ(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_results(tmp_path / name, [RESULT])
+    write_results(tmp_path / "c", [replace(RESULT, test_set="talks")])
+    assert len(read_all([tmp_path / "a", tmp_path / "c"])) == 2
+    with pytest.raises(DataError, match=r"b: en-zh-k3 on news is in .*a as well"):
+        read_all([tmp_path / "a", tmp_path / "b"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"scores\.jsonl:2: not JSON"),
+        ("[]", r"scores\.jsonl:2: expected one JSON object a line, found list"),
+        ('{"BLEU": NaN}', r"scores\.jsonl:2: not JSON: NaN is no figure"),
+        ('{"sistem": "x"}', r"scores\.jsonl:2: unknown key 'sistem'; did you mean 'system'\?"),
+        ('{"system": "x"}', r"scores\.jsonl:2: missing key 'delay'"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    write_results(tmp_path, [RESULT])
+    with (tmp_path / SCORES).open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    with pytest.raises(DataError, match=message):
+        read_results(tmp_path)
+
+
+def test_a_field_of_the_wrong_type_is_named(tmp_path: Path) -> None:
+    write_results(tmp_path, [RESULT])
+    text = (tmp_path / SCORES).read_text(encoding="utf-8")
+    (tmp_path / SCORES).write_text(text.replace('"BLEU": 20.5', '"BLEU": "20.5"'), encoding="utf-8")
+    with pytest.raises(DataError, match=r"scores\.jsonl:1: BLEU: expected a value of type float, got '20\.5'"):
+        read_results(tmp_path)
+
+
+def test_missing_and_empty_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"scores\.jsonl: no such file; `simulmt evaluate` writes it"):
+        read_results(tmp_path)
+    (tmp_path / SCORES).write_text("\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"scores\.jsonl: holds no results"):
+        read_results(tmp_path)
+    (tmp_path / SCORES).write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"scores\.jsonl: cannot be read"):
+        read_results(tmp_path)
+
+
+def test_files_are_called_after_system_and_delay() -> None:
+    assert RESULT.name == "en-zh-k3"
+    assert result_name("teacher", None) == "teacher-full"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a\\b", "a b", ".hidden"])
+def test_names_that_no_file_can_have_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="files are called after it"):
+        check_system_name(name)
+    with pytest.raises(ConfigError, match="files are called after it"):
+        replace(RESULT, system=name)
+    assert check_system_name("en-zh.v2") == "en-zh.v2"
+
+
+def test_a_delay_counts_from_one() -> None:
+    with pytest.raises(ConfigError, match="delay must be 1 or more"):
+        replace(RESULT, delay=0)
