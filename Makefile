@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# One process a core and one thread a process: many small matrix products do not share cores well.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
+
 .PHONY: demo test quick check format clean help
 
 help:  ## list the targets
@@ -12,11 +15,11 @@ demo: .venv/installed-train  ## translate live with a shipped model
 	$(BIN)/simulmt demo
 
 test: .venv/installed-dev check  ## everything: format, lint, types, import rules, tests
-	$(BIN)/pytest
+	$(PYTEST)
 
 quick: .venv/installed-dev  ## lint and the fast tests, for daily work
 	$(BIN)/ruff check
-	$(BIN)/pytest -x -m 'not slow and not gpu and not learning'
+	$(PYTEST) -x -m 'not slow and not gpu and not learning'
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check

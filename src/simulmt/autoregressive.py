@@ -29,7 +29,10 @@ class Row(NamedTuple):
 
 
 class Seq2SeqSentence(Sentence):
-    """Its positions are target tokens; when the source ends, one after the other is due until the model writes END."""
+    """Its positions are target tokens; when the source ends, one after the other is due until the model writes END.
+
+    END before the source ends is an end too: the model takes the translation for complete, as it learnt to.
+    """
 
     def __init__(self, beam: int) -> None:
         super().__init__()

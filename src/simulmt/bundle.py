@@ -27,7 +27,7 @@ from simulmt.text import Tokenizer
 # From 1.29 on onnxruntime reports what it runs to its makers, from the moment it is imported; simulmt works offline and
 # tells nobody. Whoever wants the reports sets the variable to 0.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-import onnxruntime as untyped_onnxruntime  # noqa: E402
+import onnxruntime as untyped_onnxruntime
 
 onnxruntime: Any = untyped_onnxruntime  # it does not declare its names for type checkers
 Session = Any  # an onnxruntime.InferenceSession

@@ -129,7 +129,8 @@ class CTCDecoder:
         self._fill(binding, batch, [due[sentence] for sentence in batch])
         frames = binding.run()[output]
         if output == "scores":
-            frames = self._log_probabilities(frames, binding.inputs["penalty"])
+            frames[..., BLANK] -= binding.inputs["penalty"][..., 0]
+            frames = log_softmax(frames)
         for sentence, rows in zip(batch, frames, strict=True):
             sentence.cached = max(sentence.cached, due[sentence][-1].visible)
             yield sentence, [sentence.write(*pair) for pair in zip(rows, due[sentence], strict=True)]
@@ -144,10 +145,6 @@ class CTCDecoder:
         binding.show("mask", positions + 1)
         penalties = [[self.config.blank_penalty(d.delay) for d in row] for row in due]
         binding.inputs["penalty"][:, :, 0, 0] = penalties
-
-    def _log_probabilities(self, scores: Array, penalty: Array) -> Array:
-        scores[..., BLANK] -= penalty[..., 0]
-        return log_softmax(scores)
 
 
 S = TypeVar("S", bound=Sentence)

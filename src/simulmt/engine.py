@@ -42,7 +42,7 @@ class Pool:
     def __init__(self, caches: int, heads: int, capacity: int, head_width: int) -> None:
         self.capacity = capacity
         # Finite numbers everywhere: what a mask hides must not turn into "not a number" times zero.
-        self.block = np.zeros((caches, 1, 1, heads, capacity, head_width), dtype=np.float32)
+        self.block: Array = np.zeros((caches, 1, 1, heads, capacity, head_width), dtype=np.float32)
         self.bindings: dict[tuple[Any, ...], Binding] = {}  # to this block, by graph, place and shape
         self._holders: list[weakref.ref[Slot] | None] = [None]
 

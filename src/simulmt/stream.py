@@ -222,17 +222,18 @@ class Stream:
             self._passages.popleft()
 
     def commit(self, written: Iterable[Written], started: float, now: float) -> list[Commit]:
-        """Turn what the first sentence wrote into commits."""
-        passage = self._passages[0]
+        """Turn what `current` wrote, in a step that took from `started` to `now`, into commits."""
         commits = []
         for tokens, position, trigger in written:
+            passage = self._passages[0]
             text = "".join(map(passage.detokenizer.push, tokens))
             if text:
-                space = " " if self._commits and not passage.has_text and self._translator.bundle.target.spaced else ""
+                is_parted = self._commits > 0 and not passage.has_text and self._translator.bundle.target.spaced
                 passage.has_text = True
                 self._commits += 1
                 lag = passage.lag(position, trigger, started, now)
-                commits.append(Commit(self._commits, space + text, passage.words[trigger], lag, passage.number))
+                text = f" {text}" if is_parted else text
+                commits.append(Commit(self._commits, text, passage.words[trigger], lag, passage.number))
         self._drop_finished()
         return commits
 
@@ -287,10 +288,10 @@ class Translator:
         """Compute a little for every stream that is due, in as few calls as possible; the commits of each."""
         with self._lock:
             started = self.clock()
-            due = list({id(stream): stream for stream in streams if stream.is_due}.values())
+            due = [stream for stream in dict.fromkeys(streams) if stream.is_due]
             written = dict(zip(due, self.decoder.advance([stream.current for stream in due]), strict=True))
             now = self.clock()
-            return [stream.commit(written.pop(stream), started, now) if stream in written else [] for stream in streams]
+            return [stream.commit(written.pop(stream, []), started, now) for stream in streams]
 
     def checked_delay(self, delay: int | None) -> int:
         """The delay, if the model was trained for it; its own default for None."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from unittest.mock import patch
 
 import pytest
@@ -295,18 +296,26 @@ class TestPipe:
         assert {(lag.policy, lag.queue, lag.compute) for lag in lags} == {(2000, 13000, 1000)}
 
     def test_what_waits_is_handed_out_together(self, tmp_path: Path) -> None:
+        class AtOnce(Thread):
+            """Has read all before anybody asks."""
+
+            def start(self) -> None:
+                self.run()
+
         file = tmp_path / "text"
-        file.write_bytes(b"ab" * 5)
-        with patch.object(pipe, "CHUNK", 2), file.open("rb") as opened:
-            turns = arrivals(opened.fileno(), iter(range(100)).__next__)
-            first = next(turns)
-            time.sleep(0.2)  # the thread reads on, as far as it may
-            second = next(turns)
-            others = [arrival for turn in turns for arrival in turn]
-        assert first[0] == Arrival("ab", 0)
-        assert 1 <= len(second) <= pipe.AHEAD
-        assert [time for _, time in [*first, *second, *others]] == list(range(6))
-        assert "".join(text for text, _ in [*first, *second, *others]) == "ab" * 5
+        file.write_bytes(b"abc")
+        with patch.object(pipe, "CHUNK", 2), patch.object(pipe, "Thread", AtOnce), file.open("rb") as opened:
+            turns = list(arrivals(opened.fileno(), iter([10.0, 11.0, 12.0]).__next__))
+        assert turns == [[Arrival("ab", 10.0), Arrival("c", 11.0), Arrival("", 12.0)]]
+
+    @pytest.mark.parametrize("chunk", [1, 2, 3, 4096])
+    def test_bytes_become_text(self, tmp_path: Path, chunk: int) -> None:
+        """A byte order mark is none of the text, and what is no UTF-8 leaves a mark of its own."""
+        file = tmp_path / "text"
+        file.write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9 \xff\xe6\xb2 \xe6\xb2\xb3\n\xe6")
+        with patch.object(pipe, "CHUNK", chunk), file.open("rb") as opened:
+            texts = [text for turn in arrivals(opened.fileno(), time.monotonic) for text, _ in turn]
+        assert "".join(texts) == "café \ufffd\ufffd 河\n\ufffd"
 
     def test_input_that_cannot_be_read(self, tmp_path: Path) -> None:
         directory = os.open(tmp_path, os.O_RDONLY)

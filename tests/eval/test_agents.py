@@ -1,63 +1,137 @@
-"""SimulEval itself drives the agent, in a process of its own, since what it imports warns and logs."""
-
 from __future__ import annotations
 
 import csv
 import os
 import subprocess
 import sys
+import warnings
+from argparse import ArgumentParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from eval.sentences import ENGLISH
+from simulmt.errors import StreamError
 from simulmt.eval.evaluate import Evaluation, Evaluator, Timing, read_test_set
 from simulmt.eval.instances import read_instances
-from simulmt.eval.system_dir import write_system_configs
+from simulmt.eval.system_dir import AGENT, write_system_configs
 from simulmt.stream import Translator
 
-AGENT = ("--agent-class", "simulmt.eval.agents.BundleAgent")
-METRICS = ("--latency-metrics", "AL", "LAAL", "DAL", "AP", "--no-use-ref-len")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # SimulEval imports libraries that are deprecated
+    from simuleval.data.segments import EmptySegment, TextSegment
+
+    from simulmt.eval.agents import BundleAgent, BundleStates
 
 
-def simuleval(*options: str | Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "simuleval.cli", *options, "--no-progress-bar"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+SIMULEVAL = (sys.executable, "-W", "ignore", "-m", "simuleval.cli")
+
+
+def simuleval(output: Path, files: Path, language: str, *options: str | Path) -> dict[str, float]:
+    """Let SimulEval drive an agent, in a process of its own; the scores it writes, which have three digits."""
+    test_set: list[str | Path] = [
+        "--source",
+        files / "test.en",
+        "--target",
+        files / f"test.{language}",
+        "--output",
+        output,
+    ]
+    metrics = ["--latency-metrics", "AL", "LAAL", "DAL", "--no-progress-bar"]
+    command = [*SIMULEVAL, *options, *test_set, *metrics]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-
-
-def scores(directory: Path) -> dict[str, float]:
-    """What SimulEval says, which is rounded to three digits."""
-    with (directory / "scores.tsv").open(encoding="utf-8") as file:
+    with (output / "scores.tsv").open(encoding="utf-8") as file:
         (row,) = csv.DictReader(file, delimiter="\t")
     return {name: float(value) for name, value in row.items()}
 
 
-def evaluate(translator: Translator, files: Path, language: str, delay: int | None) -> Evaluation:
-    test_set = read_test_set(files / "test.en", [files / f"test.{language}"])
-    return Evaluator(test_set, "auto", Timing(0)).bundle("toy", translator, delay, threads=1)
-
-
-def assert_same(evaluation: Evaluation, output: Path) -> None:
-    """The same text and delays, sentence by sentence, and the same figures."""
-    logged = read_instances(output)
-    assert [entry.prediction for entry in logged] == [entry.prediction for entry in evaluation.instances]
-    assert [entry.delays for entry in logged] == [entry.delays for entry in evaluation.instances]
-    assert logged == evaluation.instances
-    said: dict[str, Any] = scores(output)
-    for name in ("AL", "LAAL", "DAL", "AP"):
+def assert_same(said: dict[str, float], output: Path, evaluation: Evaluation) -> None:
+    """Text and delays of every sentence are the same, and so are the figures."""
+    assert read_instances(output) == evaluation.instances
+    for name in ("AL", "LAAL", "DAL"):
         assert said[name] == pytest.approx(getattr(evaluation.result, name), abs=6e-4), name
 
 
-def test_words_of_an_agent_class(german: Translator, files: Path, tmp_path: Path) -> None:
-    test_set = ("--source", files / "test.en", "--target", files / "test.de")
+def evaluate(translator: Translator, files: Path, language: str, delay: int | None) -> Evaluation:
+    test_set = read_test_set(files / "test.en", [files / f"test.{language}"])
+    return Evaluator(test_set, "auto", Timing(sentences=0)).bundle("toy", translator, delay, threads=1)
+
+
+def test_as_agent_class(german: Translator, files: Path, tmp_path: Path) -> None:
     model = ("--model", german.bundle.directory, "--delay", "3", "--threads", "1")
-    simuleval(*AGENT, *model, *test_set, "--output", tmp_path, "--latency-metrics", "AL", "LAAL", "DAL")
+    said = simuleval(tmp_path, files, "de", "--agent-class", AGENT, *model)
     evaluation = evaluate(german, files, "de", 3)
-    said = scores(tmp_path)
-    for name in ("AL", "LAAL", "DAL"):
-        assert said[name] == pytest.approx(getattr(evaluation.result, name), abs=6e-4)
-    assert read_instances(tmp_path) == evaluation.instances
+    assert_same(said, tmp_path, evaluation)
     assert said["BLEU"] == pytest.approx(evaluation.result.BLEU_cased, abs=6e-4)
+
+
+def test_as_system_directory(chinese: Translator, files: Path, tmp_path: Path) -> None:
+    write_system_configs(chinese.bundle.directory)
+    system = ("--system-dir", chinese.bundle.directory, "--system-config", "k2.yaml", "--eval-latency-unit", "char")
+    said = simuleval(tmp_path, files, "zh", *system)
+    assert_same(said, tmp_path, evaluate(chinese, files, "zh", 2))
+
+
+def test_a_whole_sentence_model_as_system_directory(teacher: Translator, files: Path, tmp_path: Path) -> None:
+    assert [path.name for path in write_system_configs(teacher.bundle.directory)] == ["main.yaml"]
+    said = simuleval(tmp_path, files, "de", "--system-dir", teacher.bundle.directory)
+    assert_same(said, tmp_path, evaluate(teacher, files, "de", None))
+
+
+def test_simuleval_scores_our_logs(chinese: Translator, files: Path, tmp_path: Path) -> None:
+    evaluation = evaluate(chinese, files, "zh", 3)
+    evaluation.write(tmp_path)
+    output = tmp_path / "toy-k3"
+    options = ("--score-only", "--output", str(output), "--eval-latency-unit", "char", "--latency-metrics", "AL")
+    done = subprocess.run([*SIMULEVAL, *options], capture_output=True, text=True, check=True)
+    assert float(done.stdout.split()[-1]) == pytest.approx(evaluation.result.AL, abs=6e-4)
+
+
+@pytest.fixture
+def agent(german: Translator) -> BundleAgent:
+    return build(german, "--delay", "3")
+
+
+def build(translator: Translator, *options: str) -> BundleAgent:
+    parser = ArgumentParser()
+    BundleAgent.add_args(parser)
+    return BundleAgent(parser.parse_args(["--model", str(translator.bundle.directory), "--threads", "1", *options]))
+
+
+def push(agent: BundleAgent, states: BundleStates | None, sentence: str, read: int) -> str:
+    """Give the agent word `read` of a sentence; what it writes."""
+    words = sentence.split()
+    segment = agent.pushpop(TextSegment(content=words[read], finished=read + 1 == len(words)), states)
+    return "" if segment.is_empty else str(segment.content)
+
+
+def test_an_agent_keeps_nothing_but_its_states(agent: BundleAgent) -> None:
+    """Two sentences through one agent, by turns, give what each gives alone."""
+    first, second = ENGLISH[0], ENGLISH[4]
+    texts = ["", ""]
+    states = [agent.build_states(), agent.build_states()]
+    for read in range(len(second.split())):
+        for number, sentence in enumerate((first, second)):
+            if read < len(sentence.split()):
+                texts[number] += push(agent, states[number], sentence, read)
+    for text, sentence in zip(texts, (first, second), strict=True):
+        agent.reset()
+        assert text == "".join(push(agent, None, sentence, read) for read in range(len(sentence.split())))
+
+
+def test_a_sentence_without_words_is_over_at_once(agent: BundleAgent) -> None:
+    segment = agent.pushpop(EmptySegment(finished=True))
+    assert segment.finished
+    assert not segment.content
+
+
+def test_the_delay_is_the_models_own_if_none_is_given(german: Translator) -> None:
+    default = german.config.default_delay
+    sentence = ENGLISH[0]
+    agents = [build(german), build(german, "--delay", str(default))]
+    written = [[push(agent, None, sentence, read) for read in range(len(sentence.split()))] for agent in agents]
+    assert written[0] == written[1]
+    with pytest.raises(StreamError, match="was trained for"):
+        build(german, "--delay", "4")

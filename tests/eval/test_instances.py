@@ -13,7 +13,6 @@ from simulmt.errors import DataError
 from simulmt.eval.instances import (
     Instance,
     WholeWords,
-    Written,
     read_instances,
     reference_length,
     spaced_words_read,
@@ -84,9 +83,13 @@ def test_a_line_of_simuleval_is_read(tmp_path: Path) -> None:
     assert read_instances(tmp_path) == [Instance(4, "a b c", ("Üben.",), "Ein Satz", (1, 3), 3)]
 
 
-def test_latency_goes_by_the_first_reference_that_is_there() -> None:
-    assert Instance(0, "a", ("", "b", "c"), "", (), 1).reference == "b"
+def test_latency_goes_by_the_first_reference_that_is_there(tmp_path: Path) -> None:
+    instance = Instance(0, "a", ("", "b", "c"), "", (), 1)
+    assert instance.reference == "b"
     assert Instance(0, "a", ("", ""), "", (), 1).reference == ""
+    write_instances(tmp_path, [instance])
+    table = json.loads((tmp_path / INSTANCES).read_text(encoding="utf-8"))
+    assert (table["reference"], table["references"]) == ("b", ["", "b", "c"])
 
 
 @pytest.mark.parametrize(
@@ -128,14 +131,14 @@ def test_the_unit_of_a_log_is_found() -> None:
 
 def test_a_word_is_written_when_the_next_one_begins() -> None:
     """ "Brü" and "cke" at words 1 and 2, " war" at 3, " zu" at 3 and "." at the end, word 5."""
-    written = [Written("Brü", 1), Written("cke", 2), Written(" war", 3), Written(" zu", 3), Written(".", 5)]
+    written = [("Brü", 1), ("cke", 2), (" war", 3), (" zu", 3), (".", 5)]
     assert unit_delays(written, 5, "word", spaced=True) == [3, 3, 5]
     # the same words counted in characters: Brücke and war at 3, zu. at 5
     assert unit_delays(written, 5, "char", spaced=True) == [3] * 9 + [5] * 3
 
 
 def test_a_character_is_written_at_once_where_there_are_no_spaces() -> None:
-    written = [Written("你好", 1), Written("，New", 2), Written(" York", 4)]
+    written = [("你好", 1), ("，New", 2), (" York", 4)]
     assert unit_delays(written, 4, "char", spaced=False) == [1, 1, 2, 2, 2, 2, 4, 4, 4, 4]
     assert unit_delays([], 4, "char", spaced=False) == []
 

@@ -183,12 +183,13 @@ with join_world("cpu") as world:
 def test_torchrun_restarts_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     subprocess.run(
         [*torchrun, f"--master-port={free_port()}", str(tmp_path / "worker.py"), str(data), str(tmp_path / "run")],
         check=True,
         capture_output=True,
         timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
     )
     run_two(tiny(data, max_updates=12, validate_every=3), tmp_path / "undisturbed")
     assert (tmp_path / "run" / "started_at").read_text() == "6"

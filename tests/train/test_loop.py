@@ -91,6 +91,7 @@ def test_an_update_is_a_whole_number_of_batches_for_each_process(
     [
         ("max_updates", 0),
         ("keep_best", 0),
+        ("patience", 0),
         ("seed", -1),
         ("weight_decay", -0.1),
         ("warmup_updates", -1),
@@ -441,7 +442,13 @@ def test_a_run_directory_of_another_configuration_is_refused(ctc_run: Path, data
     with pytest.raises(CheckpointError, match=r"does not fit this configuration.*another run directory"):
         run(tiny(data, "ctc", model={"width": 32}), ctc_run)
     with pytest.raises(CheckpointError, match="does not fit this configuration"):
-        run(tiny(data, "teacher"), ctc_run)
+        run(tiny(data, "ctc", ema_decay=0.5), ctc_run)
+
+
+def test_a_run_directory_of_another_system_is_refused_even_if_its_tensors_fit(data: Path, tmp_path: Path) -> None:
+    run(tiny(data, "wait-k", max_updates=1), tmp_path)
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: a run of wait-k; choose another for teacher"):
+        run(tiny(data, "teacher", max_updates=2), tmp_path)
 
 
 def test_a_damaged_newest_checkpoint_costs_a_few_updates_and_nothing_else(data: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ COLUMNS = {  # heading: field of a result
     "ms/piece": "compute_ms_median",
     "p99": "compute_ms_p99",
 }
+WIDEST = 300  # better a table that the terminal wraps than one with figures cut off
 _LOG = re.compile(r"(?P<system>[^=:]+)(?::(?P<delay>[1-9][0-9]*))?=(?P<path>.+)")
 
 
@@ -211,11 +212,9 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     table = Table(*headings, box=None)
     for column in table.columns[1:]:
         column.justify = "right"
-    for column in table.columns:
-        column.no_wrap, column.overflow = True, "fold"
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(width=WIDEST).print(table)
 
 
 def _missing(command: str, error: ImportError) -> Exception:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from simulmt.eval.aligners import WordPair
     from simulmt.eval.evaluate import TestSet
     from simulmt.eval.examples import Aligner
-    from simulmt.eval.records import Anticipation, Gold, OracleScore, SortedSentence
+    from simulmt.eval.records import Anticipation, OracleScore, SortedSentence
     from simulmt.eval.results import Unit
     from simulmt.eval.tables import Table
     from simulmt.train.analysis import Sorter
@@ -30,7 +29,9 @@ Directories = Annotated[list[Path], typer.Argument(help="Results directories of 
 Baseline = Annotated[str | None, typer.Option(help="System that the others are compared with.")]
 Sentences = Annotated[str, typer.Option(metavar="N,N,...", help="Lines of the test set to look at, from 1.")]
 Data = Annotated[Path | None, typer.Option(help="Data directory of a training run, if it has moved since.")]
-Device = Annotated[str, typer.Option(help="Where a sorting network is run: cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="Where a sorting network is run: auto, cpu, cuda or cuda:N.")]
+
+WIDEST_TABLE = 1000  # characters; no screen is so wide, so that no column is squeezed
 
 
 def register(app: typer.Typer) -> None:
@@ -110,7 +111,7 @@ def anticipation(
     priors: Annotated[Path | None, typer.Option(help="Priors for eflomal, made by eflomal-makepriors.")] = None,
     delay: Annotated[int | None, typer.Option(min=1, help="Delay of a sorting network.")] = None,
     data: Data = None,
-    device: Device = "cpu",
+    device: Device = "auto",
 ) -> None:
     """Measure how much a corpus must be anticipated: k-AR for k from 1 to 9, and the error rate of its alignments.
 
@@ -118,6 +119,7 @@ def anticipation(
     --gold must be tokenised as it was for those who aligned it. eflomal draws at random: two runs differ a little.
     """
     try:
+        from simulmt.eval.aligners import read_gold
         from simulmt.eval.evaluate import sha256
         from simulmt.eval.records import measure_anticipation
     except ImportError as error:
@@ -127,7 +129,7 @@ def anticipation(
         raise ConfigError("--more-source and --more-target go together: give both or neither")
     pairs, units = _read_pairs(source, target, source_unit, target_unit)
     more = _read_pairs(more_source, more_target, *units)[0] if more_source and more_target else []
-    by_hand = _read_gold(gold, gold_base, gold_target_first, len(pairs)) if gold else None
+    by_hand = read_gold(gold, pairs, gold_base, gold_target_first) if gold else None
     corpus = name or source.name.partition(".")[0]
     files = {str(path): sha256(path) for path in (source, target, gold) if path}
     found = {
@@ -153,7 +155,7 @@ def analyse(
     name: Annotated[str, typer.Option(help="Name of the model; that of its run if not given.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Score the first sentences only.")] = None,
     data: Data = None,
-    device: Device = "cpu",
+    device: Device = "auto",
 ) -> None:
     """Look into a sorting network: translation in oracle order beside the default, and Z as a heat map.
 
@@ -165,17 +167,19 @@ def analyse(
         from simulmt.eval.records import write_records
         from simulmt.eval.tables import oracle_table
         from simulmt.train.analysis import Sorter
+        from simulmt.train.world import join_world
     except ImportError as error:
         raise _missing("simulmt analyse", error, "train,eval") from None
 
-    sorter = Sorter.load(run, data, device)
     texts = read_test_set(source, reference, test_set, limit)
     model = name or run.resolve().name
-    delays = [sorter.delay_or_default(k) for k in _numbers("--delay", delay) or sorter.delays]
-    scores = [_oracle_score(sorter, texts, model, k, blank_penalty) for k in delays]
-    write_records(output, scores)
+    with join_world(device) as world:
+        sorter = Sorter.load(run, data, world.device)
+        delays = [sorter.delay_or_default(k) for k in _numbers("--delay", delay) or sorter.delays]
+        scores = [_oracle_score(sorter, texts, model, k, blank_penalty) for k in delays]
+        sortings = _sortings(sorter, texts, model, delays[0], _numbers("--sentences", sentences))
     _print(oracle_table(scores))
-    sortings = _sortings(sorter, texts, model, delays[0], _numbers("--sentences", sentences))
+    write_records(output, scores)
     if sortings:
         write_records(output, sortings)
         named = ((f"{each.test_set}-line{each.number}-{model}-k{each.delay}-Z", each) for each in sortings)
@@ -210,10 +214,12 @@ def _align(
 def _align_with_network(pairs: Sequence[WordPair], run: Path, network: _Network) -> Sequence[set[Link] | None]:
     try:
         from simulmt.train.analysis import Sorter, align_words
+        from simulmt.train.world import join_world
     except ImportError as error:
         raise _missing("--aligner asn", error, "train") from None
-    sorter = Sorter.load(run, network.data, network.device)
-    return align_words(sorter, pairs, sorter.delay_or_default(network.delay))
+    with join_world(network.device) as world:
+        sorter = Sorter.load(run, network.data, world.device)
+        return align_words(sorter, pairs, sorter.delay_or_default(network.delay))
 
 
 def _read_pairs(
@@ -230,15 +236,6 @@ def _read_pairs(
     ]
     split = [(alignment_words(pair.source, units[0]), alignment_words(pair.target, units[1])) for pair in pairs]
     return [*split], (units[0], units[1])
-
-
-def _read_gold(path: Path, base: int, target_first: bool, sentences: int) -> list[Gold]:
-    from simulmt.alignment import parse_gold, read_alignments
-
-    gold = list(read_alignments(path, partial(parse_gold, base=base, swapped=target_first)))
-    if len(gold) != sentences:
-        raise DataError(f"{path}: {len(gold)} lines of alignments for {sentences} sentence pairs")
-    return gold
 
 
 def _show_anticipation(
@@ -335,9 +332,7 @@ def _print(table: Table) -> None:
         shown.add_column(heading, justify="left" if number < table.names else "right", no_wrap=True)
     for row in table.rows:
         shown.add_row(*row)
-    console = Console()
-    console.width = max(console.width, console.measure(shown).maximum, 1000)
-    console.print(shown)
+    Console(width=WIDEST_TABLE).print(shown)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

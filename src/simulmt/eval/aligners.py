@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unicodedata import category
 
-from simulmt.alignment import Link, parse_pharaoh, read_alignments
+from simulmt.alignment import Link, parse_gold, parse_pharaoh, read_alignments
 from simulmt.corpus import read_lines
 from simulmt.errors import DataError, MissingExtraError, SimulmtError
 from simulmt.eval.results import Unit
@@ -26,6 +26,7 @@ from simulmt.text import split_words
 
 Words = Sequence[str]
 WordPair = tuple[Words, Words]
+Gold = tuple[set[Link], set[Link]]  # sure and possible links
 
 LONGEST_WORD_IN_IDEOGRAPHS = 4.0  # a mean above it means that nobody has cut the text into words
 
@@ -78,16 +79,27 @@ def align_with_eflomal(
 def read_pharaoh(path: Path, pairs: Sequence[WordPair]) -> list[set[Link]]:
     """Alignments from a file in Pharaoh format, counted from 0, which must fit the sentences."""
     alignments = list(_read_links(path))
+    _check_fit(path, alignments, pairs)
+    return alignments
+
+
+def read_gold(path: Path, pairs: Sequence[WordPair], base: int = 1, target_first: bool = False) -> list[Gold]:
+    """Sure and possible links made by hand, which must fit the sentences."""
+    gold = list(read_alignments(path, partial(parse_gold, base=base, swapped=target_first)))
+    _check_fit(path, [possible for _, possible in gold], pairs)
+    return gold
+
+
+def _check_fit(path: Path, alignments: Sequence[set[Link]], pairs: Sequence[WordPair]) -> None:
     if len(alignments) != len(pairs):
         raise DataError(f"{path}: {len(alignments)} lines of alignments for {len(pairs)} sentence pairs")
     for number, (links, (source, target)) in enumerate(zip(alignments, pairs, strict=True), start=1):
         for i, j in links:
             if i > len(source) or j > len(target):
                 raise DataError(
-                    f"{path}:{number}: link {i - 1}-{j - 1}, but the pair has {len(source)} source and "
-                    f"{len(target)} target units; is the text tokenised as it was when it was aligned?"
+                    f"{path}:{number}: links source unit {i} to target unit {j}, counted from 1, but the pair has "
+                    f"{len(source)} and {len(target)}; is the text tokenised as it was when it was aligned?"
                 )
-    return alignments
 
 
 def align_with_awesome(pairs: Sequence[WordPair], model: Path) -> list[set[Link]]:

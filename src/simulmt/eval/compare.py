@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from simulmt.corpus import read_lines
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.instances import read_instances
-from simulmt.eval.results import Result, read_all, read_results
+from simulmt.eval.results import WHOLE_SENTENCE, Result, read_all, read_results
 from simulmt.eval.score import Difference, QualityScorer
 
 SIGNIFICANT = 0.05
@@ -29,7 +29,7 @@ class Comparison:
     def cells(self) -> list[str]:
         """What stands under HEADINGS."""
         result = self.result
-        delay = "full" if result.delay is None else str(result.delay)
+        delay = WHOLE_SENTENCE if result.delay is None else str(result.delay)
         BLEU, chrF2 = _cells(result.BLEU, self.BLEU), _cells(result.chrF2, self.chrF2)
         return [result.test_set, delay, result.system, *BLEU, *chrF2, f"{result.AL:.2f}"]
 
@@ -69,7 +69,7 @@ def compare(directories: Sequence[Path], baseline: str | None = None) -> list[Co
     return comparisons
 
 
-def markdown(comparisons: Iterable[Comparison]) -> str:
+def markdown(comparisons: Sequence[Comparison]) -> str:
     """The comparisons as a table, with the signatures of the scores below it."""
     rows = [HEADINGS, tuple("---" for _ in HEADINGS), *(comparison.cells() for comparison in comparisons)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -89,7 +89,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def signatures(comparisons: Iterable[Comparison]) -> list[str]:
+def signatures(comparisons: Sequence[Comparison]) -> list[str]:
     """The signatures of all scores, each once."""
     found = [
         f"{name}: {difference.signature}"
@@ -112,14 +112,15 @@ def _match(base: _Entry, rival: _Entry) -> bool:
 
 
 def _hold(rivals: Sequence[_Entry], base: _Entry) -> Iterator[Comparison]:
-    scorer = QualityScorer(base.references, base.result.unit) if rivals else None
+    if not rivals:
+        return
+    scorer = QualityScorer(base.references, base.result.unit)
     for rival in rivals:
         if (rival.references, rival.result.unit) != (base.references, base.result.unit):
             raise DataError(
                 f"{rival.directory / rival.result.name} and {base.directory / base.result.name} "
                 "were scored on other references or in other units; evaluate both again, alike"
             )
-        assert scorer is not None
         yield Comparison(rival.result, **scorer.compare(base.hypotheses, rival.hypotheses))
 
 

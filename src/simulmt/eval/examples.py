@@ -43,6 +43,7 @@ class Outputs:
     name: str
     result: Result | None
     sentences: list[Output]
+    written: float  # when the log was written that they are from
 
     @property
     def is_aligned(self) -> bool:
@@ -68,17 +69,21 @@ def read_outputs(directory: Path, results: Sequence[Result], aligner: Aligner | 
     logged = [result for result in results if _log(directory, result).exists()]
     if not logged:
         return []
-    logs = [read_instances(_log(directory, result)) for result in logged]
-    everything = [Outputs("reference", None, [_reference(instance, logged[0].unit) for instance in logs[0]])]
-    everything += [
-        Outputs(result.name, result, [_output(instance, result.unit) for instance in log])
-        for result, log in zip(logged, logs, strict=True)
-    ]
+    everything = [_system_outputs(directory, result) for result in logged]
+    instances = read_instances(_log(directory, logged[0]))
+    references = [_reference(instance, logged[0].unit) for instance in instances]
+    everything.insert(0, Outputs("reference", None, references, max(outputs.written for outputs in everything)))
     return _aligned(directory, everything, aligner)
 
 
 def _log(directory: Path, result: Result) -> Path:
     return directory / result.name / INSTANCES
+
+
+def _system_outputs(directory: Path, result: Result) -> Outputs:
+    log = _log(directory, result)
+    outputs = [_output(instance, result.unit) for instance in read_instances(log)]
+    return Outputs(result.name, result, outputs, log.stat().st_mtime)
 
 
 def _reference(instance: Instance, unit: Unit) -> Output:
@@ -130,16 +135,14 @@ def _links_path(directory: Path, name: str) -> Path:
 
 
 def _read_links(directory: Path, outputs: Outputs) -> list[set[Link]] | None:
-    """The links that were kept, unless the system was evaluated again since."""
+    """The links that were kept, unless the translations are newer."""
     path = _links_path(directory, outputs.name)
-    if not path.exists():
-        return None
-    if outputs.result and path.stat().st_mtime < _log(directory, outputs.result).stat().st_mtime:
+    if not path.exists() or path.stat().st_mtime < outputs.written:
         return None
     try:
         return read_pharaoh(path, _pairs(outputs))
     except DataError:
-        return None  # of another test set, or cut off: they are made again
+        return None  # cut off, or of other text: they are made again
 
 
 def _write_links(directory: Path, name: str, links: Sequence[set[Link]]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from simulmt.corpus import read_lines
 from simulmt.errors import DataError
@@ -44,13 +44,6 @@ class Instance:
     def reference(self) -> str:
         """The reference whose length latency is measured by: the first that is there."""
         return next(filter(None, self.references), "")
-
-
-class Written(NamedTuple):
-    """Text that appeared when so many words of the source had been read."""
-
-    text: str
-    source_words: int
 
 
 class WholeWords:
@@ -83,8 +76,11 @@ def reference_length(reference: str, unit: Unit) -> int:
     return len(reference.split(" ")) if unit == "word" else max(1, len(reference.strip()))
 
 
-def unit_delays(written: Iterable[Written], source_length: int, unit: Unit, spaced: bool) -> list[int]:
-    """One delay per target unit; `spaced` says whether the target has spaces between words."""
+def unit_delays(written: Iterable[tuple[str, int]], source_length: int, unit: Unit, spaced: bool) -> list[int]:
+    """One delay per target unit of text written in pieces, each given with the source words read by then.
+
+    `spaced` says whether the target has spaces between words.
+    """
     words = WholeWords(spaced)
     delays = [delay for text, delay in written for _ in split_units(words.push(text), unit)]
     return delays + [source_length] * len(split_units(words.finish(), unit))
@@ -157,10 +153,11 @@ def _parse(line: str, where: str) -> Instance:
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
     reference = _field(table, "reference", str | None, where) or ""
+    references = _field(table, "references", list, where) if "references" in table else [reference.removesuffix("\n")]
     return Instance(
         index=_field(table, "index", int, where),
         source=_field(table, "source", str, where),
-        references=tuple(table.get("references") or [reference.removesuffix("\n")]),
+        references=tuple(references),
         prediction=_field(table, "prediction", str, where),
         delays=tuple(delays),
         source_length=source_length,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unicodedata import east_asian_width
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ QUALITY = {"BLEU": "BLEU", "chrF2": "chrF2"}
 LATENCY = {"AL": "AL (source words)", "AL_CA": "AL-CA (ms)"}
 FAINTEST = 0.01  # a cell of Z below this is not drawn
 PANEL = (4.6, 3.4)  # inches
+LINE = 0.22  # inches from one line of text to the next
 LONG_RANGE = 5.0  # latencies that differ by more than this factor are drawn on a logarithmic scale
 _NODE: Mapping[str, Any] = {"markersize": 11, "markeredgecolor": "white", "markeredgewidth": 0.5}
 
@@ -49,10 +52,10 @@ def quality_latency_figure(results: Sequence[Result]) -> Figure:
 
     A system that waits for the end of the sentence is a dashed line across: its latency is the sentence's length.
     """
-    qualities = [name for name in QUALITY if any(getattr(result, name) is not None for result in results)]
-    latencies = [name for name in LATENCY if any(_has(result, name) for result in results)] or ["AL"]
     if not results:
         raise DataError("no results to draw")
+    qualities = [name for name in QUALITY if any(getattr(result, name) is not None for result in results)]
+    latencies = [name for name in LATENCY if any(_has(result, name) for result in results)] or ["AL"]
     styles = looks(result.system for result in results)
     with drawing(PANEL[0] * len(latencies), PANEL[1] * len(qualities) + 0.4) as figure:
         grid = figure.subplots(len(qualities), len(latencies), squeeze=False, sharex="col", sharey="row")
@@ -63,33 +66,31 @@ def quality_latency_figure(results: Sequence[Result]) -> Figure:
                 grid[-1, column].set_xlabel(LATENCY[latency])
         if "AL_CA" in latencies:
             _scale(grid[0, -1], [result.AL_CA for result in results if result.delay and result.AL_CA is not None])
-        _legend(figure, grid[0, 0], len(latencies))
+        _legend(figure, grid[0, 0])
         return figure
 
 
 def anticipation_figure(rates: Mapping[str, Sequence[float]]) -> Figure:
     """The k-anticipation rate over k, a line for each corpus or aligner."""
     styles = looks(rates)
-    with drawing(5.4, 3.6) as figure:
+    with drawing(5.4, 3.6 + LINE * len(rates)) as figure:
         axes = figure.subplots()
         for name, values in rates.items():
-            percent = [100 * value for value in values]
-            axes.plot(
-                range(1, len(values) + 1), percent, label=name, color=styles[name].colour, marker=styles[name].marker
-            )
+            delays, percent = range(1, len(values) + 1), [100 * value for value in values]
+            axes.plot(delays, percent, label=name, color=styles[name].colour, marker=styles[name].marker)
+        axes.set_xticks(range(1, max(map(len, rates.values())) + 1))
         axes.set_xlabel("k (source units)")
         axes.set_ylabel("k-anticipation rate (%)")
         axes.set_ylim(bottom=0)
-        axes.set_xticks(range(1, max(map(len, rates.values())) + 1))
         axes.grid(axis="y")
-        axes.legend()
+        _legend(figure, axes)
         return figure
 
 
 def ngram_gain_figure(base: Sequence[Result], other: Sequence[Result]) -> Figure:
     """How many points of n-gram precision one system has over another: a group of bars an n, a bar a delay."""
     gains = ngram_gains(base, other)
-    with drawing(5.4, 3.4) as figure:
+    with drawing(5.4, 3.6) as figure:
         axes = figure.subplots()
         width = 0.8 / len(gains)
         shades = np.linspace(0.35, 1.0, len(gains))
@@ -97,12 +98,13 @@ def ngram_gain_figure(base: Sequence[Result], other: Sequence[Result]) -> Figure
             places = np.arange(1, len(gain) + 1) + (number - (len(gains) - 1) / 2) * width
             axes.bar(places, gain, 0.92 * width, label=delay, color=PALETTE[0], alpha=shades[number])
         axes.axhline(0, color=INK, linewidth=0.8)
+        axes.set_title(f"{other[0].system} over {base[0].system}", parse_math=False)
         axes.set_xticks(range(1, max(map(len, gains.values())) + 1))
         axes.set_xlabel("n")
-        axes.set_ylabel(f"n-gram precision gained (points)\nby {other[0].system} over {base[0].system}")
+        axes.set_ylabel("n-gram precision gained (points)")
         axes.grid(axis="y")
         axes.set_axisbelow(True)
-        axes.legend(ncols=len(gains), loc="lower center", bbox_to_anchor=(0.5, 1.0), columnspacing=1.2)
+        _legend(figure, axes)
         return figure
 
 
@@ -124,7 +126,7 @@ def heat_map_figure(Z: NDArray[Any], columns: Sequence[str], rows: Sequence[str]
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
-    with drawing(0.26 * len(columns) + 2.2, 0.22 * len(rows) + 1.4) as figure:
+    with _matrix_drawing(columns, rows) as figure:
         axes = figure.subplots()
         cells = [(r, c) for r, c in np.ndindex(*Z.shape) if Z[r, c] >= FAINTEST]
         squares = [Rectangle((c - 0.5, r - 0.5), 1, 1) for r, c in cells]
@@ -150,11 +152,10 @@ def path_figure(path: ReadWritePath) -> Figure:
 
     Dots are alignments; those right of the staircase were anticipated.
     """
-    S, T = len(path.source), len(path.target)
-    with drawing(0.26 * S + 1.8, 0.22 * T + 1.4) as figure:
+    with _matrix_drawing(path.source, path.target) as figure:
         axes = figure.subplots()
-        edges = np.arange(T + 1) - 0.5
-        read = np.array([*path.delays, path.delays[-1] if T else 0]) - 0.5
+        edges = np.arange(len(path.target) + 1) - 0.5
+        read = np.array([*path.delays, *path.delays[-1:]] or [0]) - 0.5
         axes.fill_betweenx(edges, -0.5, read, step="post", color=PALETTE[0], alpha=0.16, linewidth=0)
         corners = [
             (across, edge) for edge, across in zip(np.repeat(edges, 2)[1:-1], np.repeat(read[:-1], 2), strict=True)
@@ -199,8 +200,8 @@ def _draw_line(axes: Axes, nodes: Sequence[Result], look: Look, quality: str, la
     axes.plot(across, up, color=look.colour)
     for order, (x, y, node) in enumerate(zip(across, up, nodes, strict=True), start=3):
         # A number belongs to its own marker even where markers overlap, so each pair is drawn as one.
-        (marker,) = axes.plot(x, y, look.marker, color=look.colour, zorder=order, **_NODE)
-        marker.set_label(node.system if order == 3 else "_")
+        label = node.system if node is nodes[0] else None
+        axes.plot(x, y, look.marker, color=look.colour, zorder=order, label=label, **_NODE)
         ink = ink_on(look.colour)
         axes.annotate(str(node.delay), (x, y), ha="center", va="center_baseline", fontsize=7.5, color=ink, zorder=order)
 
@@ -209,11 +210,25 @@ def _has(result: Result, latency: str) -> bool:
     return result.delay is not None and getattr(result, latency) is not None
 
 
-def _legend(figure: Figure, axes: Axes, panels: int) -> None:
-    """One legend for all panels, above them, in rows of equal length."""
+def _legend(figure: Figure, axes: Axes) -> None:
+    """One legend for all panels, above them, in rows of equal length that fit the width."""
     handles, labels = axes.get_legend_handles_labels()
-    rows = math.ceil(len(labels) / (3 * panels))
+    room = figure.get_figwidth() / (_inches(labels) + 0.6)
+    rows = math.ceil(len(labels) / max(1, int(room)))
     figure.legend(handles, labels, loc="outside upper center", ncols=math.ceil(len(labels) / rows))
+
+
+@contextmanager
+def _matrix_drawing(columns: Sequence[str], rows: Sequence[str]) -> Iterator[Figure]:
+    """A figure in which every cell has the same size and the labels have room."""
+    with drawing(0.26 * len(columns) + _inches(rows) + 0.8, LINE * len(rows) + _inches(columns) + 0.8) as figure:
+        yield figure
+
+
+def _inches(labels: Sequence[str]) -> float:
+    """About how long the longest label is."""
+    wide = [sum(2 if east_asian_width(letter) in "WF" else 1 for letter in label) for label in labels]
+    return 0.09 * max(wide, default=0)
 
 
 def _scale(axes: Axes, latencies: Sequence[float]) -> None:
@@ -232,8 +247,8 @@ def _readable_logarithms() -> LogLocator:
 
 def _matrix_axes(axes: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
     """Columns named above, rows named on the left, the first row on top; labels are text, whatever is in them."""
-    axes.set_xlim(-0.5, len(columns) - 0.5)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(-0.5, max(1, len(columns)) - 0.5)
+    axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
     axes.xaxis.tick_top()
     axes.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)
     axes.set_yticks(range(len(rows)), rows, parse_math=False)

@@ -16,12 +16,10 @@ from typing import ClassVar, Protocol, TypeVar
 from simulmt.alignment import Link, corpus_alignment_error_rate, corpus_anticipation_rate
 from simulmt.config import as_table, build
 from simulmt.errors import ConfigError, DataError
+from simulmt.eval.aligners import Gold
 from simulmt.eval.results import Interval, Unit
 
 LONGEST_DELAY = 9  # k-anticipation rates are for k from 1 to this, as in the paper
-
-Alignment = set[Link]
-Gold = tuple[set[Link], set[Link]]  # sure and possible links
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def measure_anticipation(
     corpus: str,
     aligner: str,
     units: tuple[Unit, Unit],
-    alignments: Sequence[Alignment | None],
+    alignments: Sequence[set[Link] | None],
     gold: Sequence[Gold] | None = None,
     files: dict[str, str] | None = None,
 ) -> Anticipation:

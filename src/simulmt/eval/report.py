@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simulmt.config import require
-from simulmt.errors import DataError
+from simulmt.errors import ConfigError, DataError
 from simulmt.eval import tables
 from simulmt.eval.compare import SIGNIFICANT, compare
 from simulmt.eval.evaluate import evenly_spread
@@ -170,6 +170,8 @@ def _examples(test_set: _TestSet, options: ReportOptions) -> Iterator[_Part]:
         return
     reference, *systems = test_set.outputs
     shown = _at_delay(systems, options.delay)
+    if not shown:
+        raise ConfigError(f"--delay {options.delay}: no system on {test_set.name} was evaluated at that delay")
     numbers = options.sentences or evenly_spread(range(1, len(reference.sentences) + 1), options.examples)
     if max(numbers) > len(reference.sentences):
         raise DataError(f"--sentences {max(numbers)}: {test_set.name} has {len(reference.sentences)} sentences")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from simulmt.eval.instances import Written, spaced_words_read, unit_delays
+from simulmt.eval.instances import spaced_words_read, unit_delays
 from simulmt.eval.results import Unit
 from simulmt.stream import Commit, Stream, Translator
 from simulmt.text import split_words
@@ -25,6 +25,7 @@ class SentenceStream(Stream):
         self._ends = False
 
     def accept_end(self, arrived: float | None = None) -> None:
+        self.accept(" ", arrived)  # the last word is read like any other
         self._ends = True
         super().accept_end(arrived)
 
@@ -62,10 +63,10 @@ def translate_all(
 
 
 def _translation(source: str, commits: Sequence[Commit], unit: Unit, spaced: bool) -> Translation:
+    texts = [commit.text for commit in commits]
     read = spaced_words_read(source, [commit.source_words for commit in commits])
-    written = [Written(commit.text, words) for commit, words in zip(commits, read, strict=True)]
-    delays = unit_delays(written, len(source.split()), unit, spaced)
-    return Translation("".join(commit.text for commit in commits), tuple(delays))
+    delays = unit_delays(zip(texts, read, strict=True), len(source.split()), unit, spaced)
+    return Translation("".join(texts), tuple(delays))
 
 
 def time_words(

@@ -48,16 +48,16 @@ def results_table(results: Iterable[Result]) -> Table:
     columns: dict[str, Cell] = {
         "BLEU": lambda r: with_interval(r.BLEU, r.BLEU_interval),
         "chrF2": lambda r: with_interval(r.chrF2, r.chrF2_interval),
-        "BP": lambda r: figure(r.BP, 3),
-        "AL": lambda r: figure(r.AL, 2),
-        "LAAL": lambda r: figure(r.LAAL, 2),
-        "DAL": lambda r: figure(r.DAL, 2),
-        "AP": lambda r: figure(r.AP, 3),
-        "AL-CA ms": lambda r: figure(r.AL_CA, 1),
-        "ms/piece median": lambda r: figure(r.compute_ms_median, 2),
-        "p99": lambda r: figure(r.compute_ms_p99, 2),
-        "lag s": lambda r: figure(r.paced_lag, 2),
-        "of it computing s": lambda r: figure(_added(r.paced_computing, r.paced_queueing), 3),
+        "BP": lambda r: shown(r.BP, 3),
+        "AL": lambda r: shown(r.AL, 2),
+        "LAAL": lambda r: shown(r.LAAL, 2),
+        "DAL": lambda r: shown(r.DAL, 2),
+        "AP": lambda r: shown(r.AP, 3),
+        "AL-CA ms": lambda r: shown(r.AL_CA, 1),
+        "ms/piece median": lambda r: shown(r.compute_ms_median, 2),
+        "p99": lambda r: shown(r.compute_ms_p99, 2),
+        "lag s": lambda r: shown(r.paced_lag, 2),
+        "of it computing s": lambda r: shown(_added(r.paced_computing, r.paced_queueing), 3),
     }
     return _table(results, columns)
 
@@ -68,9 +68,9 @@ def quality_table(results: Iterable[Result]) -> Table:
         "BLEU cased": lambda r: with_interval(r.BLEU_cased, r.BLEU_cased_interval),
         "chrF2 cased": lambda r: with_interval(r.chrF2_cased, r.chrF2_cased_interval),
         **{f"{n + 1}-gram": lambda r, n=n: _precision(r, n) for n in range(4)},  # type: ignore[misc]
-        "BP": lambda r: figure(r.BP, 3),
-        "empty": lambda r: figure(r.empty_hypotheses, 0),
-        "sentences": lambda r: figure(r.sentences, 0),
+        "BP": lambda r: shown(r.BP, 3),
+        "empty": lambda r: shown(r.empty_hypotheses, 0),
+        "sentences": lambda r: shown(r.sentences, 0),
     }
     return _table(results, columns)
 
@@ -83,7 +83,7 @@ def comparison_table(comparisons: Iterable[Comparison]) -> Table:
 def indicator_table(outputs: Iterable[Outputs]) -> Table:
     """What alignments say of hallucination and under-translation."""
     rows = [
-        (each.name, figure(100 * each.hallucination_rate, 1), figure(100 * each.under_translation_rate, 1))
+        (each.name, shown(100 * each.hallucination_rate, 1), shown(100 * each.under_translation_rate, 1))
         for each in outputs
     ]
     return Table(("", "target words without ground in what was read, %", "source words never translated, %"), rows)
@@ -98,8 +98,8 @@ def anticipation_table(records: Sequence[Anticipation]) -> Table:
             record.corpus,
             record.aligner,
             f"{record.source_unit} → {record.target_unit}",
-            *(figure(100 * rate, 1) for rate in record.rates),
-            figure(None if record.alignment_error_rate is None else 100 * record.alignment_error_rate, 1),
+            *(shown(100 * rate, 1) for rate in record.rates),
+            shown(None if record.alignment_error_rate is None else 100 * record.alignment_error_rate, 1),
             str(record.links),
             str(record.sentences),
             str(record.skipped),
@@ -118,9 +118,9 @@ def oracle_table(records: Iterable[OracleScore]) -> Table:
             str(record.delay),
             f"{record.blank_penalty:g}",
             with_interval(record.oracle_BLEU, record.oracle_interval),
-            figure(record.oracle_BP, 3),
+            shown(record.oracle_BP, 3),
             with_interval(record.default_BLEU, record.default_interval),
-            figure(record.default_BP, 3),
+            shown(record.default_BP, 3),
             f"{record.oracle_BLEU - record.default_BLEU:+.2f}",
             str(record.sentences),
         )
@@ -143,7 +143,7 @@ def delay_name(delay: int | None) -> str:
     return "full" if delay is None else str(delay)
 
 
-def figure(value: float | None, digits: int) -> str:
+def shown(value: float | None, digits: int) -> str:
     """A figure, or a dash for what was not measured."""
     return NOTHING if value is None else f"{value:.{digits}f}"
 
@@ -151,7 +151,7 @@ def figure(value: float | None, digits: int) -> str:
 def with_interval(value: float | None, interval: Interval | None) -> str:
     """A score with the ends of its 95% interval."""
     ends = "" if interval is None else f" [{interval[0]:.1f}, {interval[1]:.1f}]"
-    return figure(value, 2) + ends
+    return shown(value, 2) + ends
 
 
 def _table(results: Iterable[Result], columns: dict[str, Cell]) -> Table:
@@ -163,7 +163,7 @@ def _table(results: Iterable[Result], columns: dict[str, Cell]) -> Table:
 
 
 def _precision(result: Result, n: int) -> str:
-    return figure(result.precisions[n] if n < len(result.precisions) else None, 1)
+    return shown(result.precisions[n] if n < len(result.precisions) else None, 1)
 
 
 def _added(one: float | None, other: float | None) -> float | None:

@@ -45,7 +45,7 @@ class Sorter:
     delays: tuple[int, ...]
 
     @staticmethod
-    def load(run: Path, data: Path | None = None, device: str = "cpu") -> Sorter:
+    def load(run: Path, data: Path | None = None, device: torch.device | None = None) -> Sorter:
         """Read a finished run; `data` is for a run whose data directory has moved since."""
         model, config = load_model(run)
         if not isinstance(model, SortedCTCModel):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from simulmt.dataset import Dataset
-from simulmt.errors import TrainingError
+from simulmt.errors import CheckpointError, TrainingError
 from simulmt.model.layers import DecoderLayer, EncoderLayer
 from simulmt.model.output import Loss
 from simulmt.train.batches import Batch, BatchPlan, DeviceStore, draw_delay
@@ -64,6 +64,9 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
         initialise_from(model, config.init)
     state = RunState.start(model.to(world.device).train(), settings)
     if newest is not None:
+        # The teacher and wait-k have the same tensors, so a mix-up of the two would go unnoticed.
+        if newest.state["system"] != config.system:
+            raise CheckpointError(f"{directory}: a run of {newest.state['system']}; choose another for {config.system}")
         state.restore(newest)
     progress = state.progress
 
@@ -96,7 +99,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
                 progress.scores[str(update)] = sum(scores.values()) / len(scores)
                 monitor.validation(update, scores, max(progress.scores.values()))
             if (validating or interrupted) and world.is_first:
-                checkpoints.save(update, state.tensors(), state.facts())
+                checkpoints.save(update, state.tensors(), {"system": config.system, **state.facts()})
                 checkpoints.prune(set(progress.best(settings.keep_best)))
             if interrupted:
                 monitor.stopped(update)

@@ -36,9 +36,17 @@ class TrainingConfig:
     max_minutes: float = 0.0  # above 0: finish after so long; the next call goes on for as long again
 
     def __post_init__(self) -> None:
-        for name in ("batch_tokens", "update_tokens", "max_updates", "validate_every", "keep_best", "max_skipped"):
+        for name in (
+            "batch_tokens",
+            "update_tokens",
+            "max_updates",
+            "validate_every",
+            "patience",
+            "keep_best",
+            "max_skipped",
+        ):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("warmup_updates", "weight_decay", "patience", "seed", "max_minutes"):
+        for name in ("warmup_updates", "weight_decay", "seed", "max_minutes"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}")
         require(all(0 <= beta < 1 for beta in self.betas), f"betas must be in 0..1, got {self.betas}")

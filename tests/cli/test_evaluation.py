@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.helpers import WITHOUT_TORCH, assert_refused, call, simulmt_after
+from simulmt.eval.results import read_results
+from simulmt.text import Tokenizer
+from simulmt.train.export import ExportConfig, export
+from tiny_models import trained
+
+ENGLISH = ["The old bridge was closed.", "Wait. Nobody knows.", "Close the window"]
+GERMAN = ["Die alte Brücke war gesperrt.", "Warte. Niemand weiß es.", "Schließe das Fenster"]
+
+
+@pytest.fixture(scope="session")
+def test_set(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The options that name a test set."""
+    directory = tmp_path_factory.mktemp("test-set")
+    for language, lines in (("en", ENGLISH), ("de", GERMAN)):
+        (directory / f"news.{language}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return "--source", str(directory / "news.en"), "--reference", str(directory / "news.de")
+
+
+@pytest.fixture(scope="session")
+def results(bundle: Path, test_set: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle under two names at two delays, timed, evaluated in a process that has no torch."""
+    output = tmp_path_factory.mktemp("results")
+    models = ("--model", f"one={bundle}", "--model", f"two={bundle}", "--delay", "3, 1", "--timed", "1", "--runs", "1")
+    done = simulmt_after(WITHOUT_TORCH, "evaluate", *models, *test_set, "--output", output)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:5]] == ["one-k3", "one-k1", "two-k3", "two-k1"]
+    assert done.stdout.splitlines()[-1].startswith("nrefs:1|bs:1000|seed:12345|case:lc|")
+    return output
+
+
+def test_evaluate_writes_scores_hypotheses_and_logs(results: Path) -> None:
+    found = read_results(results)
+    assert [(result.system, result.delay) for result in found] == [("one", 3), ("one", 1), ("two", 3), ("two", 1)]
+    assert all(result.test_set == "news" and result.AL_CA is not None for result in found)
+    assert found[0].command[1] == "evaluate"
+    for result in found:
+        assert len((results / f"{result.name}.hyp").read_text(encoding="utf-8").splitlines()) == 3
+        assert len((results / result.name / "instances.log").read_text(encoding="utf-8").splitlines()) == 3
+
+
+def test_without_delays_all_of_a_model_are_scored(
+    bundle: Path, test_set: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = call(
+        "evaluate", "--model", bundle, *test_set, "--output", tmp_path, "--timed", "0", "--limit", "1", capture=capsys
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = read_results(tmp_path)
+    assert [(result.system, result.delay, result.sentences) for result in found] == [
+        (bundle.name, delay, 1) for delay in (1, 2, 3, 5)
+    ]
+
+
+def test_models_of_one_name_share_the_delays(
+    bundle: Path,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    test_set: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two models at a delay of their own each, and one that waits for the end, for which delays are nothing."""
+    for kind, delay in (("ctc", 7), ("full-sentence", None)):
+        network = trained(kind, source_tokenizer, target_tokenizer)  # type: ignore[arg-type]
+        delays = (delay,) if delay else ()
+        export(network, tmp_path / kind, ExportConfig("en", "de", delays=delays, precision="fp32", longest=12))
+    models = ("--model", f"both={bundle}", "--model", f"both={tmp_path / 'ctc'}", "--model", tmp_path / "full-sentence")
+    options = ("--delay", "7,3", "--timed", "0", "--output", tmp_path / "out")
+    assert call("evaluate", *models, *test_set, *options, capture=capsys).returncode == 0
+    found = [result.name for result in read_results(tmp_path / "out")]
+    assert found == ["both-k3", "both-k7", "full-sentence-full"]
+
+
+def test_logs_are_scored_beside_models(
+    results: Path, test_set: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = ("--log", f"old:3={results / 'one-k3'}", "--log", f"whole={results / 'one-k1' / 'instances.log'}")
+    done = call("evaluate", *logs, *test_set, "--output", tmp_path, "--test-set", "mine", capture=capsys)
+    assert (done.returncode, done.stderr) == (0, "")
+    by_name = {result.name: result for result in read_results(tmp_path)}
+    before = {result.name: result for result in read_results(results)}
+    assert by_name.keys() == {"old-k3", "whole-full"}
+    assert by_name["old-k3"].test_set == "mine"
+    assert (by_name["old-k3"].BLEU, by_name["old-k3"].AL) == (before["one-k3"].BLEU, before["one-k3"].AL)
+
+
+def test_compare_prints_a_table(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = call("compare", results, "--baseline", "two", capture=capsys)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.split()[:3] for line in lines[1:5]] == [
+        ["news", "3", "two"],
+        ["news", "3", "one"],
+        ["news", "1", "two"],
+        ["news", "1", "one"],
+    ]
+    assert "+0.00" in lines[2]
+    assert lines[5] == "* p < 0.05"
+    assert lines[6].startswith("BLEU: nrefs:1|bs:1000|")
+
+
+def test_compare_prints_markdown_and_json(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = call("compare", results, "--format", "markdown", capture=capsys)
+    assert done.stdout.startswith("| test set | k | system |")
+    done = call("compare", results, "--format", "json", capture=capsys)
+    tables = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(table["system"], table["delay"]) for table in tables] == [("one", 3), ("two", 3), ("one", 1), ("two", 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "mentioned"),
+    [
+        ((), 2, "nothing to score: give --model or --log"),
+        (("--model", "nowhere"), 1, "nowhere: no such model"),
+        (("--model", "BUNDLE", "--delay", "1,x"), 2, "--delay 1,x: expected delays from 1 on, parted by commas"),
+        (("--model", "BUNDLE", "--delay", "0"), 2, "--delay 0: expected delays from 1 on"),
+        (("--model", "a=BUNDLE", "--delay", "3,4"), 2, "--delay 3,4: a was trained for 1, 2, 3, 5"),
+        (("--model", "a=BUNDLE", "--model", "a=BUNDLE"), 2, "system a is there twice at delay 1"),
+        (("--model", "a b=BUNDLE"), 2, "system 'a b': files are called after it"),
+        (("--log", "nothing"), 2, "--log nothing: expected NAME:DELAY=PATH"),
+        (("--log", "x:3=nothing"), 1, "nothing: no such file"),
+        (("--model", "BUNDLE", "--words-per-second", "0"), 2, "words per second must be above 0"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    options: tuple[str, ...],
+    code: int,
+    mentioned: str,
+    bundle: Path,
+    test_set: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = tuple(option.replace("BUNDLE", str(bundle)) for option in options)
+    done = call("evaluate", *options, *test_set, "--output", tmp_path / "out", capture=capsys)
+    assert_refused(done, code, mentioned)
+
+
+def test_what_is_wrong_with_the_files_is_one_line(
+    bundle: Path, test_set: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.de").write_text("eins\n", encoding="utf-8")
+    model = ("--model", bundle, "--output", tmp_path / "out")
+    done = call("evaluate", *model, *test_set, "--reference", tmp_path / "short.de", capture=capsys)
+    assert_refused(done, 1, f"{tmp_path / 'short.de'} has 1 lines but {test_set[1]} has 3")
+    done = call("evaluate", *model, *test_set[:2], "--reference", tmp_path / "none.de", capture=capsys)
+    assert_refused(done, 1, "none.de: no such file")
+    assert not (tmp_path / "out").exists()
+    assert_refused(
+        call("compare", tmp_path, capture=capsys), 1, "scores.jsonl: no such file; `simulmt evaluate` writes it"
+    )
+
+
+def test_a_directory_of_another_test_set_is_refused_before_any_work(
+    results: Path, bundle: Path, test_set: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = call("evaluate", "--model", bundle, *test_set, "--test-set", "talks", "--output", results, capture=capsys)
+    assert_refused(done, 2, "holds results of the test set news; take another directory for talks")
+    assert not list(results.glob(f"{bundle.name}*"))
+
+
+def test_a_missing_extra_is_named(test_set: tuple[str, ...], tmp_path: Path) -> None:
+    without = "import sys; sys.modules['sacrebleu'] = None\n"
+    done = simulmt_after(without, "evaluate", "--model", "x", *test_set, "--output", tmp_path)
+    assert_refused(done, 1, "simulmt evaluate needs the extra 'eval': pip install 'simulmt[eval]'")
+    assert_refused(simulmt_after(without, "compare", tmp_path), 1, "simulmt compare needs the extra 'eval'")

@@ -1,0 +1,59 @@
+"""A results directory with two systems, written as `simulmt evaluate` does, and an aligner that is easily foreseen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.sentences import CHINESE, ENGLISH, GERMAN
+from simulmt.alignment import Link
+from simulmt.eval.aligners import WordPair
+from simulmt.eval.evaluate import Evaluation
+from simulmt.eval.instances import Instance, split_units
+from simulmt.eval.results import Result, Unit
+from simulmt.eval.score import QualityScorer
+
+REFERENCES = {"word": GERMAN, "char": CHINESE}
+
+
+def evaluated(
+    directory: Path, system: str, delay: int | None, hypotheses: Sequence[str], unit: Unit = "word", **figures: Any
+) -> Result:
+    """Write results whose unit number n was written when n + delay - 1 source words had been read."""
+    instances = []
+    for index, (source, reference, text) in enumerate(zip(ENGLISH, REFERENCES[unit], hypotheses, strict=True)):
+        units, length = split_units(text, unit), len(source.split())
+        delays = tuple(min(length, place + (delay or length)) for place in range(len(units)))
+        prediction = (" " if unit == "word" else "").join(units)
+        instances.append(Instance(index, source, (reference,), prediction, delays, length))
+    quality = QualityScorer([REFERENCES[unit]], unit).score(hypotheses)
+    table: dict[str, Any] = {name: score.value for name, score in quality.scores.items()}
+    table |= {f"{name}_interval": score.interval for name, score in quality.scores.items()}
+    signatures = {name: score.signature for name, score in quality.scores.items()}
+    result = Result(
+        system,
+        delay,
+        "test",
+        unit,
+        **table,
+        AL=float(delay or 20),
+        BP=quality.brevity_penalty,
+        precisions=quality.precisions,
+        signatures=signatures,
+        sentences=len(instances),
+        **figures,
+    )
+    Evaluation(result, list(hypotheses), instances).write(directory)
+    return result
+
+
+class Diagonal:
+    """Links the n-th word to the n-th word, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(self, pairs: Sequence[WordPair]) -> list[set[Link]]:
+        self.asked.append(len(pairs))
+        return [{(n, n) for n in range(1, min(len(source), len(target)) + 1)} for source, target in pairs]

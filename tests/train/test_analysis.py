@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby, product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from typer.testing import CliRunner
+
+from simulmt.cli import figures
+from simulmt.corpus import read_lines
+from simulmt.errors import CheckpointError, ConfigError, VocabularyError
+from simulmt.eval.records import OracleScore, SortedSentence, read_records
+from simulmt.model.asn import ASNConfig, SortedCTCModel
+from simulmt.model.ctc import CTCConfig, CTCModel
+from simulmt.text import BLANK, END, Tokenizer
+from simulmt.train import analysis
+from simulmt.train.analysis import NO_LABEL, Sorter, align_words, heat_map, oracle_order, sort_pairs, viterbi
+from simulmt.train.record import record_run
+
+from .helpers import ALONE, run, tiny
+
+PAIRS = [
+    ("The old bridge was closed.", "Die alte Brücke war gesperrt."),
+    ("We waited.", "Wir warteten am Bahnhof, bis der letzte Zug kam, und die Kinder sangen."),
+    ("Nobody knows why the clock in the kitchen runs backwards.", "Niemand weiß es."),
+    ("Have you ever seen the harbour before sunrise?", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def sorter(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Sorter:
+    return lively(source_tokenizer, target_tokenizer)
+
+
+def lively(source: Tokenizer, target: Tokenizer) -> Sorter:
+    """Untrained, in fp64, with weights so large that sentences are sorted and translated in various ways."""
+    torch.manual_seed(5)
+    translator = CTCModel.build(CTCConfig(source.size, target.size, width=16, inner=24, heads=2, layers=1))
+    model = SortedCTCModel.build(translator, ASNConfig(layers=1, iterations=60, tau=0.5)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=2 / parameter.shape[1] ** 0.5)
+    return Sorter(model, source, target, (1, 3))
+
+
+# --- Viterbi ------------------------------------------------------------------------------------------------
+
+
+def collapsed(path: Sequence[int], labels: Sequence[int]) -> list[int]:
+    """The symbols that a path of label numbers writes, by CTC's rule."""
+    symbols = [BLANK if number == 0 else labels[number - 1] for number in path]
+    return [symbol for symbol, _ in groupby(symbols) if symbol != BLANK]
+
+
+def every_path(frames: int, labels: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    for path in product(range(len(labels) + 1), repeat=frames):
+        numbers = [number for number, _ in groupby(path) if number]
+        if numbers == list(range(1, len(labels) + 1)) and collapsed(path, labels) == list(labels):
+            yield path
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data(), st.integers(1, 5), st.lists(st.integers(6, 7), max_size=3))
+def test_viterbi_is_the_best_of_all_paths(data: st.DataObject, frames: int, labels: list[int]) -> None:
+    rows = st.lists(st.integers(-9, 9), min_size=len(labels) + 1, max_size=len(labels) + 1)
+    scores = np.array(data.draw(st.lists(rows, min_size=frames, max_size=frames)), float)
+    found = viterbi(scores, labels)
+    totals = {path: sum(scores[u, c] for u, c in enumerate(path)) for path in every_path(frames, labels)}
+    if not totals:
+        assert found is None
+    else:
+        assert found is not None
+        assert totals[tuple(found)] == max(totals.values())
+
+
+def test_viterbi_puts_a_blank_between_equal_labels() -> None:
+    scores = np.array([[0.0, 5.0, 0.0], [0.0, 5.0, 5.0], [0.0, 0.0, 5.0]])
+    assert viterbi(scores, [8, 8]) == [1, 0, 2]
+    assert viterbi(scores, [8, 9]) in ([1, 1, 2], [1, 2, 2])
+    assert viterbi(scores[:2], [8, 8]) is None
+
+
+# --- Oracle order -------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def translated_alone(sorter: Sorter, pair: tuple[str, str], delay: int, penalty: float, oracle: bool) -> str:
+    source, target = (torch.tensor([tokens]) for tokens in sorter.encode(*pair))
+    lengths = torch.tensor([source.shape[1]]), torch.tensor([target.shape[1]])
+    H, Z = sorter.model.sort(source, lengths[0], target, lengths[1], delay)
+    translator = sorter.model.translator
+    logits = translator.logits(translator.frames(Z.double() @ H if oracle else H))[0]
+    logits[:, BLANK] -= penalty
+    return sorter.target.decode(symbol for symbol, _ in groupby(logits.argmax(-1).tolist()) if symbol != BLANK)
+
+
+@pytest.mark.parametrize(("delay", "penalty"), [(1, 0.0), (3, -2.0)])
+def test_oracle_order_translates_the_sorted_states(sorter: Sorter, delay: int, penalty: float) -> None:
+    found = oracle_order(sorter, PAIRS, delay, penalty)
+    assert found.oracle == [translated_alone(sorter, pair, delay, penalty, oracle=True) for pair in PAIRS]
+    assert found.default == [translated_alone(sorter, pair, delay, penalty, oracle=False) for pair in PAIRS]
+    assert found.oracle != found.default
+
+
+def test_the_reference_changes_the_oracle_only(sorter: Sorter) -> None:
+    swapped = [(source, PAIRS[0][1]) for source, _ in PAIRS]
+    one, other = oracle_order(sorter, PAIRS, 1), oracle_order(sorter, swapped, 1)
+    assert one.default == other.default
+    assert one.oracle != other.oracle
+
+
+# --- Z and its labels ---------------------------------------------------------------------------------------
+
+
+def test_a_sentence_is_sorted_alike_in_any_company(sorter: Sorter, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = sort_pairs(sorter, PAIRS, 3)
+    monkeypatch.setattr(analysis, "BATCH_TOKENS", 1)
+    for one, other in zip(together, sort_pairs(sorter, PAIRS, 3), strict=True):
+        np.testing.assert_allclose(one.Z, other.Z, atol=1e-6)
+        assert one.path == other.path
+
+
+def test_rows_are_labelled_with_the_whole_target_in_order(sorter: Sorter) -> None:
+    for (source, target), sorting in zip(PAIRS, sort_pairs(sorter, PAIRS, 1), strict=True):
+        drawn = heat_map(sorter, sorting)
+        tokens = [*sorter.source.encode(source), END]
+        assert drawn.columns == [sorter.source.pieces[token] for token in tokens]
+        assert drawn.Z.shape == (len(tokens), len(tokens)) == (len(drawn.rows), len(drawn.columns))
+        np.testing.assert_allclose(drawn.Z.sum(0), 1, atol=1e-4)
+        labels = [label for row in drawn.rows for label in row.split(" ")]
+        assert len(labels) == len(tokens) * sorter.model.translator.mu
+        pieces = [sorter.target.pieces[token] for token in [*sorter.target.encode(target), END]]
+        fits = sorting.path is not None
+        assert [label for label, _ in groupby(labels) if label != NO_LABEL] == (pieces if fits else [])
+    assert [sorting.path is None for sorting in sort_pairs(sorter, PAIRS, 1)] == [False, True, False, False]
+
+
+# --- Word alignments ----------------------------------------------------------------------------------------
+
+
+class Backwards:
+    """Stands in for a trained model that has learnt to write the source pieces, END last, in reverse."""
+
+    def __init__(self, target: list[int], mu: int = 2) -> None:
+        self.target = target
+        self.translator = SimpleNamespace(
+            mu=mu, frames=lambda H: H, logits=self.logits, target_embedding=SimpleNamespace(weight=torch.zeros(1))
+        )
+
+    def sort(self, source: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        N = source.shape[1]
+        order = [*reversed(range(N - 1)), N - 1]
+        Z = torch.eye(N)[order]
+        return torch.arange(N, dtype=torch.float32)[None, :, None], 0.7 * Z[None] + 0.3 / N
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Output position r, of mu frames, begins with target token r."""
+        logits = torch.zeros(1, states.shape[1] * self.translator.mu, 1000)
+        logits[:, :, BLANK] = 1
+        for position, token in enumerate(self.target):
+            logits[0, position * self.translator.mu, token] = 9
+        return logits
+
+
+def backwards(source: Tokenizer, target: Tokenizer, tokens: list[int]) -> Sorter:
+    return Sorter(cast(SortedCTCModel, Backwards([*tokens, END])), source, target, (1,))
+
+
+def test_links_go_through_pieces_to_words(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> None:
+    source, target = ["The", "harbours", "closing"], ["gesperrt", "Hafens", "Der"]
+    assert [len(source_tokenizer.encode(word)) for word in source] == [1, 2, 3]
+    outside = [target_tokenizer.encode(word) for word in target]
+    assert [len(pieces) for pieces in outside] == [1, 2, 1]
+    sorter = backwards(source_tokenizer, target_tokenizer, list(chain(*outside)))
+    # Backwards, the source pieces belong to words 3 3 3 2 2 1, the target pieces beside them to words 1 2 2 3.
+    assert align_words(sorter, [(source, target)], 1) == [{(3, 1), (3, 2), (2, 3)}]
+
+
+def test_a_piece_without_spaces_is_part_of_all_words_it_touches(
+    source_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer
+) -> None:
+    words = ["孩子", "们", "用", "Lego", "Python", "㐀", "造"]  # one of which the vocabulary does not know
+    text = "孩子们用Lego Python㐀造"
+    tokens = ideograph_tokenizer.encode(text)
+    pieces = [ideograph_tokenizer.pieces[token] for token in tokens]
+    source = PAIRS[2][0].split()
+    (links,) = align_words(backwards(source_tokenizer, ideograph_tokenizer, tokens), [(source, words)], 1)
+    assert links is not None
+    assert {j for _, j in links} == set(range(1, len(words) + 1))
+    by_source: dict[int, set[int]] = {}
+    for i, j in links:
+        by_source.setdefault(i, set()).add(j)
+    assert "孩子们" in pieces
+    assert any({1, 2} <= targets for targets in by_source.values())
+
+
+def test_end_links_to_nothing(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> None:
+    assert align_words(backwards(source_tokenizer, target_tokenizer, []), [(["the"], [])], 1) == [set()]
+
+
+def test_a_target_that_does_not_fit_has_no_alignment(sorter: Sorter) -> None:
+    pairs = [(source.split(), target.split()) for source, target in PAIRS]
+    found = align_words(sorter, pairs, 1)
+    assert [links is None for links in found] == [False, True, False, False]
+    for links, (source, target) in zip(found, pairs, strict=True):
+        assert all(1 <= i <= len(source) and 1 <= j <= len(target) for i, j in links or ())
+    assert found[0]
+    assert found[3] == set()
+
+
+# --- Runs on disk -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of a second."""
+    directory = tmp_path_factory.mktemp("runs") / "sorted"
+    config = tiny(data, "ctc+asn", delays=(1, 2), max_updates=2, validate_every=2)
+    record_run(config, directory, ALONE, warn=lambda _: None)
+    run(config, directory)
+    return directory
+
+
+def test_a_run_is_loaded_with_its_vocabularies(finished: Path, data: Path) -> None:
+    for path in (finished, finished / "final"):
+        sorter = Sorter.load(path)
+        assert sorter.delays == (1, 2)
+        assert sorter.target.model == (data / "target.model").read_bytes()
+        assert not sorter.model.training
+    assert Sorter.load(finished, data).source.model == (data / "source.model").read_bytes()
+
+
+def test_a_delay_must_have_been_trained(finished: Path) -> None:
+    sorter = Sorter.load(finished)
+    assert (sorter.delay_or_default(None), sorter.delay_or_default(2)) == (1, 2)
+    with pytest.raises(ConfigError, match="delay 5: the model was trained for 1, 2"):
+        sorter.delay_or_default(5)
+
+
+def test_a_run_that_cannot_be_loaded(
+    finished: Path, data: Path, tmp_path: Path, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
+) -> None:
+    (tmp_path / "lost").symlink_to(finished / "final")
+    with pytest.raises(CheckpointError, match=r"lost: no run.json that says where its data is"):
+        Sorter.load(tmp_path / "lost")
+    with pytest.raises(VocabularyError, match="no such vocabulary file"):
+        Sorter.load(finished, tmp_path)
+    (tmp_path / "source.model").write_bytes(source_tokenizer.model)
+    (tmp_path / "target.model").write_bytes(target_tokenizer.model)
+    with pytest.raises(ConfigError, match=r"vocabularies of \(150, 150\) pieces, but .* was trained with \(300, 300\)"):
+        Sorter.load(finished, tmp_path)
+    run(tiny(data, "ctc", max_updates=1, validate_every=1), tmp_path / "plain")
+    with pytest.raises(CheckpointError, match="a 'ctc' model has no sorting network"):
+        Sorter.load(tmp_path / "plain", data)
+
+
+# --- Commands -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def text(data: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Six sentences of the training text and their translations."""
+    paths = tmp_path / "six.source", tmp_path / "six.target"
+    for path in paths:
+        lines = list(read_lines(data.parent / "text" / f"train{path.suffix}"))[:6]
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return paths
+
+
+def invoke(*arguments: object) -> str:
+    app = typer.Typer()
+    figures.register(app)
+    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_analyse_writes_oracle_scores_and_heat_maps(finished: Path, text: tuple[Path, Path], tmp_path: Path) -> None:
+    files = ("--source", text[0], "--reference", text[1], "--output", tmp_path / "results", "--device", "cpu")
+    shown = invoke("analyse", finished, *files, "--sentences", "2,5", "--blank-penalty", "0.5")
+    scores = read_records(OracleScore, [tmp_path / "results"])
+    assert [(score.test_set, score.model, score.delay) for score in scores] == [
+        ("six", "sorted", 1),
+        ("six", "sorted", 2),
+    ]
+    sorter, pairs = Sorter.load(finished), list(zip(*map(read_lines, text), strict=True))
+    assert "BLEU, oracle order" in shown
+    assert {score.blank_penalty for score in scores} == {0.5}
+    assert "case:lc" in scores[0].signature
+    sentences = read_records(SortedSentence, [tmp_path / "results"])
+    assert [sentence.number for sentence in sentences] == [2, 5]
+    expected = heat_map(sorter, sort_pairs(sorter, [pairs[4]], 1)[0])
+    assert sentences[1].rows == tuple(expected.rows)
+    np.testing.assert_allclose(sentences[1].Z, expected.Z, atol=1e-4)
+    assert (tmp_path / "results" / "six-line5-sorted-k1-Z.svg").exists()
+    assert (tmp_path / "results" / "six-line5-sorted-k1-Z.png").exists()
+
+
+def test_the_network_is_an_aligner_beside_others(finished: Path, text: tuple[Path, Path], tmp_path: Path) -> None:
+    files = ("--source", text[0], "--target", text[1], "--output", tmp_path, "--device", "cpu", "--delay", 2)
+    invoke("anticipation", *files, "--aligner", f"asn:{finished}", "--name", "toy")
+    (line,) = (tmp_path / "anticipation.jsonl").read_text(encoding="utf-8").splitlines()
+    record = json.loads(line)
+    assert (record["corpus"], record["sentences"], len(record["rates"])) == ("toy", 6, 9)
+    pairs = [(source.split(), target.split()) for source, target in zip(*map(read_lines, text), strict=True)]
+    alignments = align_words(Sorter.load(finished), pairs, 2)
+    assert record["links"] == sum(len(links or ()) for links in alignments)
+    assert record["skipped"] == sum(links is None for links in alignments)
