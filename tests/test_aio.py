@@ -105,6 +105,16 @@ def test_an_error_reaches_whoever_waits(model: Translator, monkeypatch: pytest.M
         asyncio.run(push())
 
 
+def test_a_finished_stream_refuses_more(model: Translator) -> None:
+    async def too_late() -> None:
+        stream = AsyncTranslator(model).stream(1)
+        await stream.finish()
+        await stream.push("more")
+
+    with pytest.raises(StreamError, match="finished"):
+        asyncio.run(too_late())
+
+
 def test_the_delay_can_be_changed(model: Translator) -> None:
     async def slower() -> int | None:
         stream = AsyncTranslator(model).stream(1)

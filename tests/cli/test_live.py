@@ -362,6 +362,14 @@ class TestDemo:
             now[0] += 0.1
         assert spoken == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.25])
 
+    @pytest.mark.parametrize(("options", "pace"), [((), 2.5), (("--pace", "4"), 4), (("--fast", "--pace", "4"), 0)])
+    def test_the_pace_can_be_chosen(
+        self, bundle: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], pace: float
+    ) -> None:
+        with patch.object(display, "play", return_value=iter(())) as play:
+            assert call("demo", "--model", bundle, *options, capture=capsys).returncode == 0
+        assert play.call_args.args[3] == pace
+
     @given(sentence=st.lists(st.sampled_from(["the", " ", "old", "河", "大。", "\t", "é"])).map("".join))
     @settings(max_examples=50, deadline=None)
     def test_what_is_spoken_is_the_sentence(self, sentence: str) -> None:

@@ -10,6 +10,8 @@ from cli.helpers import WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_af
 from simulmt import load
 from simulmt.bundle import Bundle
 from simulmt.cli import app
+from simulmt.dataset import Dataset
+from simulmt.train.systems import SystemConfig, build_model, save_model
 
 CONFIG = """
 system = "ctc"
@@ -110,6 +112,19 @@ class TestFromTextToTranslation:
         finished = call(*f"export run --data data --output small {LANGUAGES}".split(), capture=capsys)
         assert finished.returncode == 0, finished.stderr
         assert {"int8_agreement", "int8_bleu"} <= Bundle(Path("small")).config.checks.keys()
+
+    def test_a_teacher_is_exported_without_delays(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(folder)
+        data = Dataset.open(Path("data"))
+        sizes = {"width": 16, "inner": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+        config = SystemConfig("teacher", data.source_tokenizer.size, data.target_tokenizer.size, sizes)
+        save_model(build_model(config), config, Path("teacher"), {})
+        command = f"export teacher --data data --output full --precision fp32 {LANGUAGES}"
+        assert call(*command.split(), capture=capsys).returncode == 0
+        described = Bundle(Path("full")).config
+        assert (described.kind, described.delays, described.default_delay) == ("full-sentence", (), None)
 
     @pytest.mark.parametrize(
         ("arguments", "code", "mentioned"),

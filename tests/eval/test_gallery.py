@@ -64,7 +64,7 @@ def test_gains_need_a_delay_in_common(results: Path) -> None:
 def test_wrong_names_and_lines_are_refused(results: Path) -> None:
     with pytest.raises(ConfigError, match="--baseline best: no such system; there are ctc, asn, teacher"):
         list(draw_gallery([results], "best", ()))
-    with pytest.raises(DataError, match="--sentences 6: .* is about 5 sentences"):
+    with pytest.raises(DataError, match=r"--sentences 6: .* is about 5 sentences"):
         list(draw_gallery([results], None, (6,)))
 
 
@@ -72,14 +72,14 @@ def test_the_command_says_what_it_wrote_and_which_font_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figure, "CHINESE_FONTS", ())
-    evaluated(tmp_path / "results", "ctc", 1, CHINESE, "char")
+    evaluated(tmp_path / "results", "ctc:new", 1, CHINESE, "char")
     app = typer.Typer()
     figures.register(app)
     arguments = ["plot", str(tmp_path / "results"), "--output", str(tmp_path / "pictures"), "--sentences", "1,4"]
     found = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert found.exit_code == 0
     names = {path.name for path in (tmp_path / "pictures").iterdir()}
-    stems = ("test-quality-latency", "test-line1-ctc-k1-path", "test-line4-ctc-k1-path")
+    stems = ("test-quality-latency", "test-line1-ctc-new-k1-path", "test-line4-ctc-new-k1-path")
     assert names == {f"{stem}.{ending}" for stem in stems for ending in ("svg", "png")}
     assert found.stderr.count("fonts-noto-cjk") == 1
     with pytest.raises(ConfigError, match="--sentences 0: expected whole numbers from 1"):

@@ -254,8 +254,7 @@ def _show_anticipation(
     corpus = records[0].corpus
     for choice, alignments in found.items():
         lines = (f"{format_pharaoh(links or ())}\n" for links in alignments)
-        path = output / f"{corpus}-{re.sub(r'[^A-Za-z0-9]+', '-', choice).strip('-')}.links"
-        path.write_text("".join(lines), encoding="utf-8")
+        (output / f"{_file_name(f'{corpus}-{choice}')}.links").write_text("".join(lines), encoding="utf-8")
     _save([(f"{corpus}-anticipation", anticipation_figure(anticipation_rates(records)))], output)
 
 
@@ -315,11 +314,16 @@ def _save(figures: Iterable[tuple[str, Figure]], directory: Path) -> None:
 
     advice = None
     for stem, figure in figures:
-        saved = save_figure(figure, directory / stem)
+        saved = save_figure(figure, directory / _file_name(stem))
         advice = advice or saved.advice
         typer.echo(" ".join(map(str, saved.paths)), err=True)
     if advice:
         typer.echo(f"simulmt: {advice}", err=True)
+
+
+def _file_name(text: str) -> str:
+    """The text without what would make it a path or hard to type."""
+    return re.sub(r"[^\w.+=-]+", "-", text)
 
 
 def _print(table: Table) -> None:

@@ -119,7 +119,9 @@ def inline_svg(figure: Figure, title: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # nothing refers to groups, and ids must not repeat in a page
     svg = svg.replace(INK, "currentColor")
-    svg = re.sub(r'(<svg[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"', r'\1 style="max-width:\2pt"', svg)
+    # As wide as the page allows, but on a phone rather scrolled than shrunk until nobody can read it.
+    size = r'\1 style="max-width:\2pt;min-width:min(\2pt,34rem)"'
+    svg = re.sub(r'(<svg[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"', size, svg)
     return svg.replace("<svg", f'<svg role="img" aria-label="{_attribute(title)}"', 1)
 
 

@@ -72,7 +72,9 @@ class _TestSet:
 
 def build_report(directories: Sequence[Path], options: ReportOptions, aligner: Aligner | None) -> Report:
     """The report on results directories; without an aligner, words are marked where alignments are kept on disk."""
-    read_all(directories)  # finds results that are there twice
+    systems = dict.fromkeys(result.system for result in read_all(directories))
+    if options.baseline is not None and options.baseline not in systems:
+        raise ConfigError(f"--baseline {options.baseline}: no such system; there are {', '.join(systems)}")
     test_sets = _test_sets(directories, aligner)
     chapters = [_Chapter(each.name, list(_test_set_parts(each, options))) for each in test_sets]
     for title, parts in (
@@ -117,16 +119,21 @@ def _overview(results: Sequence[Result]) -> Iterator[_Part]:
     yield _text(facts)
     caption = (
         "A line is a system, a node one of its delays k; bands are 95% intervals. A dashed line is a system that waits "
-        "for the end of the sentence. AL-CA, with 1 ms a source word, is little more than the time to the first "
-        "words; the time of a source piece in the table is what a user feels."
+        "for the end of the sentence."
     )
+    if any(result.AL_CA is not None for result in results):
+        caption += (
+            " AL-CA, with 1 ms a source word, is little more than the time to the first words; "
+            "the time of a source piece in the table is what a user feels."
+        )
     yield _Part(picture(inline_svg(quality_latency_figure(results), "Quality against latency"), caption))
     yield _of_table(tables.results_table(results))
     if any(result.paced_lag is not None for result in results):
         rates = sorted({result.words_per_second for result in results if result.words_per_second})
         pace = " or ".join(f"{rate:g}" for rate in rates)
         yield _text(f"Lag: mean seconds behind an ideal interpreter at {pace} source words a second.", "note")
-    yield _signature_part(tables.signatures(results))
+    if signatures := tables.signatures(results):
+        yield _signature_part(signatures)
 
 
 def _significance(test_set: _TestSet, baseline: str) -> Iterator[_Part]:
