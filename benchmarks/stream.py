@@ -26,12 +26,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from simulmt.autoregressive import Seq2SeqDecoder, longest_translation
-from simulmt.bundle import FORMAT, SOURCE, TARGET, Bundle, BundleConfig, Kind, write_description
-from simulmt.decoding import CTCDecoder
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.layers import KeysValues, look_ahead_mask
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.runtime.autoregressive import Seq2SeqDecoder, longest_translation
+from simulmt.runtime.bundle import FORMAT, SOURCE, TARGET, Bundle, BundleConfig, Kind, write_description
+from simulmt.runtime.decoding import CTCDecoder
 from simulmt.text import SPECIAL_SYMBOLS, Tokenizer, VocabularySpec
 from simulmt.train.graph import Precision, ctc_graph, decoder_graph, encoder_graph
 
@@ -45,8 +45,8 @@ PRECISIONS: tuple[Precision, ...] = ("int8", "fp32")
 LOADING = """
 import sys, time
 from pathlib import Path
-from simulmt.bundle import Bundle
-from simulmt.decoding import CTCDecoder
+from simulmt.runtime.bundle import Bundle
+from simulmt.runtime.decoding import CTCDecoder
 before = time.perf_counter()
 decoder = CTCDecoder(Bundle(Path(sys.argv[1])), int(sys.argv[2]))
 loaded = time.perf_counter()

@@ -15,20 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulmt import corpus
-from simulmt.corpus import (
-    DATA_FILES,
-    MANIFEST,
-    Filters,
-    Pair,
-    ParallelFiles,
-    TabSeparatedFile,
-    TokenStore,
-    prepare,
-    read_lines,
-    token_type,
-)
+from simulmt import store as store_module
+from simulmt.corpus import Pair, ParallelFiles, TabSeparatedFile, read_lines
 from simulmt.errors import ConfigError, DataError, VocabularyError
+from simulmt.store import DATA_FILES, MANIFEST, Filters, TokenStore, prepare, token_type
 from simulmt.text import END, SPECIAL_SYMBOLS, Tokenizer, VocabularySpec
 
 PAIRS = [
@@ -296,7 +286,7 @@ def test_empty_is_what_is_blank_or_has_no_pieces(tmp_path: Path, tokenizers: tup
 
 
 def test_duplicates_are_found_across_chunks_and_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "CHUNK_PAIRS", 2)
+    monkeypatch.setattr(store_module, "CHUNK_PAIRS", 2)
     filters = Filters(drop_duplicates=True)
     corpora = [ListedPairs([*PAIRS, *PAIRS[:3]]), ListedPairs(PAIRS[2:])]
     manifest = prepare(corpora, WORDS, WORDS, tmp_path / "store", filters=filters)
@@ -426,7 +416,7 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_chunks(
 ) -> None:
     files = write_parallel(tmp_path, PAIRS)
     for chunk_pairs in (1, 3, 1000):
-        monkeypatch.setattr(corpus, "CHUNK_PAIRS", chunk_pairs)
+        monkeypatch.setattr(store_module, "CHUNK_PAIRS", chunk_pairs)
         prepare([files], WORDS, WORDS, tmp_path / f"store{chunk_pairs}", filters=Filters())
     for name in (MANIFEST, *DATA_FILES):
         assert len({(tmp_path / f"store{n}" / name).read_bytes() for n in (1, 3, 1000)}) == 1
@@ -435,7 +425,7 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_chunks(
 def test_pairs_are_drawn_a_chunk_at_a_time_and_progress_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus, "CHUNK_PAIRS", 3)
+    monkeypatch.setattr(store_module, "CHUNK_PAIRS", 3)
     pairs = ListedPairs(PAIRS)
     calls: list[tuple[int, int]] = []
     prepare(
@@ -471,7 +461,7 @@ def test_an_id_out_of_range_never_enters_a_store(tmp_path: Path, size: int) -> N
 def test_an_interruption_leaves_things_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], overwrite: bool
 ) -> None:
-    monkeypatch.setattr(corpus, "CHUNK_PAIRS", 2)
+    monkeypatch.setattr(store_module, "CHUNK_PAIRS", 2)
     store = tmp_path / "store"
     if overwrite:
         prepare([ListedPairs([("old", "pair")])], WORDS, WORDS, store, filters=None)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulmt.corpus import Filters, ParallelFiles, TabSeparatedFile
+from simulmt.corpus import ParallelFiles, TabSeparatedFile
 from simulmt.dataset import Dataset, prepare_dataset
 from simulmt.errors import DataError, SimulmtError, VocabularyError
+from simulmt.store import Filters
 from simulmt.synthetic import write_corpus
 from simulmt.text import END, Tokenizer, VocabularySpec
 

@@ -48,8 +48,7 @@ def wheel(model: Translator, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(REPOSITORY / "src", copy / "src", ignore=unwanted)
     shutil.copytree(model.bundle.directory, copy / "src" / "simulmt" / "bundles" / "en-de")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        if (REPOSITORY / name).exists():
-            shutil.copy(REPOSITORY / name, copy)
+        shutil.copy(REPOSITORY / name, copy)
     run(pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", copy / "dist", copy))
     (built,) = (copy / "dist").iterdir()
     return built

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulmt.bundle import Kind
 from simulmt.errors import StreamError
 from simulmt.model.ctc import CTCModel
-from simulmt.search import PrefixBeam
-from simulmt.segment import ends_sentence
+from simulmt.runtime.bundle import Kind
+from simulmt.runtime.search import PrefixBeam
+from simulmt.runtime.segment import ends_sentence
 from simulmt.stream import Commit, Lag, StreamState, Translator
 from simulmt.text import BLANK, END, Tokenizer, split_words
 from simulmt.train.export import Trained

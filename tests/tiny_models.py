@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from simulmt.bundle import Kind
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.runtime.bundle import Kind
 from simulmt.stream import Commit, Translator, load
-from simulmt.text import BLANK, END, Tokenizer
+from simulmt.text import BLANK, END, MASK, Tokenizer
 from simulmt.train.export import ExportConfig, Trained, export
 from simulmt.train.graph import Precision
 
@@ -34,9 +34,12 @@ def trained(kind: Kind, source: Tokenizer, target: Tokenizer) -> Trained:
         config = Seq2SeqConfig(*vocabularies, causal, 16, 24, 2, encoder_layers=2, decoder_layers=2)
         model = Seq2SeqModel.build(config)
     _randomise(model)
-    if kind != "ctc":  # a symbol that may never be written is made tempting
-        with torch.no_grad():
-            model.target_embedding.weight[BLANK] *= 3
+    if isinstance(model, Seq2SeqModel):
+        with torch.no_grad():  # symbols that may never be written are made tempting
+            contrast = torch.tensor([1.0, -1.0]).repeat(8)
+            model.target_embedding.weight[BLANK] = contrast
+            model.target_embedding.weight[MASK] = -contrast
+            model.target_embedding.weight[END] *= 2  # or nothing would end before its limit
     return Trained(model.eval(), source, target)
 
 
@@ -92,5 +95,5 @@ def _randomise(network: nn.Module) -> None:
             if parameter.ndim == 1:
                 parameter.add_(torch.empty_like(parameter).normal_(std=0.3, generator=generator))
             else:
-                std = 1.0 if "embedding" in name else 1.5 / parameter.shape[1] ** 0.5
+                std = 0.3 if "embedding" in name else 2.0 / parameter.shape[1] ** 0.5
                 parameter.normal_(std=std, generator=generator)

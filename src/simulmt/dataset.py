@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from simulmt.corpus import Corpus, Filters, Pair, SideManifest, TokenStore, prepare, read_lines
+from simulmt.corpus import Corpus, Pair, read_lines
 from simulmt.errors import DataError, VocabularyError
+from simulmt.store import Filters, SideManifest, TokenStore, prepare
 from simulmt.text import Tokenizer, VocabularySpec
 
 SOURCE_SPEC = VocabularySpec(normalization="nmt_nfkc_cf")

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from simulmt.autoregressive import Seq2SeqDecoder
-from simulmt.bundle import Bundle, find
-from simulmt.decoding import CTCDecoder, Sentence, Written
 from simulmt.errors import StreamError
-from simulmt.segment import ends_sentence
+from simulmt.runtime.autoregressive import Seq2SeqDecoder
+from simulmt.runtime.bundle import Bundle, find
+from simulmt.runtime.decoding import CTCDecoder, Sentence, Written
+from simulmt.runtime.segment import ends_sentence
 from simulmt.text import Detokenizer, WordSplitter
 
 WHOLE_SENTENCE = sys.maxsize  # the delay of a model that waits for the end

@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 
 from cli.helpers import COMMAND, ENVIRONMENT, WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_after, start
 from cli.test_captions import parse_srt, parse_vtt
-from simulmt import bundle as bundle_module
 from simulmt import synthetic
-from simulmt.bundle import Bundle
 from simulmt.cli import app, display, measure, pipe, samples
 from simulmt.cli.pipe import Arrival, LineTranslator, arrivals
 from simulmt.errors import ConfigError, DataError
+from simulmt.runtime import bundle as bundle_module
+from simulmt.runtime.bundle import Bundle
 from simulmt.stream import Commit, Translator
 from simulmt.text import split_words
 

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from cli.helpers import WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_after
 from simulmt import load
-from simulmt.bundle import Bundle
 from simulmt.cli import app
 from simulmt.dataset import Dataset
+from simulmt.runtime.bundle import Bundle
 from simulmt.train.systems import SystemConfig, build_model, save_model
 
 CONFIG = """

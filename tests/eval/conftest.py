@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eval.sentences import CHINESE, ENGLISH, GERMAN
-from simulmt.bundle import Kind
+from simulmt.runtime.bundle import Kind
 from simulmt.stream import Translator
 from simulmt.text import Tokenizer
 from tiny_models import trained, translator

@@ -116,9 +116,9 @@ def test_letters_can_be_read_on_a_colour(colour: str, ink: str) -> None:
 
 
 def test_ideographs_are_told_from_other_letters() -> None:
-    assert has_ideographs(["a", "b。"])
-    assert has_ideographs(["𠀀"])
-    assert not has_ideographs(["ä ▁ · → é", ""])
+    assert has_ideographs("b。")
+    assert has_ideographs("𠀀")
+    assert not has_ideographs("ä ▁ · → é")
 
 
 def test_matplotlib_is_loaded_only_to_draw_and_no_backend_is_chosen() -> None:

@@ -156,7 +156,7 @@ def test_significance_is_against_the_baseline_at_each_delay(results: Path) -> No
 
 @pytest.mark.usefixtures("undrawn")
 def test_words_without_ground_are_marked_and_only_they(results: Path, tmp_path: Path) -> None:
-    evaluated(tmp_path / "small", "odd", 1, ["eins & zwei drei", *GERMAN[1:]])
+    evaluated(tmp_path / "small", "odd", 1, ["eins <b> zwei drei", *GERMAN[1:]])
 
     def aligner(pairs: Sequence[object]) -> list[set[tuple[int, int]]]:
         alignments = [{(1, 1), (2, 2)} for _ in pairs]
@@ -164,7 +164,7 @@ def test_words_without_ground_are_marked_and_only_they(results: Path, tmp_path: 
         return alignments
 
     outline = report(tmp_path / "small", aligner=aligner, sentences=(1, 4))
-    assert outline.marked == ["& zwei"]
+    assert outline.marked == ["<b> zwei"]
     assert report(results).marked == []
 
 
@@ -226,6 +226,16 @@ def test_published_figures_stand_beside_ones_own(results: Path, tmp_path: Path) 
     assert outline.headings.count("Examples") == 1
     assert "Significance against ctc" in outline.headings
     assert "other" in outline.headings
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_systems_of_one_test_set_may_lie_in_several_directories(results: Path, tmp_path: Path) -> None:
+    evaluated(tmp_path / "more", "wait-k", 3, WORSE)
+    outline = report(results, tmp_path / "more", aligner=Diagonal(), baseline="wait-k", examples=1)
+    assert [row[0] for row in outline.rows].count("reference") == 1
+    assert [row[0] for row in outline.rows][-1] == "wait-k-k3"
+    assert [row[1:3] for row in outline.rows if row[0] == "test"] == [["3", "wait-k"], ["3", "ctc"], ["3", "a<b"]]
+    assert outline.headings.count("test") == 1
 
 
 @pytest.mark.usefixtures("undrawn")

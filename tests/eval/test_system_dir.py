@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from simulmt.bundle import Bundle
 from simulmt.errors import BundleError
 from simulmt.eval.system_dir import write_system_configs
+from simulmt.runtime.bundle import Bundle
 from simulmt.stream import Translator
 
 

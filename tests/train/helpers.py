@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simulmt.corpus import FORMAT_VERSION, Manifest, SideManifest, TokenStore
 from simulmt.model.asn import ASNConfig
+from simulmt.store import FORMAT_VERSION, Manifest, SideManifest, TokenStore
 from simulmt.train.batches import BatchPlan
 from simulmt.train.loop import Outcome, train
 from simulmt.train.monitor import Monitor, UpdateReport

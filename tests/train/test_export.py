@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from simulmt.bundle import Bundle, Kind
 from simulmt.errors import BundleError, ConfigError
 from simulmt.model.ctc import CTCModel
+from simulmt.runtime.bundle import Bundle, Kind
 from simulmt.text import Tokenizer
 from simulmt.train import export as module
 from simulmt.train.export import ExportConfig, Trained, export

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulmt.bundle import Bundle
-from simulmt.decoding import CTCDecoder, CTCSentence, Due, Written
-from simulmt.engine import Array
+from simulmt.runtime.bundle import Bundle
+from simulmt.runtime.decoding import CTCDecoder, CTCSentence, Due, Written
+from simulmt.runtime.engine import Array
 from simulmt.text import Tokenizer
 from simulmt.train.export import export
 from simulmt.train.graph import Precision, quantise

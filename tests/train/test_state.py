@@ -72,7 +72,7 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path: Path, ema_decay: float) 
 
     begun = state_of(network(), ema_decay)
     take_steps(begun, 1, 3, ema_decay)
-    begun.progress = Progress(3, {"3": 0.1 + 0.2}, 1 / 3, 1, 2, 4)
+    begun.progress = Progress(3, 6, {"3": 0.1 + 0.2}, 1 / 3, 1, 2, 4)
     resumed = state_of(network(seed=5), ema_decay)
     resumed.restore(through_disk(begun, tmp_path))
     assert resumed.progress == begun.progress

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 from simulmt import __version__
 from simulmt.cli import evaluation, live, training
 from simulmt.errors import ConfigError, SimulmtError
+
+# The class of all errors of usage has moved between versions of typer; it is found from one that has not.
+WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
     name="simulmt",
@@ -50,22 +52,24 @@ def options(
 
 def main() -> None:
     """Run a command; an error is one line on standard error, a closed pipe or Ctrl-C no error at all."""
-    debug = "--debug" in sys.argv[1:2]
     try:
         sys.exit(app(standalone_mode=False) or 0)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except WrongUsage as error:
+        message = error.format_message()
+        if message:  # without arguments the help was shown and there is nothing to add
+            command = error.ctx.command_path if error.ctx else "simulmt"
+            print(f"simulmt: {message.rstrip('.')}; see {command} --help", file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:
         sys.exit(130)
-    except BrokenPipeError:
-        # Nobody reads on; point standard output elsewhere so that closing it does not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):
+            # Nobody reads on; point standard output elsewhere so that closing it does not complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        raise
     except SimulmtError as error:
-        if debug:
+        if "--debug" in sys.argv[1:2]:
             raise
         print(f"simulmt: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)

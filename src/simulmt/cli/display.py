@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from simulmt.bundle import BundleConfig
+from simulmt.runtime.bundle import BundleConfig
 from simulmt.stream import Commit, Lag, Translator
 from simulmt.text import split_words
 

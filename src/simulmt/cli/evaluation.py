@@ -15,9 +15,9 @@ import typer
 from simulmt.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
-    from simulmt.bundle import Bundle
     from simulmt.eval.evaluate import Evaluation, Evaluator
     from simulmt.eval.results import Result
+    from simulmt.runtime.bundle import Bundle
 
 COLUMNS = {  # heading: field of a result
     **{name: name for name in ("BLEU", "chrF2", "BP", "AL", "LAAL", "DAL", "AP", "AL_CA")},
@@ -146,8 +146,8 @@ def _jobs(models: Sequence[str], logs: Sequence[str], delay: str) -> list[Bundle
 
 
 def _bundle_jobs(models: Sequence[str], delays: Sequence[int]) -> Iterator[BundleJob]:
-    from simulmt.bundle import Bundle, find
     from simulmt.eval.results import check_system_name
+    from simulmt.runtime.bundle import Bundle, find
 
     systems: defaultdict[str, list[Bundle]] = defaultdict(list)
     for text in models:

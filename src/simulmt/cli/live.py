@@ -135,9 +135,9 @@ def bench(
 
     from rich.console import Console
 
-    from simulmt.bundle import Bundle, find
     from simulmt.cli.measure import as_table, measure
     from simulmt.cli.samples import sentences_for
+    from simulmt.runtime.bundle import Bundle, find
 
     directory = find(model or _default_model())
     sentences = sentences_for(Bundle(directory).config, text)
@@ -162,8 +162,8 @@ def _load(model: str | Path | None, delay: int | None, threads: int) -> Translat
 
 def _default_model() -> str:
     """The first shipped model of real languages, or else the first."""
-    from simulmt.bundle import SHIPPED, Bundle, shipped_names
     from simulmt.cli.samples import SYNTHETIC
+    from simulmt.runtime.bundle import SHIPPED, Bundle, shipped_names
 
     names = shipped_names()
     if not names:

@@ -54,12 +54,13 @@ def measure(load: Callable[[], Translator], sentences: Sequence[str], delay: int
     translator = load()
     load_ms = (time.perf_counter() - started) * 1000
     times = _answer_times(translator, sentences, delay)
+    memory_mb = _peak_megabytes()  # before many streams need more
     return Measurements(
         model=translator.bundle.name,
         delay=translator.stream(delay).delay,
         threads=threads,
         load_ms=load_ms,
-        memory_mb=_peak_megabytes(),
+        memory_mb=memory_mb,
         ms_per_token=_percentiles([seconds * 1000 for seconds in times]),
         throughput=[_throughput(translator, sentences, delay, streams, threads) for streams in TOGETHER],
     )

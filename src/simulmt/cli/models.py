@@ -10,7 +10,7 @@ import typer
 from simulmt.errors import BundleError
 
 if TYPE_CHECKING:
-    from simulmt.bundle import Bundle
+    from simulmt.runtime.bundle import Bundle
 
 Name = Annotated[str, typer.Argument(help="A shipped model, or the directory of any.", show_default=False)]
 
@@ -32,7 +32,7 @@ def models(context: typer.Context) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from simulmt.bundle import SHIPPED, Bundle, shipped_names
+    from simulmt.runtime.bundle import SHIPPED, Bundle, shipped_names
 
     if context.invoked_subcommand:
         return
@@ -54,7 +54,7 @@ def models(context: typer.Context) -> None:
 @app.command()
 def show(name: Name) -> None:
     """Show what a model is, and its card."""
-    from simulmt.bundle import CARD, Bundle, find
+    from simulmt.runtime.bundle import CARD, Bundle, find
 
     bundle = Bundle(find(name))
     for label, value in _facts(bundle).items():
@@ -67,7 +67,7 @@ def show(name: Name) -> None:
 @app.command()
 def verify(name: Name) -> None:
     """Compare every file of a model with its checksum."""
-    from simulmt.bundle import Bundle, find
+    from simulmt.runtime.bundle import Bundle, find
 
     bundle = Bundle(find(name))
     bundle.verify()
@@ -77,7 +77,7 @@ def verify(name: Name) -> None:
 @app.command()
 def path(name: Name) -> None:
     """Print the directory of a model."""
-    from simulmt.bundle import find
+    from simulmt.runtime.bundle import find
 
     typer.echo(str(find(name)))
 

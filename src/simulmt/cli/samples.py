@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulmt.bundle import BundleConfig
 from simulmt.errors import ConfigError, DataError
+from simulmt.runtime.bundle import BundleConfig
 
 SYNTHETIC = "synthetic"  # the source language of models for the invented pair of `simulmt synthetic`
 SYNTHETIC_SENTENCES = 5

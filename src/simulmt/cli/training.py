@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,8 +70,9 @@ def prepare(
     """Learn vocabularies and turn parallel text into a data directory to train on."""
     from rich.console import Console
 
-    from simulmt.corpus import Filters, ParallelFiles
+    from simulmt.corpus import ParallelFiles
     from simulmt.dataset import prepare_dataset
+    from simulmt.store import Filters
     from simulmt.text import VocabularySpec
 
     corpora = _corpora(source or [], target or [], tsv or [])
@@ -108,14 +110,14 @@ def train(
     try:
         from simulmt.train.loop import train as train_run
         from simulmt.train.monitor import Monitor
-        from simulmt.train.record import record_run
+        from simulmt.train.record import exclusive, record_run
         from simulmt.train.settings import RunConfig
         from simulmt.train.world import join_world
     except ImportError as error:
         raise _missing("simulmt train", error) from None
 
     settings = RunConfig.read(config, assignments or ())
-    with join_world(device) as world:
+    with join_world(device) as world, exclusive(run) if world.is_first else nullcontext():
         monitor = Monitor(run, quiet=not world.is_first, wandb_project=wandb or None)
         if world.is_first:
             record_run(settings, run, world, monitor.warn)

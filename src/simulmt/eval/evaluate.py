@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from simulmt import __version__
-from simulmt.bundle import MANIFEST
 from simulmt.config import require
 from simulmt.corpus import read_lines
 from simulmt.errors import ConfigError, DataError
@@ -30,6 +29,7 @@ from simulmt.eval.lag import Timed, computation, latency
 from simulmt.eval.results import INSTANCES, Result, Unit, result_name, write_results
 from simulmt.eval.score import QualityScorer
 from simulmt.eval.systems import count_pieces, time_words, translate_all
+from simulmt.runtime.bundle import MANIFEST
 from simulmt.stream import Translator
 
 Progress = Callable[[str], None]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -131,8 +131,8 @@ def ink_on(colour: str) -> str:
     return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "#000000"
 
 
-def has_ideographs(texts: Iterable[str]) -> bool:
-    return any(map(_IDEOGRAPH.search, texts))
+def has_ideographs(text: str) -> bool:
+    return _IDEOGRAPH.search(text) is not None
 
 
 def chinese_font() -> str | None:
@@ -159,7 +159,7 @@ def _provide_glyphs(figure: Figure) -> bool:
     """Give text with ideographs a font that has them; False if this machine has none."""
     from matplotlib.text import Text
 
-    texts: list[Any] = [text for text in figure.findobj(Text) if has_ideographs([text.get_text()])]
+    texts: list[Any] = [text for text in figure.findobj(Text) if has_ideographs(text.get_text())]
     font = chinese_font() if texts else None
     for text in texts:
         text.set_fontfamily(["DejaVu Sans", font or "sans-serif"])

@@ -93,7 +93,7 @@ def ngram_gain_figure(base: Sequence[Result], other: Sequence[Result]) -> Figure
     with drawing(5.4, 3.6) as figure:
         axes = figure.subplots()
         width = 0.8 / len(gains)
-        shades = np.linspace(0.35, 1.0, len(gains))
+        shades = np.linspace(1.0, 0.35, len(gains))[::-1]
         for number, (delay, gain) in enumerate(gains.items()):
             places = np.arange(1, len(gain) + 1) + (number - (len(gains) - 1) / 2) * width
             axes.bar(places, gain, 0.92 * width, label=delay, color=PALETTE[0], alpha=shades[number])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulmt.bundle import Bundle
+from simulmt.runtime.bundle import Bundle
 
 AGENT = "simulmt.eval.agents.BundleAgent"
 

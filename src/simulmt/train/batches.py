@@ -18,8 +18,8 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from simulmt.corpus import TokenStore
 from simulmt.errors import TrainingError
+from simulmt.store import TokenStore
 from simulmt.text import PAD
 
 TARGET_BUCKET = 4  # sentences of one source length are ordered by target length up to this grain

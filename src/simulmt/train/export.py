@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from simulmt.autoregressive import Row, Seq2SeqDecoder, Seq2SeqSentence, longest_translation
-from simulmt.bundle import FORMAT, SOURCE, TARGET, Bundle, BundleConfig, write_description
 from simulmt.config import require
-from simulmt.decoding import CTCDecoder, CTCSentence, Due, Written
-from simulmt.engine import Array
 from simulmt.errors import BundleError
 from simulmt.model.ctc import CTCModel
 from simulmt.model.seq2seq import Seq2SeqModel
-from simulmt.search import log_softmax
+from simulmt.runtime.autoregressive import Row, Seq2SeqDecoder, Seq2SeqSentence, longest_translation
+from simulmt.runtime.bundle import FORMAT, SOURCE, TARGET, Bundle, BundleConfig, write_description
+from simulmt.runtime.decoding import CTCDecoder, CTCSentence, Due, Written
+from simulmt.runtime.engine import Array
+from simulmt.runtime.search import log_softmax
 from simulmt.stream import Translator
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train.decode import bleu

@@ -80,7 +80,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     with _StopRequests(settings.max_minutes) as stop, monitor:
         while progress.update < settings.max_updates and not _out_of_patience(progress, settings):
             update = progress.update + 1
-            numbers = range((update - 1) * batches + world.rank, update * batches, world.size)
+            numbers = range(progress.batches + world.rank, progress.batches + batches, world.size)
             totals, timing = _accumulate(objective, store, plan, numbers, config, world)
             # The wish to stop travels with the sums, so that all processes stop together.
             totals[4:] = torch.tensor([stop.out_of_time(), stop.signal is not None])
@@ -88,6 +88,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
             per_token = loss / tokens if tokens else math.nan  # no sentence could be aligned
             norm = _apply_update(state, update, per_token, world.size / max(tokens, 1.0), settings)
             progress.update = update
+            progress.batches += batches
             progress.skipped_sentences += int(skipped)
             rate = learning_rate(update, settings)
             monitor.update(UpdateReport(update, loss, likelihood, tokens, norm, rate, **timing), progress)
@@ -102,6 +103,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
                 checkpoints.save(update, state.tensors(), {"system": config.system, **state.facts()})
                 checkpoints.prune(set(progress.best(settings.keep_best)))
             if interrupted:
+                stop.obeyed = True
                 monitor.stopped(update)
                 return Outcome("stopped", update, max(progress.scores.values(), default=None), signal=stop.signal)
             if out_of_time:
@@ -263,6 +265,7 @@ class _StopRequests:
 
     def __init__(self, max_minutes: float) -> None:
         self.signal: int | None = None
+        self.obeyed = False
         self._deadline = time.monotonic() + 60 * max_minutes if max_minutes > 0 else math.inf
 
     def out_of_time(self) -> bool:
@@ -275,6 +278,8 @@ class _StopRequests:
     def __exit__(self, *_: object) -> None:
         for each, handler in self._previous.items():
             signal.signal(each, handler)
+        if self.signal is not None and not self.obeyed:
+            signal.raise_signal(self.signal)  # it came too late for the loop, but must not be lost
 
     def _receive(self, number: int, _frame: object) -> None:
         self.signal = number

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,8 +20,8 @@ import torch
 
 from simulmt import __version__
 from simulmt.config import as_table
-from simulmt.corpus import TokenStore
-from simulmt.errors import CheckpointError
+from simulmt.errors import CheckpointError, TrainingError
+from simulmt.store import TokenStore
 from simulmt.train.settings import RunConfig
 from simulmt.train.world import World
 
@@ -35,6 +37,8 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
         directory.mkdir(parents=True, exist_ok=True)
         if path.exists():
             earlier = json.loads(path.read_text(encoding="utf-8"))
+            if earlier["data"] != record["data"]:
+                raise CheckpointError(f"{path}: the run was started on other data; choose another run directory")
             for change in _differences(_fixed(earlier["config"]), _fixed(record["config"])):
                 warn(f"{path}: the run was started with another setting: {change}")
             record["resumed"] = [*earlier.get("resumed", []), record["started"]]
@@ -44,6 +48,18 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
         temporary.replace(path)
     except (OSError, KeyError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path}: cannot record the run: {error}") from None
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Hold a run directory for this process alone; the lock goes with the process, however that ends."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainingError(f"{directory}: another process is training in it; wait for it or stop it") from None
+        yield
 
 
 def describe_run(config: RunConfig, world: World) -> dict[str, Any]:

@@ -21,6 +21,7 @@ class Progress:
     """The numbers of a run's state."""
 
     update: int = 0
+    batches: int = 0  # taken from the endless sequence so far, over all processes
     scores: dict[str, float] = field(default_factory=dict)  # validation score by update
     average_loss: float = math.inf  # running average of the loss per token; infinite before the first
     skipped_in_a_row: int = 0

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import simulmt
-from simulmt.bundle import CONFIG, FORMAT, MANIFEST, Bundle, BundleConfig, find, shipped_names
 from simulmt.errors import BundleError, ConfigError
+from simulmt.runtime.bundle import CONFIG, FORMAT, MANIFEST, Bundle, BundleConfig, find, shipped_names
 from simulmt.text import Tokenizer
 from simulmt.train.export import export
 from tiny_models import export_config, trained
@@ -120,14 +120,14 @@ def test_a_damaged_graph_is_named(bundle: Path) -> None:
 
 def test_a_bundle_is_found_by_path_or_shipped_name(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find(bundle) == bundle
-    monkeypatch.setattr("simulmt.bundle.SHIPPED", bundle.parent)
+    monkeypatch.setattr("simulmt.runtime.bundle.SHIPPED", bundle.parent)
     assert (find("en-de"), shipped_names()) == (bundle, ["en-de"])
     with pytest.raises(BundleError, match=r"en-xx: no such model.*\(en-de\)"):
         find("en-xx")
 
 
 def test_the_cure_for_a_shipped_bundle_is_to_reinstall(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulmt.bundle.SHIPPED", bundle.parent)
+    monkeypatch.setattr("simulmt.runtime.bundle.SHIPPED", bundle.parent)
     (bundle / "ctc.weights").unlink()
     with pytest.raises(BundleError, match="reinstall simulmt"):
         Bundle(find("en-de"))

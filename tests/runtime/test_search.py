@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulmt.search import PATIENCE, BeamSearch, Collapse, PrefixBeam, log_softmax
+from simulmt.runtime.search import PATIENCE, BeamSearch, Collapse, PrefixBeam, log_softmax
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
 
 V = 8  # symbols 6 and 7 beside the special ones

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulmt.bundle import Session
+from simulmt.runtime.bundle import Session
 
 Array = NDArray[Any]
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulmt.bundle import Bundle
-from simulmt.decoding import ROWS, Due, Sentence, Written, batches, last_tokens
-from simulmt.engine import Array, Caches, GraphRunner, Slot
-from simulmt.search import BeamSearch, log_softmax
+from simulmt.runtime.bundle import Bundle
+from simulmt.runtime.decoding import ROWS, Due, Sentence, Written, batches, last_tokens
+from simulmt.runtime.engine import Array, Caches, GraphRunner, Slot
+from simulmt.runtime.search import BeamSearch, log_softmax
 from simulmt.text import END, START
 
 ENCODED = 512  # positions that the encoder takes in one call, over all its rows

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from simulmt.aio import AsyncTranslator
 from simulmt.errors import StreamError
+from simulmt.runtime.aio import AsyncTranslator
 from simulmt.stream import Commit, Stream, Translator
 from simulmt.text import Tokenizer
 from tiny_models import facts, trained, translator

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulmt.segment import ends_sentence
+from simulmt.runtime.segment import ends_sentence
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulmt.engine import Caches, Pool, Slot, visibility
+from simulmt.runtime.engine import Caches, Pool, Slot, visibility
 
 
 def pool(capacity: int = 4) -> Pool:

@@ -33,7 +33,7 @@ onnxruntime: Any = untyped_onnxruntime  # it does not declare its names for type
 Session = Any  # an onnxruntime.InferenceSession
 
 FORMAT = 1  # raised when an older simulmt could not run a bundle any more
-SHIPPED = Path(__file__).parent / "bundles"
+SHIPPED = Path(__file__).parents[1] / "bundles"
 CONFIG, MANIFEST, CARD = "config.json", "manifest.json", "README.md"
 SOURCE, TARGET = "source.model", "target.model"
 
@@ -105,7 +105,7 @@ class Bundle:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # what goes wrong is raised
         # The graph is written as it is to run; looking for improvements would only cost loading time.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.force_spinning_stop", "1")  # an idle translator uses no CPU

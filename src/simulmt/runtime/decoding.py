@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from simulmt.bundle import Bundle
-from simulmt.engine import Array, Binding, Caches, GraphRunner, Slot
-from simulmt.search import Collapse, PrefixBeam, log_softmax
+from simulmt.runtime.bundle import Bundle
+from simulmt.runtime.engine import Array, Binding, Caches, GraphRunner, Slot
+from simulmt.runtime.search import Collapse, PrefixBeam, log_softmax
 from simulmt.text import BLANK, END, PAD
 
 ROWS = 32  # sentences in one call of a graph
