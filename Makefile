@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-demo: .venv/installed-train  ## translate live with a shipped model
+demo: .venv/installed  ## translate live with a shipped model
 	$(BIN)/simulmt demo
 
 test: .venv/installed-dev check  ## everything: format, lint, types, import rules, tests
@@ -38,10 +38,10 @@ clean:  ## remove the environment and all caches
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'simulmt needs Python 3.11 or later: make PYTHON=python3.12 ...' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-.venv/installed-train: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP_INSTALL) --editable '.[train]'
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP_INSTALL) --editable .
 	touch $@
 
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP_INSTALL) --editable '.[train,eval,align,serve,dev]'
-	touch $@ .venv/installed-train
+	touch $@ .venv/installed

@@ -52,6 +52,7 @@ def export(
     """
     try:
         from simulmt.dataset import Dataset
+        from simulmt.eval.system_dir import write_system_configs
         from simulmt.train.export import ExportConfig, Trained
         from simulmt.train.export import export as export_bundle
         from simulmt.train.systems import load_model, translator_of
@@ -77,6 +78,7 @@ def export(
         "" if card is None else _read(card),
         _development_text(dataset, development),
     )
+    write_system_configs(output)
     checks = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in described.checks.items())
     typer.echo(f"{output}: {described.kind} {described.precision}; {checks}", err=True)
 

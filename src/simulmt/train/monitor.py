@@ -112,7 +112,10 @@ class Monitor:
 
     def finish(self, update: int, score: float | None, model: Path | None) -> None:
         self._say(f"finished after update {update}: dev BLEU {score:.2f}; the model is in {model}")
-        self._say(f"next: simulmt export {model} --output BUNDLE, then simulmt translate --model BUNDLE")
+        self._say(
+            f"next: simulmt export {model} --data DATA --output BUNDLE --source-language XX --target-language YY, "
+            "then simulmt translate --model BUNDLE"
+        )
 
     def speed(self) -> dict[str, float]:
         """Source tokens a second, and the share of time spent on making batches, over the recent updates."""
