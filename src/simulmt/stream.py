@@ -29,6 +29,7 @@ from simulmt.errors import StreamError
 from simulmt.runtime.autoregressive import Seq2SeqDecoder
 from simulmt.runtime.bundle import Bundle, find
 from simulmt.runtime.decoding import CTCDecoder, Sentence, Written
+from simulmt.runtime.engine import Caches
 from simulmt.runtime.segment import ends_sentence
 from simulmt.text import Detokenizer, WordSplitter
 
@@ -67,6 +68,8 @@ class StreamState(enum.Enum):
 
 class Decoder(Protocol):
     """What a stream asks of a kind of model."""
+
+    caches: Caches
 
     def open(self, beam: int) -> Sentence:
         """Begin a sentence."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulmt.runtime import decoding
 from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.decoding import CTCDecoder, CTCSentence, Due, Written
 from simulmt.runtime.engine import Array
@@ -68,6 +69,22 @@ def test_a_position_has_the_same_bits_alone_or_beside_others(bundle: Bundle) -> 
         while due := [sentence for sentence in together if sentence.is_due]:
             decoder.advance(due)
     assert [sentence.frames for sentence in together] == alone
+
+
+def test_positions_of_different_delays_share_a_call(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the delay falls, a position sees fewer tokens than the one before it, in the same call."""
+    found = []
+    for together in (1, 2, 3, 32):
+        monkeypatch.setattr(decoding, "POSITIONS", together)
+        decoder = CTCDecoder(bundle, threads=1)  # with caches that hold nothing of an earlier round
+        sentence = Recorded()
+        for index, token in enumerate(TOKENS[0]):
+            sentence.read(token, delay=5 if index < 6 else 1)
+        sentence.close(delay=3)
+        while sentence.is_due:
+            decoder.advance([sentence])
+        found.append(sentence.frames)
+    assert all(frames == found[0] for frames in found)
 
 
 def _read(sentence: CTCSentence, tokens: list[int]) -> Iterator[None]:

@@ -22,21 +22,13 @@ from simulmt.config import build
 from simulmt.errors import CheckpointError, ConfigError, TrainingError
 from simulmt.model.asn import ASNConfig
 from simulmt.train import sweep as sweep_module
+from simulmt.train import sweep_report
 from simulmt.train.checkpoint import CheckpointFolder
 from simulmt.train.loop import Outcome
 from simulmt.train.monitor import Monitor
 from simulmt.train.settings import RunConfig, TrainingConfig
-from simulmt.train.sweep import (
-    NAMES,
-    UNPRUNED_TRIALS,
-    SearchSpace,
-    SweepConfig,
-    TrialResult,
-    as_toml,
-    draw_parallel,
-    sweep,
-    with_parameters,
-)
+from simulmt.train.sweep import UNPRUNED_TRIALS, SweepConfig, sweep
+from simulmt.train.sweep_report import NAMES, SearchSpace, TrialResult, as_toml, draw_parallel, with_parameters
 from simulmt.train.world import World
 
 from .helpers import fork, same, tiny
@@ -401,7 +393,7 @@ def test_picture(tmp_path: Path) -> None:
 )
 def test_lines_stay_near_their_choice(choices: list[int], picks: list[int]) -> None:
     chosen = [choices[pick % len(choices)] for pick in picks]
-    heights, ticks = sweep_module._along_choices(choices, chosen)
+    heights, ticks = sweep_report._along_choices(choices, chosen)
     assert [text for _, text in ticks] == [str(choice) for choice in sorted(choices)]
     nearest = [min(ticks, key=lambda tick: abs(tick[0] - height))[1] for height in heights]
     assert nearest == [str(value) for value in chosen]
@@ -410,7 +402,7 @@ def test_lines_stay_near_their_choice(choices: list[int], picks: list[int]) -> N
 
 
 def test_heights_along_a_range() -> None:
-    heights, ticks = sweep_module._along_range((0.1, 0.3), [0.1, 0.15, 0.3])
+    heights, ticks = sweep_report._along_range((0.1, 0.3), [0.1, 0.15, 0.3])
     assert heights == pytest.approx([0, 0.25, 1])
     assert [text for _, text in ticks] == ["0.1", "0.15", "0.2", "0.25", "0.3"]
 

@@ -175,15 +175,18 @@ def width(text: str) -> int:
 
 
 def _units(text: str) -> list[str]:
-    """What stays together on a line: a word with the space before it, an ideograph with the marks behind it."""
+    """What stays together on a line: a word with the space before it, an ideograph, each with the marks behind it."""
     units: list[str] = []
     previous = " "
     for character in text:
         is_word_start = character == " " or _is_wide(character) or _is_wide(previous)
-        if not units or (is_word_start and previous != " " and character not in CLOSING):
+        if not units or (is_word_start and previous != " "):
             units.append("")
         units[-1] += character
         previous = character
+    for index in range(len(units) - 1, 0, -1):
+        if CLOSING.issuperset(units[index].strip()):
+            units[index - 1] += units.pop(index)
     return units
 
 

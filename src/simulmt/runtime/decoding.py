@@ -104,8 +104,8 @@ class CTCDecoder:
     def __init__(self, bundle: Bundle, threads: int) -> None:
         session = bundle.session("ctc", threads)
         self.config = bundle.config
-        self._caches = Caches([session])
-        self._graph = GraphRunner(session, self._caches)
+        self.caches = Caches([session])
+        self._graph = GraphRunner(session, self.caches)
 
     def open(self, beam: int) -> CTCSentence:
         return CTCSentence(beam)
@@ -113,7 +113,7 @@ class CTCDecoder:
     def advance(self, sentences: Sequence[CTCSentence]) -> list[list[Written]]:
         """Compute something for each of these sentences, all of which are due; what each of them wrote."""
         for sentence in sentences:
-            self._caches.reserve(sentence.slot, len(sentence.tokens))
+            self.caches.reserve(sentence.slot, len(sentence.tokens))
         written: dict[CTCSentence, list[Written]] = {}
         for batch in batches(sentences, lambda sentence: (sentence.slot.pool, sentence.search is None)):
             written.update(self._step(batch))
@@ -122,22 +122,23 @@ class CTCDecoder:
     def _step(self, batch: Sequence[CTCSentence]) -> Iterator[tuple[CTCSentence, list[Written]]]:
         N = min(max(1, POSITIONS // len(batch)), *(len(sentence.due) for sentence in batch))
         due = {sentence: [sentence.due.popleft() for _ in range(N)] for sentence in batch}
-        R = max(1, *(due[sentence][-1].visible - sentence.cached for sentence in batch))
+        # The furthest, not the last: when the delay falls, a position sees less than the one before it.
+        ends = {sentence: max(each.visible for each in due[sentence]) for sentence in batch}
+        R = max(1, *(ends[sentence] - sentence.cached for sentence in batch))
         output = "symbols" if batch[0].search is None else "scores"
         binding = self._graph.bind([sentence.slot for sentence in batch], [output], N=N, R=R)
         batch = sorted(batch, key=lambda sentence: sentence.slot.row)
+        binding.place("read_", *last_tokens(batch, [ends[sentence] for sentence in batch], R))
         self._fill(binding, batch, [due[sentence] for sentence in batch])
         frames = binding.run()[output]
         if output == "scores":
             frames[..., BLANK] -= binding.inputs["penalty"][..., 0]
             frames = log_softmax(frames)
         for sentence, rows in zip(batch, frames, strict=True):
-            sentence.cached = max(sentence.cached, due[sentence][-1].visible)
+            sentence.cached = max(sentence.cached, ends[sentence])
             yield sentence, [sentence.write(*pair) for pair in zip(rows, due[sentence], strict=True)]
 
     def _fill(self, binding: Binding, batch: Sequence[CTCSentence], due: Sequence[Sequence[Due]]) -> None:
-        R = binding.inputs["read_tokens"].shape[1]
-        binding.place("read_", *last_tokens(batch, [row[-1].visible for row in due], R))
         tokens = [[s.tokens[d.position] for d in row] for s, row in zip(batch, due, strict=True)]
         positions = np.array([[d.position for d in row] for row in due])
         binding.place("", np.array(tokens), positions)

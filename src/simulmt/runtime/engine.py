@@ -49,7 +49,7 @@ class Pool:
     def take(self, slot: Slot) -> None:
         """Give the slot a free row, which may hold what an earlier sentence left there."""
         rows = len(self._holders)
-        row = next((row for row in range(rows) if self._holder(row) is None), rows)
+        row = next((row for row in range(rows) if self.holder(row) is None), rows)
         if row == rows:
             self._double()
         slot.pool, slot.row = self, row
@@ -80,7 +80,7 @@ class Pool:
         return max(starts, key=lambda start: bisect_left(rows, start + len(rows)) - bisect_left(rows, start))
 
     def _swap(self, slot: Slot, row: int) -> None:
-        other, left = self._holder(row), slot.row
+        other, left = self.holder(row), slot.row
         if other is None:
             self.block[:, row] = self.block[:, left]
         else:
@@ -89,7 +89,7 @@ class Pool:
         slot.row = row
         self._holders[row], self._holders[left] = self._holders[left], self._holders[row]
 
-    def _holder(self, row: int) -> Slot | None:
+    def holder(self, row: int) -> Slot | None:
         reference = self._holders[row]
         slot = None if reference is None else reference()
         return slot if slot is not None and slot.pool is self else None
@@ -107,7 +107,7 @@ class Caches:
         }
         self.index = {name: index for index, name in enumerate(shapes)}
         _, _, self.heads, _, self.head_width = next(iter(shapes.values()))
-        self._pools: dict[int, Pool] = {}
+        self.pools: dict[int, Pool] = {}  # by capacity
 
     def reserve(self, slot: Slot, length: int) -> None:
         """Make sure that the slot has room for so many positions; it keeps what it holds."""
@@ -115,9 +115,9 @@ class Caches:
         if pool is not None and pool.capacity >= length:
             return
         capacity = max(SMALLEST_CAPACITY, 1 << (length - 1).bit_length())
-        if capacity not in self._pools:
-            self._pools[capacity] = Pool(len(self.index), self.heads, capacity, self.head_width)
-        larger = self._pools[capacity]
+        if capacity not in self.pools:
+            self.pools[capacity] = Pool(len(self.index), self.heads, capacity, self.head_width)
+        larger = self.pools[capacity]
         larger.take(slot)
         if pool is not None:
             larger.block[:, slot.row, :, :, : pool.capacity] = pool.block[:, row]
