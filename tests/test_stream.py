@@ -388,7 +388,7 @@ def test_the_runtime_needs_no_pytorch(ctc: Translator) -> None:
     program = (
         "import sys, simulmt\n"
         f"model = simulmt.load({str(ctc.bundle.directory)!r}, threads=1)\n"
-        "stream = open_stream(model, delay=3)\n"
+        "stream = model.stream(delay=3)\n"
         "assert stream.push('the old bridge ') + stream.finish()\n"
         "print(*sorted({'torch', 'onnx', 'jaxtyping', 'simulmt.model', 'simulmt.train'} & set(sys.modules)))\n"
     )

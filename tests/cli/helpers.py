@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -35,7 +37,9 @@ def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
     """Start a command with pipes on all sides."""
     pipe = subprocess.PIPE
     command = [*COMMAND, *arguments]
-    return subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT)
+    # A test run in the background of a shell is started with Ctrl-C ignored, and so would be what it starts.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT, preexec_fn=heed)
 
 
 def call(*arguments: str | Path, capture: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
