@@ -62,8 +62,8 @@ class QualityScorer:
         present: Any = _mark_missing(references)
         tokenizer = TOKENIZERS[unit]
         self._metrics: dict[str, Any] = {
-            "BLEU": BLEU(lowercase=True, tokenize=tokenizer, references=present),
-            "BLEU_cased": BLEU(tokenize=tokenizer, references=present),
+            "BLEU": BLEU(lowercase=True, tokenize=tokenizer, references=present, force=True),
+            "BLEU_cased": BLEU(tokenize=tokenizer, references=present, force=True),
             "chrF2": CHRF(lowercase=True, references=present),
             "chrF2_cased": CHRF(references=present),
         }

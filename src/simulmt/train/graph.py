@@ -196,8 +196,10 @@ class Graph:
 
         Each query is a matrix product of its own, since one product over N queries rounds otherwise than N products.
         """
-        queries = self.reshape(queries, rows, self.heads, self.head_width, 1)
-        scores = self.reshape(self.add("MatMul", keys, queries), rows, self.heads, 1, -1)  # [B N heads 1 C]
+        column = self.constant(np.array([0, 0, self.heads, self.head_width, 1]))  # 0 keeps an axis as it is
+        line = self.constant(np.array([0, 0, self.heads, 1, -1]))
+        scores = self.add("MatMul", keys, self.add("Reshape", queries, column))  # [B N heads C 1]
+        scores = self.add("Reshape", scores, line)
         weights = self.add("Softmax", self.add("Add", scores, mask), axis=-1)
         mixed = self.flatten(self.add("MatMul", weights, values))
         return self.linear(mixed, rows, module.output.weight, module.output.bias)
