@@ -211,6 +211,7 @@ class TestWrap:
             ("河" * 22, ["河" * 21, "河"]),
             ("河" * 21 + "。", ["河" * 20, "河。"]),
             ("河" * 20 + "Boston", ["河" * 20, "Boston"]),
+            ("x" * 40 + "河.the", ["x" * 40, "河.the"]),
         ],
     )
     def test_breaks(self, text: str, lines: list[str]) -> None:

@@ -179,7 +179,8 @@ def _units(text: str) -> list[str]:
     units: list[str] = []
     previous = " "
     for character in text:
-        is_word_start = character == " " or _is_wide(character) or _is_wide(previous)
+        is_apart = (_is_wide(character) or _is_wide(previous)) and character not in CLOSING
+        is_word_start = character == " " or is_apart
         if not units or (is_word_start and previous != " "):
             units.append("")
         units[-1] += character
