@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -49,6 +51,13 @@ class Size:
 
 BASE = Size(32_000, 512, 2048, 8, 6, 3, 32, 1024)
 TOY = Size(540, 128, 256, 4, 3, 2, 16, 128)
+
+
+class Measured(NamedTuple):
+    milliseconds: float
+    launching: float  # milliseconds until the processor has handed all work to the device
+    memory: float  # GiB
+    loss: float  # per target token
 
 
 def build(size: Size, device: torch.device) -> SortedCTCModel:
@@ -100,8 +109,8 @@ def measure(
     size: Size,
     device: torch.device,
     seconds: float,
-) -> tuple[float, float, float]:
-    """Median milliseconds a step, peak GiB, and the loss per target token of the first step."""
+) -> Measured:
+    """Median times of a step, its peak memory and the loss of the first step."""
     batch = data(size, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
 
@@ -121,15 +130,17 @@ def measure(
     _synchronize(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    times: list[float] = []
+    times: list[tuple[float, float]] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(times) < 5:
         begun = time.perf_counter()
         step()
+        launched = time.perf_counter()
         _synchronize(device)
-        times.append(time.perf_counter() - begun)
+        times.append((time.perf_counter() - begun, launched - begun))
+    whole, launching = (statistics.median(column) * 1000 for column in zip(*times, strict=True))
     memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else math.nan
-    return sorted(times)[len(times) // 2] * 1000, memory, first
+    return Measured(whole, launching, memory, first)
 
 
 def step_flops(size: Size, mu: int = 2) -> float:
@@ -168,15 +179,16 @@ def main() -> None:
             torch.cuda.empty_cache()
     where = torch.cuda.get_device_name() if device.type == "cuda" else str(device)
     print(f"CTC+ASN, {size}, {where}, torch {torch.__version__}")
-    print(
-        f"{'version':8} {'ms/step':>9} {'source tok/s':>13} {'peak GiB':>9} {'TFLOP/s':>8} {'of peak':>8} {'loss':>8}"
-    )
-    for name, (ms, memory, loss) in rows.items():
+    columns = ("ms/step", "launching", "source tok/s", "peak GiB", "TFLOP/s", "of peak", "loss")
+    print("version " + "".join(f"{column:>13}" for column in columns))
+    for name, (ms, launching, memory, loss) in rows.items():
         rate, speed = step_flops(size) / ms * 1000, size.source_tokens / ms * 1000
         share = rate / PEAK_BF16 if device.type == "cuda" else math.nan
-        print(f"{name:8} {ms:9.2f} {speed:13,.0f} {memory:9.2f} {rate / 1e12:8.2f} {share:8.1%} {loss:8.4f}")
-    (plain_ms, plain_memory, _), (ms, memory, _) = rows["plain"], rows["simulmt"]
-    print(f"speed-up {plain_ms / ms:.2f}x; memory {memory / plain_memory:.2f} of plain")
+        times = f"{ms:13.2f}{launching:13.2f}{speed:13,.0f}"
+        print(f"{name:8}{times}{memory:13.2f}{rate / 1e12:13.2f}{share:13.1%}{loss:13.4f}")
+    plain, ours = rows["plain"], rows["simulmt"]
+    faster, leaner = plain.milliseconds / ours.milliseconds, ours.memory / plain.memory
+    print(f"speed-up {faster:.2f}x; memory {leaner:.2f} of plain")
     if arguments.profile:
         _profile(size, device)
 
@@ -194,8 +206,8 @@ def _profile(size: Size, device: torch.device) -> None:
     passes(3)
     with torch.profiler.profile() as profiler:
         passes(3)
-    column = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    print(profiler.key_averages().table(sort_by=column, row_limit=25, max_name_column_width=70))
+    for kind in dict.fromkeys((device.type, "cpu")):
+        print(profiler.key_averages().table(f"self_{kind}_time_total", row_limit=25, max_name_column_width=70))
 
 
 if __name__ == "__main__":

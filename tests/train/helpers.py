@@ -62,7 +62,7 @@ class Recorder(Monitor):
 def tiny(data: Path, system: System = "ctc", **changes: Any) -> RunConfig:
     """A run of a second; `changes` go to the run's own fields or else to its training settings."""
     layers = {"layers": 1} if system.startswith("ctc") else {"encoder_layers": 1, "decoder_layers": 1}
-    own = {name: changes.pop(name) for name in ("delays", "init", "asn") if name in changes}
+    own = {name: changes.pop(name) for name in ("delays", "init", "asn", "objective") if name in changes}
     own.setdefault("asn", ASNConfig(layers=1, iterations=4))
     model = {**SIZES, **layers, **changes.pop("model", {})}
     training: dict[str, Any] = {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simulmt.errors import TrainingError
 from simulmt.text import PAD
-from simulmt.train.batches import BatchPlan, DeviceStore, cut_by_length, draw_delay
+from simulmt.train.batches import BatchPlan, BatchQueue, DeviceStore, cut_by_length, draw_delay
 
 from .helpers import store_of
 
@@ -188,3 +188,44 @@ def test_the_delay_of_a_batch_is_drawn_evenly_and_always_the_same() -> None:
 
 def test_one_delay_is_that_delay() -> None:
     assert {draw_delay((4,), 1, number) for number in range(10)} == {4}
+
+
+class RecordingStore:
+    """Stands in for a store on another device: its batches are the rows asked for."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.made: list[list[int]] = []
+
+    def batch(self, rows: Lengths) -> list[int]:
+        self.made.append(rows.tolist())
+        return self.made[-1]
+
+
+@pytest.mark.parametrize(("device", "made_ahead"), [("meta", 1), ("cpu", 0)])
+def test_the_next_batch_is_made_while_the_device_works(device: str, made_ahead: int) -> None:
+    plan, store = BatchPlan(*some_lengths(200), 100, seed=1), RecordingStore(device)
+    queue = BatchQueue(store, plan)  # type: ignore[arg-type]
+    for number in range(2 * plan.batches_per_epoch):  # over the end of an epoch
+        assert queue.take(number) == plan.rows(number).tolist()
+        made = len(store.made)
+        queue.prepare(number + 1)
+        assert len(store.made) == made + made_ahead
+    assert len(store.made) == 2 * plan.batches_per_epoch + made_ahead
+
+
+def test_a_batch_that_was_not_prepared_is_made_all_the_same() -> None:
+    plan, store = BatchPlan(*some_lengths(200), 100, seed=1), RecordingStore("meta")
+    queue = BatchQueue(store, plan)  # type: ignore[arg-type]
+    queue.prepare(3)
+    assert queue.take(5) == plan.rows(5).tolist()
+    assert queue.take(3) == plan.rows(3).tolist()
+
+
+def test_epochs_may_be_visited_in_any_order() -> None:
+    lengths = some_lengths(200)
+    in_order = BatchPlan(*lengths, 100, seed=1)
+    expected = [epoch(in_order, number) for number in range(4)]
+    jumping = BatchPlan(*lengths, 100, seed=1)
+    for number in (2, 3, 1, 0, 3):
+        assert epoch(jumping, number) == expected[number]

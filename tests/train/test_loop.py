@@ -210,6 +210,24 @@ def test_a_run_goes_on_without_the_model_it_started_from(ctc_run: Path, data: Pa
     assert recorder.started_at == 2
 
 
+def test_second_stage_counts_bigrams_from_a_trained_model(data: Path, ctc_run: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    config = tiny(data, init=ctc_run, objective="bigrams", delays=(1, 3), learning_rate=1e-3, max_updates=20)
+    run(config, tmp_path, recorder)
+    assert all(0 <= loss <= 1 for loss in recorder.losses)  # 1 - F1, unlike a likelihood
+    assert sum(recorder.losses[-5:]) < sum(recorder.losses[:5])
+
+
+@pytest.mark.parametrize(
+    ("system", "init", "message"), [("ctc+asn", True, 'for system "ctc"'), ("ctc", False, "needs init")]
+)
+def test_second_stage_needs_a_ctc_model_that_has_learnt(
+    system: System, init: bool, message: str, data: Path, ctc_run: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny(data, system, objective="bigrams", init=ctc_run if init else None)
+
+
 def test_the_best_and_the_last_checkpoints_are_kept(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

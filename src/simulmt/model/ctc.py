@@ -120,13 +120,11 @@ class CTCModel(nn.Module):
 class Alignments(NamedTuple):
     """Which labels a batch must produce in which frames, in reduced space.
 
-    Column 0 is the blank, column i the i-th label. `classes` numbers equal labels of a sentence alike (by the first
-    of them), because CTC asks for a blank between two equal labels.
+    Column 0 is the blank, column i the i-th label.
     """
 
     columns: Int[Tensor, "B C"]
-    classes: Int[Tensor, "B T"]
-    frame_lengths: Int[Tensor, " B"]  # on the CPU, as the label lengths: PyTorch's CTC asks for them there
+    frame_lengths: Int[Tensor, " B"]  # here on the device, as the label lengths
     label_lengths: Int[Tensor, " B"]
     alignable: Bool[Tensor, " B"]  # the labels and the blanks they need fit into the frames
 
@@ -137,21 +135,28 @@ class Alignments(NamedTuple):
         if target.shape[1] == 0:  # only empty targets: one column of padding keeps every shape valid
             target = target.new_zeros(target.shape[0], 1)
         positions = torch.arange(target.shape[1], device=target.device)
-        equal = target[:, :, None] == target[:, None, :]  # [B T T]
-        first = positions.where(equal, target.shape[1]).amin(-1)
         columns = F.pad(target, (1, 0), value=BLANK)
-        lengths = target_lengths.to(target.device, non_blocking=True)
-        repeats = (target[:, 1:] == target[:, :-1]) & (positions[1:] < lengths[:, None])
-        alignable = lengths + repeats.sum(-1) <= frame_lengths.to(target.device, non_blocking=True)
-        return Alignments(columns, first + 1, frame_lengths, target_lengths, alignable)
+        frame_lengths, label_lengths = (
+            lengths.to(target.device, non_blocking=True) for lengths in (frame_lengths, target_lengths)
+        )
+        repeats = (target[:, 1:] == target[:, :-1]) & (positions[1:] < label_lengths[:, None])
+        alignable = label_lengths + repeats.sum(-1) <= frame_lengths
+        return Alignments(columns, frame_lengths, label_lengths, alignable)
+
+    def classes(self) -> Int[Tensor, "B T"]:
+        """The labels by column, equal ones by the first of them, because CTC asks for a blank between equal labels."""
+        labels = self.columns[:, 1:]
+        columns = torch.arange(1, labels.shape[1] + 1, device=labels.device)
+        equal = labels[:, :, None] == labels[:, None, :]  # [B T T]
+        return columns.where(equal, labels.shape[1]).amin(-1)
 
     def frame_weights(self, frames: int, like: Tensor) -> Float[Tensor, "B U"]:
         """One on the frames that count, zero on padding and on sentences that cannot be aligned."""
-        lengths = self.frame_lengths.to(like.device, non_blocking=True) * self.alignable
+        lengths = self.frame_lengths * self.alignable
         return (torch.arange(frames, device=like.device) < lengths[:, None]).to(like.dtype)
 
     def tokens(self) -> Tensor:
-        return (self.label_lengths.to(self.alignable.device, non_blocking=True) * self.alignable).sum()
+        return (self.label_lengths * self.alignable).sum()
 
     def skipped(self) -> Tensor:
         return (~self.alignable).sum()
@@ -161,11 +166,16 @@ def alignment_likelihood(
     log_probs: Float[Tensor, "B U C"], alignments: Alignments
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B U C"]]:
     """The summed negative log-likelihood of all sentences' labels and the posterior of each column in each frame."""
+    if log_probs.is_cuda and log_probs.dtype == torch.float32:
+        from simulmt.model import triton_ctc
+
+        negative, posterior = triton_ctc.forward_backward(log_probs, *alignments)
+        return negative.sum(), posterior
     with torch.enable_grad():
         log_probs = log_probs.detach().requires_grad_()
         negative = F.ctc_loss(
             log_probs.transpose(0, 1),
-            alignments.classes,
+            alignments.classes(),
             alignments.frame_lengths,
             alignments.label_lengths,
             blank=0,

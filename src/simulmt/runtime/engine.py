@@ -16,11 +16,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulmt.runtime.bundle import Session
 
-Array = NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 SMALLEST_CAPACITY = 32
 BINDINGS_KEPT = 64  # of one pool

@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
 
-Scores = NDArray[Any]
+Scores = np.ndarray[Any, np.dtype[Any]]
 Hypotheses = dict[tuple[int, ...], tuple[float, float]]
 
 PATIENCE = 8  # frames for which hypotheses of a beam may disagree before the best one is followed

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,6 +86,8 @@ class BatchPlan:
         self._epoch = -1
         self._rows: NDArray[np.int64] = np.empty(0, np.int64)
         self._order: NDArray[np.int64] = np.empty(0, np.int64)
+        self._thread = ThreadPoolExecutor(1)
+        self._next: Future[tuple[NDArray[np.int64], NDArray[np.int64]]] | None = None
 
     @property
     def batches_per_epoch(self) -> int:
@@ -94,7 +97,7 @@ class BatchPlan:
         """The pairs of batch `number`, counted from 0 over all epochs."""
         epoch, index = divmod(number, self.batches_per_epoch)
         if epoch != self._epoch:
-            self._shuffle(epoch)
+            self._begin(epoch)
         cut = self._order[index]
         return self._rows[self._cuts[cut] : self._cuts[cut + 1]]
 
@@ -104,15 +107,42 @@ class BatchPlan:
         longest = ordered[self._cuts[1:] - 1]
         return 1.0 - float(ordered.sum() / (longest * np.diff(self._cuts)).sum())
 
-    def _shuffle(self, epoch: int) -> None:
+    def _begin(self, epoch: int) -> None:
+        """Go to an epoch, and have the one after it shuffled meanwhile: over millions of pairs that takes a while."""
+        in_turn = self._next is not None and epoch == self._epoch + 1
+        self._rows, self._order = self._next.result() if self._next and in_turn else self._shuffle(epoch)
+        self._epoch = epoch
+        self._next = self._thread.submit(self._shuffle, epoch + 1)
+
+    def _shuffle(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Sort by source length, then roughly by target length, then at random: one integer key for all three."""
         random = np.random.default_rng((self._seed, epoch))
         key = self._source_lengths.astype(np.int64) << 44
         key |= np.minimum(self._target_lengths.astype(np.int64) // TARGET_BUCKET, 0xFFF) << 32
         key |= random.integers(0, 1 << 32, len(key), dtype=np.int64)
-        self._rows = np.argsort(key, kind="stable")  # or equal keys would fall differently on another processor
-        self._order = random.permutation(self.batches_per_epoch)
-        self._epoch = epoch
+        rows = np.argsort(key, kind="stable")  # or equal keys would fall differently on another processor
+        return rows, random.permutation(self.batches_per_epoch)
+
+
+class BatchQueue:
+    """Batches by number, of which the next is made ready while the device works on the one before."""
+
+    def __init__(self, store: DeviceStore, plan: BatchPlan) -> None:
+        self._store, self._plan = store, plan
+        self._ready: tuple[int, Batch] | None = None
+
+    def take(self, number: int) -> Batch:
+        """Batch `number`; a moment if it was prepared."""
+        ready, self._ready = self._ready, None
+        return ready[1] if ready is not None and ready[0] == number else self._make(number)
+
+    def prepare(self, number: int) -> None:
+        """Make a batch that will be taken next; where the processor is the device, it has no time to spare."""
+        if self._store.device.type != "cpu":
+            self._ready = number, self._make(number)
+
+    def _make(self, number: int) -> Batch:
+        return self._store.batch(self._plan.rows(number))
 
 
 def cut_by_length(counts: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from simulmt.dataset import Dataset
 from simulmt.errors import CheckpointError, TrainingError
+from simulmt.model.bigrams import inference_path_loss
+from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import DecoderLayer, EncoderLayer
 from simulmt.model.output import Loss
-from simulmt.train.batches import Batch, BatchPlan, DeviceStore, draw_delay
+from simulmt.train.batches import Batch, BatchPlan, BatchQueue, DeviceStore, draw_delay
 from simulmt.train.checkpoint import CheckpointFolder, average
 from simulmt.train.decode import bleu, translate_store
 from simulmt.train.monitor import Monitor, UpdateReport
@@ -72,16 +74,16 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
 
     store, dev = DeviceStore(dataset.train, world.device), DeviceStore(dataset.dev, world.device)
     plan = BatchPlan(store.source_lengths, store.target_lengths, settings.batch_tokens, settings.seed)
-    batches = batches_in_update(settings, world.size)
+    queue, batches = BatchQueue(store, plan), batches_in_update(settings, world.size)
     compile_layers(model, settings, world.device)
-    objective = world.distribute(_Objective(model, settings.smoothing))
+    objective = world.distribute(_Objective(model, config))
     monitor.start(progress.update, settings.max_updates, model, plan)
 
     with _StopRequests(settings.max_minutes) as stop, monitor:
         while progress.update < settings.max_updates and not _out_of_patience(progress, settings):
             update = progress.update + 1
             numbers = range(progress.batches + world.rank, progress.batches + batches, world.size)
-            totals, timing = _accumulate(objective, store, plan, numbers, config, world)
+            totals, timing = _accumulate(objective, queue, numbers, config, world)
             # The wish to stop travels with the sums, so that all processes stop together.
             totals[4:] = torch.tensor([stop.out_of_time(), stop.signal is not None])
             loss, likelihood, tokens, skipped, out_of_time, interrupted = world.sum(totals).tolist()
@@ -159,25 +161,28 @@ def precision(settings: TrainingConfig, device: torch.device) -> AbstractContext
 class _Objective(nn.Module):
     """The loss as a forward pass, which is what distributed training wraps."""
 
-    def __init__(self, model: nn.Module, smoothing: float) -> None:
+    def __init__(self, model: nn.Module, config: RunConfig) -> None:
         super().__init__()
         self.model = model
-        self.smoothing = smoothing
+        self.config = config
 
     def forward(self, batch: Batch, delay: int | None) -> Loss:
         pairs = (batch.source, batch.source_lengths, batch.target, batch.target_lengths)
-        return cast(TrainableModel, self.model).loss(*pairs, delay=delay, smoothing=self.smoothing)
+        if self.config.objective == "bigrams":
+            return inference_path_loss(cast(CTCModel, self.model), *pairs, delay=delay or 1)
+        smoothing = self.config.training.smoothing
+        return cast(TrainableModel, self.model).loss(*pairs, delay=delay, smoothing=smoothing)
 
 
 def _accumulate(
-    objective: nn.Module, store: DeviceStore, plan: BatchPlan, numbers: range, config: RunConfig, world: World
+    objective: nn.Module, queue: BatchQueue, numbers: range, config: RunConfig, world: World
 ) -> tuple[Tensor, dict[str, float]]:
     """Add up the gradients of this process's batches; the sums of loss, likelihood, tokens, skipped, and two zeros."""
     totals = torch.zeros(6, dtype=torch.float64, device=world.device)
     timing = {"source_tokens": 0.0, "data_seconds": 0.0}
     for number in numbers:
         begun = time.perf_counter()
-        batch = store.batch(plan.rows(number))
+        batch = queue.take(number)
         timing["data_seconds"] += time.perf_counter() - begun
         timing["source_tokens"] += float(batch.source_lengths.sum()) * world.size
         # Each batch has its own seed, so its dropout and noise are the same in whichever process it runs.
@@ -187,6 +192,7 @@ def _accumulate(
         with world.communicating(objective, is_last), precision(config.training, world.device):
             loss: Loss = objective(batch, delay)
             loss.total.backward()
+        queue.prepare(number + world.size)
         totals[:4] += torch.stack([value.detach().to(world.device, torch.float64) for value in loss])
     return totals, timing
 

@@ -70,6 +70,13 @@ class RunConfig:
     model: dict[str, Any] = field(default_factory=dict)
     asn: ASNConfig = field(default_factory=ASNConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    # What is minimised; "bigrams" is a second stage for a CTC translator that has learnt already, see model/bigrams.py.
+    objective: Literal["likelihood", "bigrams"] = "likelihood"
+
+    def __post_init__(self) -> None:
+        if self.objective == "bigrams":
+            require(self.system == "ctc", f'objective "bigrams" is for system "ctc", got {self.system}')
+            require(self.init is not None, 'objective "bigrams" needs init: a trained ctc or ctc+asn model')
 
     @staticmethod
     def read(path: Path, assignments: Iterable[str] = ()) -> RunConfig:

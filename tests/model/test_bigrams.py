@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from simulmt.model.bigrams import bigram_loss, inference_path_loss
+from simulmt.model.ctc import Alignments, CTCConfig, CTCModel
+from simulmt.text import BLANK, END
+
+from .helpers import randomise
+
+V = 5
+A, B, C = (symbol for symbol in range(V) if symbol != BLANK and symbol != END)
+
+
+def collapsed(path: tuple[int, ...]) -> list[int]:
+    kept = [symbol for i, symbol in enumerate(path) if i == 0 or symbol != path[i - 1]]
+    return [symbol for symbol in kept if symbol != BLANK]
+
+
+def bigrams(symbols: list[int]) -> Counter[tuple[int, int]]:
+    return Counter(zip([-1, *symbols], symbols, strict=False))
+
+
+def by_enumeration(p: Tensor, labels: list[int]) -> float:
+    """1 - F1 from the probability of every path there is."""
+    expected: Counter[tuple[int, int]] = Counter()
+    for path in product(range(V), repeat=p.shape[0]):
+        chance = float(torch.stack([p[frame, symbol] for frame, symbol in enumerate(path)]).prod())
+        for bigram, count in bigrams(collapsed(path)).items():
+            expected[bigram] += chance * count  # type: ignore[assignment]
+    reference = bigrams(labels)
+    matched = sum(min(float(expected[bigram]), count) for bigram, count in reference.items())
+    return 1 - 2 * matched / (sum(expected.values()) + sum(reference.values()))
+
+
+def loss_of(logits: Tensor, sentences: list[list[int]], frames: list[int]) -> Tensor:
+    longest = max(map(len, sentences))
+    target = torch.tensor([sentence + [0] * (longest - len(sentence)) for sentence in sentences])
+    lengths = torch.tensor([len(sentence) for sentence in sentences])
+    return bigram_loss(logits, Alignments.of(target, lengths, torch.tensor(frames))).total
+
+
+@pytest.mark.parametrize(
+    "labels", [[A, END], [A, B, END], [A, A, END], [A, B, A, B, END], [A, A, A], [C, A, B, C, A, END], [END]]
+)
+@pytest.mark.parametrize("sharpness", [0.3, 3.0])
+def test_equals_the_sum_over_all_paths(labels: list[int], sharpness: float) -> None:
+    logits = torch.randn(1, 5, V, generator=torch.Generator().manual_seed(len(labels)), dtype=torch.float64) * sharpness
+    found = loss_of(logits, [labels], [5]) / len(labels)
+    assert float(found) == pytest.approx(by_enumeration(logits[0].softmax(-1), labels), abs=1e-9)
+
+
+def one_hot(path: list[int]) -> Tensor:
+    return torch.nn.functional.one_hot(torch.tensor([path]), V).double() * 60
+
+
+def test_what_is_written_as_asked_costs_nothing() -> None:
+    assert float(loss_of(one_hot([A, A, BLANK, B, BLANK, END]), [[A, B, END]], [6])) == pytest.approx(0, abs=1e-9)
+
+
+def test_a_moved_phrase_costs_its_borders_only() -> None:
+    """A B | C END against C | A B END: of four bigrams each, A B is in both."""
+    assert float(loss_of(one_hot([C, A, B, END]), [[A, B, C, END]], [4])) / 4 == pytest.approx(1 - 1 / 4)
+
+
+def test_a_repeated_bigram_counts_as_often_as_the_reference_has_it() -> None:
+    written = one_hot([A, B, A, B, A, B])
+    assert float(loss_of(written, [[A, B]], [6])) / 2 == pytest.approx(1 - 2 * 2 / (6 + 2))
+
+
+def test_padding_changes_nothing() -> None:
+    logits = torch.randn(2, 6, V, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    apart = loss_of(logits[:1], [[A, B, END]], [6]) + loss_of(logits[1:, :4], [[C, END]], [4])
+    torch.testing.assert_close(loss_of(logits, [[A, B, END], [C, END]], [6, 4]), apart)
+
+
+def test_sentences_without_labels_are_skipped() -> None:
+    alignments = Alignments.of(torch.tensor([[A, END], [0, 0]]), torch.tensor([2, 0]), torch.tensor([4, 4]))
+    loss = bigram_loss(torch.zeros(2, 4, V), alignments)
+    assert (int(loss.tokens), int(loss.skipped)) == (2, 1)
+
+
+def test_gradients_are_finite_where_blanks_are_certain() -> None:
+    logits = one_hot([BLANK, BLANK, A, END]).requires_grad_()
+    loss_of(logits, [[A, END]], [4]).backward()
+    assert logits.grad is not None
+    assert bool(logits.grad.isfinite().all())
+
+
+def test_a_model_has_it_on_the_inference_path() -> None:
+    model = randomise(CTCModel.build(CTCConfig(9, V, width=8, inner=8, heads=2, layers=1)))
+    source, lengths = torch.tensor([[6, 7, 8], [6, 5, 0]]), torch.tensor([3, 2])
+    target, target_lengths = torch.tensor([[A, B, END], [C, END, 0]]), torch.tensor([3, 2])
+    expected = loss_of(model(source, lengths, 2), [[A, B, END], [C, END]], [6, 4])
+    torch.testing.assert_close(
+        inference_path_loss(model, source, lengths, target, target_lengths, delay=2).total, expected
+    )
