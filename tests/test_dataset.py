@@ -56,7 +56,7 @@ def test_what_was_prepared_is_what_is_opened(original: Path, text: Path) -> None
     dataset = Dataset.open(original)
     assert (dataset.source_tokenizer.size, dataset.target_tokenizer.size) == (150, 160)
     assert (len(dataset.train), len(dataset.dev)) == (150, 12)
-    assert dataset.dev_references == lines(text / "dev.target")
+    assert dataset.dev_references == [lines(text / "dev.target")]
     for store, name in ((dataset.train, "train"), (dataset.dev, "dev")):
         for row, (source, target) in enumerate(zip(*map(lines, files(text, name).paths), strict=True)):
             expected = [
@@ -69,7 +69,7 @@ def test_what_was_prepared_is_what_is_opened(original: Path, text: Path) -> None
 def test_preparing_twice_gives_the_same_files(original: Path, text: Path, tmp_path: Path) -> None:
     prepared(text, tmp_path / "again")
     paths = [path.relative_to(original) for path in original.rglob("*") if path.is_file()]
-    assert len(paths) == 13
+    assert len(paths) == 14
     assert all((tmp_path / "again" / path).read_bytes() == (original / path).read_bytes() for path in paths)
 
 
@@ -107,7 +107,18 @@ def test_only_line_feeds_end_a_reference(text: Path, directory: Path, tmp_path: 
     (tmp_path / "dev.tsv").write_text("".join(f"tam\t{target}\n" for target in strange), newline="", encoding="utf-8")
     dev = TabSeparatedFile(tmp_path / "dev.tsv")
     dataset = prepare_dataset(directory, [files(text, "train")], dev, SOURCE, TARGET, overwrite=True)
-    assert dataset.dev_references == strange
+    assert dataset.dev_references == [strange]
+    assert lines(directory / "dev.source") == ["tam"] * 4
+
+
+def test_further_references_are_kept_beside_the_first(directory: Path, text: Path) -> None:
+    more = [[f"{kind} {number}" for number in range(12)] for kind in ("second", "third")]
+    dataset = prepared(text, directory, overwrite=True, more_references=more)
+    assert dataset.dev_references == [lines(text / "dev.target"), *more]
+    assert lines(directory / "dev.source") == lines(text / "dev.source")
+    assert lines(directory / "dev.reference3") == more[1]
+    again = prepared(text, directory, overwrite=True, more_references=more[1:])
+    assert again.dev_references == [lines(text / "dev.target"), more[1]]
 
 
 def swap_vocabularies(directory: Path) -> None:
@@ -144,6 +155,11 @@ def add_a_reference(directory: Path) -> None:
         (lambda directory: (directory / "dev.reference").unlink(), DataError, "dev.reference"),
         (lambda directory: (directory / "dev.reference").write_bytes(b"\xff\n"), DataError, "dev.reference"),
         (add_a_reference, DataError, "dev.reference: 13 lines for 12 pairs"),
+        (
+            lambda directory: (directory / "dev.reference2").write_text("one\n"),
+            DataError,
+            "dev.reference2: 1 lines for 12",
+        ),
         (shutil.rmtree, DataError, "no such data directory"),
     ],
 )

@@ -2,7 +2,8 @@
 
 source.model  target.model      the vocabularies
 train/  dev/                    token stores
-dev.reference                   the development targets as text, which scores are computed against
+dev.source                      the development set as text, for whoever evaluates on it
+dev.reference  dev.reference2   its references, one set a file; scores are computed against all of them
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Dataset:
     target_tokenizer: Tokenizer
     train: TokenStore
     dev: TokenStore
-    dev_references: list[str]
+    dev_references: list[list[str]]  # one list a set, the first of them encoded in `dev`
 
     @staticmethod
     def open(directory: Path) -> Dataset:
@@ -43,12 +44,7 @@ class Dataset:
         for store in (train, dev):
             _check_vocabulary(directory / "source.model", source, store.manifest.source)
             _check_vocabulary(directory / "target.model", target, store.manifest.target)
-        references = list(read_lines(directory / "dev.reference"))
-        if len(references) != len(dev):
-            raise DataError(
-                f"{directory}/dev.reference: {len(references)} lines for {len(dev)} pairs; prepare it again"
-            )
-        return Dataset(source, target, train, dev, references)
+        return Dataset(source, target, train, dev, _read_references(directory, len(dev)))
 
 
 def prepare_dataset(
@@ -60,11 +56,13 @@ def prepare_dataset(
     filters: Filters | None = None,
     overwrite: bool = False,
     progress: Callable[[str, int], None] = lambda _stage, _pairs: None,
+    more_references: Sequence[Sequence[str]] = (),
 ) -> Dataset:
     """Learn both vocabularies from the training text and encode training and development sets.
 
     Vocabularies that lie in the directory already are used as they are, so that several corpora can share them.
-    `progress` is told the stage and how many pairs of it are done.
+    `progress` is told the stage and how many pairs of it are done. `more_references` are further translations of the
+    development set, beside the one in `dev`.
     """
     progress("vocabularies", 0)
     source = _vocabulary(directory / "source.model", source_spec, (pair.source for pair in _pairs(train)))
@@ -79,13 +77,39 @@ def prepare_dataset(
             overwrite=overwrite,
             progress=lambda pairs, name=name: progress(name, pairs),  # type: ignore[misc]
         )
-    references = "".join(pair.target + "\n" for pair in dev.pairs())
-    (directory / "dev.reference").write_text(references, encoding="utf-8")
+    _write_development_text(directory, list(dev.pairs()), more_references)
     return Dataset.open(directory)
 
 
 def _pairs(corpora: Sequence[Corpus]) -> Iterator[Pair]:
     return chain.from_iterable(corpus.pairs() for corpus in corpora)
+
+
+def _write_development_text(directory: Path, pairs: Sequence[Pair], more_references: Sequence[Sequence[str]]) -> None:
+    for path in directory.glob("dev.reference*"):  # an earlier set may have had more
+        path.unlink()
+    _write_lines(directory / "dev.source", [pair.source for pair in pairs])
+    references = [[pair.target for pair in pairs], *more_references]
+    for number, lines in enumerate(references, start=1):
+        _write_lines(_reference_path(directory, number), lines)
+
+
+def _write_lines(path: Path, lines: Sequence[str]) -> None:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+
+
+def _read_references(directory: Path, count: int) -> list[list[str]]:
+    references: list[list[str]] = []
+    while not references or _reference_path(directory, len(references) + 1).exists():
+        path = _reference_path(directory, len(references) + 1)
+        references.append(list(read_lines(path)))
+        if len(references[-1]) != count:
+            raise DataError(f"{path}: {len(references[-1])} lines for {count} pairs; prepare it again")
+    return references
+
+
+def _reference_path(directory: Path, number: int) -> Path:
+    return directory / f"dev.reference{number if number > 1 else ''}"
 
 
 def _check_vocabulary(path: Path, tokenizer: Tokenizer, encoded: SideManifest) -> None:

@@ -6,6 +6,7 @@
     ├── VocabularyError          a SentencePiece model or a token id does not fit
     ├── BundleError              a model bundle is missing, damaged or of another format
     ├── StreamError              a live stream was used in an illegal order
+    │   └── RefusedError         a server cannot go on with a stream (simulmt.serve.protocol)
     ├── CheckpointError          a checkpoint cannot be written or read
     ├── TrainingError            training cannot go on (diverged, no data fits)
     └── MissingExtraError        a feature needs an extra that is not installed

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,72 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class TestPreparing:
+    """What researchers have: test sets in XML and .sgm with several references, and translation memories."""
+
+    SIZES = "--source-vocabulary 27 --target-vocabulary 27"
+
+    @pytest.fixture
+    def memory(self, tmp_path: Path) -> Path:
+        unit = '<tu><tuv xml:lang="{}"><seg>{}</seg></tuv><tuv xml:lang="{}"><seg>{}</seg></tuv></tu>'
+        words = ["boat", "river", "bridge", "winter", "barn", "net"]
+        units = [unit.format("en-GB", f"the {a} and a {b}", "zz", f"{b} {a} tu") for a in words for b in words]
+        path = tmp_path / "memory.tmx"
+        path.write_text(f"<tmx>{''.join(units)}</tmx>", encoding="utf-8")
+        return path
+
+    @staticmethod
+    def wmt(folder: Path) -> Path:
+        refs = "".join(
+            f'<ref lang="zz" translator="{who}"><seg id="1">{who} boat</seg><seg id="2">{who} net</seg></ref>'
+            for who in "AB"
+        )
+        source = '<src lang="en"><seg id="1">the boat</seg><seg id="2">a net</seg></src>'
+        path = folder / "dev.xml"
+        path.write_text(f'<dataset id="x"><doc id="d">{source}{refs}</doc></dataset>', encoding="utf-8")
+        return path
+
+    def test_a_memory_and_a_test_set_in_xml(
+        self, memory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        languages = "--source-language en --target-language zz"
+        command = (
+            f"prepare --output {tmp_path}/data --tmx {memory} --dev-xml {self.wmt(tmp_path)} {languages} {self.SIZES}"
+        )
+        finished = call(*command.split(), capture=capsys)
+        assert finished.returncode == 0, finished.stderr
+        assert "36 of 36 training pairs kept" in finished.stderr
+        dataset = Dataset.open(tmp_path / "data")
+        assert dataset.dev_references == [["A boat", "A net"], ["B boat", "B net"]]
+        assert (tmp_path / "data" / "dev.source").read_text(encoding="utf-8") == "the boat\na net\n"
+
+    @pytest.mark.parametrize("lost", [False, True])
+    def test_several_files_of_references(
+        self, memory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: bool
+    ) -> None:
+        source = tmp_path / "dev.en"
+        source.write_text("the boat\na net\n", encoding="utf-8")
+        (tmp_path / "one.txt").write_text("boat\nnet\n", encoding="utf-8")
+        second = '<doc sysid="a"><seg id="1">boat tu</seg><seg id="2">net tu</seg></doc>'
+        third = (
+            second.replace(" tu", " tus")
+            .replace('"a"', '"b"')
+            .replace('<seg id="2">net tus</seg>', "" if lost else "x")
+        )
+        (tmp_path / "more.sgm").write_text(second + third.replace("x", '<seg id="2">net</seg>'), encoding="utf-8")
+        files = f"--dev-source {source} --dev-target {tmp_path}/one.txt --dev-target {tmp_path}/more.sgm"
+        languages = "--source-language en --target-language zz"
+        command = f"prepare --output {tmp_path}/data --tmx {memory} {files} {languages} {self.SIZES}"
+        finished = call(*command.split(), capture=capsys)
+        if lost:
+            assert_refused(finished, 1, "more.sgm: 1 references, but the first set", "has 2")
+            assert not (tmp_path / "data").exists()
+        else:
+            assert finished.returncode == 0, finished.stderr
+            expected = [["boat", "net"], ["boat tu", "net tu"], ["boat tus", "net"]]
+            assert Dataset.open(tmp_path / "data").dev_references == expected
+
+
 class TestFromTextToTranslation:
     def test_the_corpus_has_three_parts(self, folder: Path) -> None:
         counts = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (folder / "text").iterdir()}
@@ -66,6 +133,19 @@ class TestFromTextToTranslation:
         record = json.loads((folder / "run" / "run.json").read_text(encoding="utf-8"))
         assert record["config"]["training"]["seed"] == 2
         assert record["config"]["training"]["max_updates"] == 4
+
+    def test_vocabularies_can_be_taken_from_other_data(
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        few, data = folder / "text" / "dev", tmp_path / "data"
+        files = ("--source", f"{few}.source", "--target", f"{few}.target")
+        dev = ("--dev-source", f"{few}.source", "--dev-target", f"{few}.target")
+        taken = call("prepare", *files, *dev, "--vocabularies", folder / "data", "--output", data, capture=capsys)
+        assert taken.returncode == 0, taken.stderr
+        for name in ("source.model", "target.model"):
+            assert (data / name).read_bytes() == (folder / "data" / name).read_bytes()
+        refused = call("prepare", *files, *dev, "--vocabularies", tmp_path, "--output", data, capture=capsys)
+        assert_refused(refused, 2, "--vocabularies")
 
     def test_the_bundle_is_sound_and_says_what_it_is(self, folder: Path) -> None:
         bundle = Bundle(folder / "bundle")
@@ -105,6 +185,22 @@ class TestFromTextToTranslation:
         assert "int8_bleu" not in config.checks
         assert Path("other/README.md").read_text(encoding="utf-8").endswith("## Data\n\nInvented.\n")
 
+    def test_blank_penalties_are_tuned(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """What is chosen is what scores best of what is shown."""
+        monkeypatch.chdir(folder)
+        command = f"export run --data data --output tuned --development 0 --tune-penalty {LANGUAGES}"
+        finished = call(*command.split(), capture=capsys)
+        assert finished.returncode == 0, finished.stderr
+        shown = [line for line in finished.stderr.splitlines() if line.startswith("k=")]
+        chosen = []
+        for line in shown:
+            scores = dict(re.findall(r"([\d.]+): ([\d.]+)", line))
+            chosen.append(min(map(float, scores), key=lambda penalty: (-float(scores[f"{penalty:g}"]), penalty)))
+        assert Bundle(Path("tuned")).config.blank_penalties == tuple(chosen)
+        assert len(chosen) == 2
+
     def test_int8_is_held_to_development_text(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -134,6 +230,7 @@ class TestFromTextToTranslation:
             ("export text --data data --output new", 1, ["text", "no trained model"]),
             ("export run --data text --output new", 1, ["text"]),
             ("export run --data data --output new --default-delay 2", 2, ["default_delay 2"]),
+            ("export run --data data --output new --tune-penalty --blank-penalty 1", 2, ["--tune-penalty"]),
             ("export run --data data --output new --blank-penalty 1", 2, ["blank_penalties"]),
             ("export run --data data --output new --card missing.md", 1, ["missing.md"]),
             ("train config.toml --run new --set training.sed=2", 2, ["config.toml", "sed", "seed"]),
@@ -163,7 +260,13 @@ class TestFromTextToTranslation:
         ("synthetic --output x --reorder 2", ["reorder = 2"]),
         ("synthetic --output x --train -1", ["train = -1"]),
         ("synthetic --output x --train many", ["--train"]),
-        ("prepare --output x --dev-source d", ["--dev-target"]),
+        ("prepare --output x --dev-source d", ["--dev-target", "--dev-xml"]),
+        ("prepare --output x --dev-target d", ["--dev-source", "--dev-xml"]),
+        (
+            "prepare --output x --dev-source d --dev-target d --tmx m --source-language en",
+            ["--tmx", "--target-language"],
+        ),
+        ("prepare --output x --tsv t --dev-xml d --dev-source d", ["--dev-xml", "leave out --dev-source"]),
         ("prepare --output x --dev-source d --dev-target d", ["--source", "--tsv"]),
         ("prepare --output x --dev-source d --dev-target d --source s", ["1 --source files but 0 --target files"]),
         ("prepare --output x --dev-source d --dev-target d --tsv t --source-vocabulary 3", ["size"]),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulmt.errors import ConfigError
-from simulmt.model.beam import BeamConfig, Hypothesis, beam_search
+from simulmt.model.beam import BeamConfig, Hypothesis, _best_words, _survey, beam_search
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.text import END, SPECIAL_SYMBOLS, START
 
@@ -20,10 +20,11 @@ SOURCES = [[6, 7, 8, 8], [7], [8, 6]]
 EVERYTHING = 200  # a beam that no hypothesis of up to four tokens falls out of
 
 
-def make_model(seed: int = 0, causal: bool = False, std: float = 0.5) -> Seq2SeqModel:
-    config = Seq2SeqConfig(
-        VOCABULARY, VOCABULARY, causal, width=8, inner=16, heads=2, encoder_layers=1, decoder_layers=2, dropout=0.0
-    )
+def make_model(
+    seed: int = 0, causal: bool = False, std: float = 0.5, target_vocabulary: int = VOCABULARY
+) -> Seq2SeqModel:
+    sizes = {"width": 8, "inner": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 2}
+    config = Seq2SeqConfig(VOCABULARY, target_vocabulary, causal, dropout=0.0, **sizes)
     return randomise(Seq2SeqModel.build(config), seed, std)
 
 
@@ -70,10 +71,11 @@ def plain_beam_search(
     lengths = torch.tensor([len(source)])
     unfinished: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[Hypothesis] = []
+    words = list(range(len(SPECIAL_SYMBOLS), model.target_embedding.num_embeddings))
     for length in range(longest + 1):
         if len(finished) >= config.beam:
             break
-        allowed = [END] if length == longest else [*WORDS, END] if length >= config.min_length else list(WORDS)
+        allowed = [END] if length == longest else [*words, END] if length >= config.min_length else words
         grown = []
         for score, tokens in unfinished:
             logits = model(torch.tensor([source]), lengths, torch.tensor([[*tokens, END]]), delay)[0, -1]
@@ -151,6 +153,58 @@ def test_tensors_and_caches_change_nothing(
     config = BeamConfig(beam, length_penalty, max_ratio=0.5, max_extra=3, min_length=min_length)
     for source, found in zip(SOURCES, search(model, SOURCES, config, delay), strict=True):
         assert_same_hypotheses(found, plain_beam_search(model, source, int(0.5 * len(source) + 3), config, delay))
+
+
+@pytest.mark.parametrize("target_vocabulary", [133, 134, 135, 262, 300])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_large_vocabulary_is_searched_like_a_small_one(target_vocabulary: int, beam: int) -> None:
+    """With words in no, one or two whole chunks and with or without a rest."""
+    model = make_model(target_vocabulary=target_vocabulary, std=0.8)
+    config = BeamConfig(beam, max_ratio=0.5, max_extra=3)
+    for source, found in zip(SOURCES, search(model, SOURCES, config), strict=True):
+        assert_same_hypotheses(found, plain_beam_search(model, source, int(0.5 * len(source) + 3), config, None))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    words=st.integers(1, 700),
+    count=st.integers(1, 8),
+    levels=st.integers(1, 1000),
+    seed=st.integers(0, 100),
+)
+def test_the_best_words_are_those_of_the_whole_vocabulary(words: int, count: int, levels: int, seed: int) -> None:
+    """Also with many equal logits, where any of the equal ones will do."""
+    specials = len(SPECIAL_SYMBOLS)
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(levels, (3, specials + words), generator=generator).double() / levels * 9
+    normaliser, chunk_maxima = _survey(logits, specials)
+    values, index = _best_words(logits[:, specials:], chunk_maxima, count)
+    assert torch.equal(values, logits[:, specials:].topk(min(count, words)).values)
+    assert torch.equal(values, logits[:, specials:].gather(1, index))
+    assert all(len(set(row)) == len(row) for row in index.tolist())
+    assert torch.allclose(normaliser, logits.logsumexp(-1))
+
+
+@settings(deadline=None, max_examples=5)
+@given(seed=st.integers(0, 500), beam=st.integers(1, 3), delay=st.sampled_from([None, 2]))
+def test_sentences_that_leave_the_batch_early_disturb_nobody(seed: int, beam: int, delay: int | None) -> None:
+    model = make_model(seed, causal=delay is not None, std=1.0)
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 12, (16,), generator=random).tolist()
+    sources = [torch.randint(6, VOCABULARY, (length,), generator=random).tolist() for length in lengths]
+    config = BeamConfig(beam, length_penalty=1.0, max_ratio=1.2, max_extra=2)
+    together = search(model, sources, config, delay)
+    for source, found in zip(sources, together, strict=True):
+        longest = int(1.2 * len(source) + 2)
+        assert_same_hypotheses(found, plain_beam_search(model, source, longest, config, delay))
+
+
+def test_the_best_alone_are_the_first_of_all() -> None:
+    config = BeamConfig(beam=4)
+    everything = search(make_model(), SOURCES, config)
+    for best in (1, 2):
+        found = beam_search(make_model(), *pad(SOURCES), config, best=best)
+        assert found == [hypotheses[:best] for hypotheses in everything]
 
 
 @settings(deadline=None, max_examples=25)
@@ -246,3 +300,17 @@ def test_a_search_leaves_no_graph_behind() -> None:
 def test_bad_settings_are_named(setting: str, value: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BeamConfig(**{setting: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("delay", [None, 2])
+def test_a_gpu_finds_what_the_cpu_finds(delay: int | None) -> None:
+    model = make_model(3, causal=delay is not None, std=0.6, target_vocabulary=300)
+    config = BeamConfig(beam=4, max_ratio=1.0, max_extra=3)
+    expected = search(model, SOURCES * 5, config, delay)
+    source, lengths = pad(SOURCES * 5)
+    for found, hypotheses in zip(
+        beam_search(model.cuda(), source.cuda(), lengths, config, delay), expected, strict=True
+    ):
+        assert_same_hypotheses(found, hypotheses)

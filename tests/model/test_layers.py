@@ -17,6 +17,7 @@ from simulmt.model.layers import (
     EncoderLayer,
     EncoderState,
     KeysValues,
+    Reserve,
     check_delay,
     check_tokens,
     length_mask,
@@ -249,15 +250,21 @@ def test_the_decoder_layer_is_pytorchs_own_pre_norm_layer(causal: bool) -> None:
     assert own.length == 5
 
 
-def test_hypotheses_of_a_sentence_share_its_context() -> None:
+@torch.no_grad()
+def test_room_that_was_reserved_fills_as_if_it_grew() -> None:
     layer = randomise(DecoderLayer(8, 16, 2, 0.0))
     generator = torch.Generator().manual_seed(0)
-    memory = torch.randn(2, 4, 8, dtype=torch.float64, generator=generator)
-    x = torch.randn(6, 1, 8, dtype=torch.float64, generator=generator)  # three hypotheses of each of two sentences
-    mask = torch.tensor([[True] * 4, [True, True, False, False]])[:, None, None, :]
-    shared, _ = layer(x, layer.cross_attention.project(memory), mask)
-    copied, _ = layer(x, layer.cross_attention.project(memory.repeat_interleave(3, 0)), mask.repeat_interleave(3, 0))
-    assert_same(shared, copied, 1e-12)
+    context = layer.cross_attention.project(torch.randn(3, 4, 8, dtype=torch.float64, generator=generator))
+    grown, reserved = KeysValues(*(side[:, :, :0] for side in context)), Reserve.like(context, positions=7)
+    rows = torch.tensor([2, 0])
+    for width in (1, 2, 1):
+        x = torch.randn(3, width, 8, dtype=torch.float64, generator=generator)
+        expected, grown = layer(x, context, None, past=grown)
+        y, reserved = layer(x, context, None, past=reserved)
+        assert_same(y, expected, 1e-12)
+        assert_same(reserved.filled, grown, 1e-12)
+        assert_same(reserved.select(rows).filled, KeysValues(*(side[rows] for side in grown)), 1e-12)
+    assert reserved.length == grown.length == 4
 
 
 def test_dropout_falls_on_the_embedding_and_the_residuals_and_never_on_attention_weights() -> None:

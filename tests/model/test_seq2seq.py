@@ -9,7 +9,7 @@ from torch import Tensor
 
 from simulmt.errors import ConfigError, VocabularyError
 from simulmt.model.output import project_and_loss
-from simulmt.model.seq2seq import DecoderState, Seq2SeqConfig, Seq2SeqModel
+from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.text import END, START
 
 from .helpers import Allocations, assert_same, gradients, pad, parameter_count, randomise, sum_gradients
@@ -89,44 +89,21 @@ def test_encode_and_steps_are_forward_also_with_padding(causal: bool, delay: int
 
 
 def test_hypotheses_side_by_side_are_written_as_if_alone() -> None:
+    """Two hypotheses a sentence in one past; before the third token both go on from the second one, swapped after."""
     model = make_model(causal=False)
     source, source_lengths, _, _ = batch()
-    words = tokens(3 * 2, 4)
-    together = model.encode(source, source_lengths, hypotheses=2)
-    apart = model.encode(source.repeat_interleave(2, 0), source_lengths.repeat_interleave(2))
-    for token in inputs_of(words).split(1, 1):
-        logits, together = model.step(token, together)
-        expected, apart = model.step(token, apart)
+    words = inputs_of(tokens(3 * 2, 4)).view(3, 2, 4)
+    state = model.encode(source, source_lengths)
+    visible = torch.zeros(3, 2, 0, dtype=torch.bool)
+    written = words.clone()
+    for t, parents in enumerate([[0, 1], [0, 1], [1, 1], [1, 0]]):
+        visible = torch.cat([visible[:, parents], torch.eye(2, dtype=torch.bool).expand(3, 2, 2)], 2)
+        written[:, :, :t] = written[:, parents, :t]
+        logits, state = model.step(words[:, :, t], state, visible=visible)
+        alone = model.encode(source.repeat_interleave(2, 0), source_lengths.repeat_interleave(2))
+        for token in written.flatten(0, 1)[:, : t + 1].split(1, 1):
+            expected, alone = model.step(token, alone)
         assert_same(logits, expected)
-
-
-def write(model: Seq2SeqModel, state: DecoderState, words: Tensor) -> tuple[Tensor, DecoderState]:
-    logits = torch.empty(0)
-    for token in words.split(1, 1):
-        logits, state = model.step(token, state)
-    return logits, state
-
-
-def test_reordered_hypotheses_go_on_from_their_own_past() -> None:
-    model = make_model(causal=False)
-    source, source_lengths, _, _ = batch()
-    words, rows = inputs_of(tokens(6, 4)), torch.tensor([1, 1, 2, 3, 5, 4])
-    _, state = write(model, model.encode(source, source_lengths, hypotheses=2), words[:, :3])
-    logits, _ = model.step(words[:, 3:], state.reorder(rows))
-    swapped = torch.cat([words[rows, :3], words[:, 3:]], 1)
-    expected, _ = write(model, model.encode(source, source_lengths, hypotheses=2), swapped)
-    assert_same(logits, expected)
-
-
-def test_kept_sentences_go_on_as_before() -> None:
-    model = make_model(causal=False)
-    source, source_lengths, _, _ = batch()
-    words = inputs_of(tokens(6, 4))
-    _, state = write(model, model.encode(source, source_lengths, hypotheses=2), words[:, :3])
-    everything, _ = model.step(words[:, 3:], state)
-    rows = torch.tensor([0, 1, 4, 5])
-    some, _ = model.step(words[rows, 3:], state.keep(torch.tensor([0, 2]), rows))
-    assert_same(some, everything[rows])
 
 
 # What depends on what

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -28,15 +31,16 @@ def model(
     return translator(network, "ctc", "int8", tmp_path_factory.mktemp("bundles"))
 
 
-class Counting(Translator):
-    """Remembers how many streams each step advanced."""
+class Watched(Translator):
+    """Remembers which streams each step advanced."""
 
     def __init__(self, model: Translator) -> None:
         super().__init__(model.bundle, threads=1)
-        self.sizes: list[int] = []
+        self.steps: list[list[Stream]] = []
 
     def step(self, streams: Sequence[Stream]) -> list[list[Commit]]:
-        self.sizes.append(len(streams))
+        self.steps.append(list(streams))
+        time.sleep(0.005)  # long enough for others to come in
         return super().step(streams)
 
 
@@ -60,14 +64,61 @@ def test_streams_on_an_event_loop_write_what_they_write_alone(model: Translator)
 
 
 def test_what_arrives_during_a_step_shares_the_next(model: Translator) -> None:
-    counting = Counting(model)
+    watched = Watched(model)
 
-    async def all_at_once() -> None:
-        front = AsyncTranslator(counting)
-        await asyncio.gather(*(front.stream(1).push("the old bridge ") for _ in range(5)))
+    async def some_later() -> None:
+        front = AsyncTranslator(watched)
+        early = [asyncio.create_task(front.stream(1).push(9 * "the old bridge ")) for _ in range(2)]
+        while not watched.steps:
+            await asyncio.sleep(0)
+        await asyncio.gather(*early, *(front.stream(1).push(9 * "the old bridge ") for _ in range(3)))
 
-    asyncio.run(all_at_once())
-    assert max(counting.sizes) == 5
+    asyncio.run(some_later())
+    assert max(map(len, watched.steps)) == 5
+
+
+def test_a_step_is_bounded_and_whoever_had_a_turn_waits_for_the_others(model: Translator) -> None:
+    watched, sizes = Watched(model), list[int]()
+
+    async def crowd() -> None:
+        front = AsyncTranslator(watched, together=3, on_step=sizes.append)
+        await asyncio.gather(*(front.stream(1).push(20 * "the old bridge. ") for _ in range(7)))
+
+    asyncio.run(crowd())
+    assert sizes == [len(step) for step in watched.steps]
+    assert max(sizes) == 3
+    everyone = {stream for step in watched.steps for stream in step}
+    for stream in everyone:
+        turns = [number for number, step in enumerate(watched.steps) if stream in step]
+        assert max(later - earlier for earlier, later in pairwise(turns)) <= 3  # 7 streams in threes
+
+
+def test_a_stream_is_not_touched_while_it_is_computed(model: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if whoever pushed has given up waiting."""
+    computing, touched = threading.Event(), []
+    step, accept = model.step, Stream.accept
+
+    def slow(streams: Sequence[Stream]) -> list[list[Commit]]:
+        computing.set()
+        time.sleep(0.05)
+        computing.clear()
+        return step(streams)
+
+    def watched(stream: Stream, text: str, arrived: float | None = None) -> None:
+        touched.append(computing.is_set())
+        accept(stream, text, arrived)
+
+    async def impatient() -> list[Commit]:
+        stream = AsyncTranslator(model).stream(1)
+        first = asyncio.create_task(stream.push("the old "))
+        await asyncio.to_thread(computing.wait)
+        first.cancel()
+        return await stream.push("bridge ") + await stream.finish()
+
+    monkeypatch.setattr(model, "step", slow)
+    monkeypatch.setattr(Stream, "accept", watched)
+    asyncio.run(impatient())
+    assert touched == [False, False]
 
 
 def test_calls_on_one_stream_are_taken_in_their_order(model: Translator) -> None:

@@ -14,7 +14,7 @@ from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train.batches import DeviceStore
-from simulmt.train.decode import GREEDY, bleu, collapse, translate_store
+from simulmt.train.decode import GREEDY, bleu, collapse, scores_by_blank_penalty, translate_store
 
 CPU = torch.device("cpu")
 
@@ -88,6 +88,21 @@ def test_a_store_is_translated_as_streams_would_be(
     assert len({tuple(ids) for ids in expected}) > len(expected) / 2
 
 
+def test_one_pass_scores_every_blank_penalty(dataset: Dataset, ctc: CTCModel) -> None:
+    store, penalties = DeviceStore(dataset.dev, CPU), (-20.0, -5.0, 0.0)
+    ctc.eval()
+    expected = {}
+    for penalty in penalties:
+        ids = translate_store(ctc, store, 3, blank_penalty=penalty)
+        hypotheses = [dataset.target_tokenizer.decode(ids[row]) for row in range(len(store))]
+        expected[penalty] = bleu(hypotheses, [hypotheses[5:] + hypotheses[:5]], dataset.target_tokenizer)
+        references = [hypotheses[5:] + hypotheses[:5]]
+        found = scores_by_blank_penalty(ctc, store, 3, penalties, references, dataset.target_tokenizer, 150)
+        assert found[penalty] == expected[penalty]
+    ctc.train()
+    assert len(set(expected.values())) == len(penalties)
+
+
 @torch.no_grad()
 def write_greedily(model: Seq2SeqModel, source: Tensor, delay: int | None) -> list[int]:
     """Read a token, write a token; the teacher reads all first."""
@@ -143,12 +158,22 @@ def test_text_without_spaces_is_scored_by_characters(
 ) -> None:
     hypothesis, reference = ["我们在车站等火车来。"], ["我们在车站等汽车来。"]
     by_characters = sacrebleu.corpus_bleu(hypothesis, [reference], tokenize="zh").score
-    assert bleu(hypothesis, reference, ideograph_tokenizer) == pytest.approx(by_characters)
+    assert bleu(hypothesis, [reference], ideograph_tokenizer) == pytest.approx(by_characters)
     assert by_characters > 50
-    assert bleu(hypothesis, reference, target_tokenizer) < 1  # to the other tokenisation it is one wrong word
+    assert bleu(hypothesis, [reference], target_tokenizer) < 1  # to the other tokenisation it is one wrong word
 
 
 def test_text_with_spaces_is_scored_by_words_whatever_their_case(target_tokenizer: Tokenizer) -> None:
     reference = ["Die alte Brücke war im Winter gesperrt."]
-    assert bleu(["die ALTE brücke war im winter gesperrt ."], reference, target_tokenizer) == pytest.approx(100)
-    assert bleu([""], reference, target_tokenizer) == 0
+    assert bleu(["die ALTE brücke war im winter gesperrt ."], [reference], target_tokenizer) == pytest.approx(100)
+    assert bleu([""], [reference], target_tokenizer) == 0
+
+
+def test_every_set_of_references_counts(target_tokenizer: Tokenizer) -> None:
+    hypotheses = ["Die alte Brücke war gesperrt.", "Der Bus fährt heute nicht mehr."]
+    sets = [
+        ["Die alte Brücke war gesperrt.", "Etwas ganz anderes."],
+        ["Nichts davon.", "Der Bus fährt heute nicht mehr."],
+    ]
+    assert bleu(hypotheses, sets, target_tokenizer) == pytest.approx(100)
+    assert bleu(hypotheses, sets[:1], target_tokenizer) < 90

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.errors import DataError, MissingExtraError
+from simulmt.errors import ConfigError, DataError, MissingExtraError
 
 if TYPE_CHECKING:
     from simulmt.dataset import Dataset
+    from simulmt.model.ctc import CTCModel
+
+PENALTIES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)  # of the blank's logit, that --tune-penalty chooses from
 
 
 class Precision(StrEnum):
@@ -33,6 +36,10 @@ def export(
         list[float] | None,
         typer.Option(help="CTC: what to take off the blank's score, once for each delay that it was trained for."),
     ] = None,
+    tune_penalty: Annotated[
+        bool,
+        typer.Option("--tune-penalty", help="CTC: choose the penalty of each delay by BLEU on the development set."),
+    ] = False,
     longest: Annotated[int, typer.Option(help="Source pieces after which a sentence is cut.")] = 256,
     development: Annotated[
         int, typer.Option(min=0, help="Development sentences on which int8 is held to full precision.")
@@ -53,6 +60,7 @@ def export(
     try:
         from simulmt.dataset import Dataset
         from simulmt.eval.system_dir import write_system_configs
+        from simulmt.model.ctc import CTCModel
         from simulmt.train.export import ExportConfig, Trained
         from simulmt.train.export import export as export_bundle
         from simulmt.train.systems import load_model, translator_of
@@ -63,8 +71,14 @@ def export(
 
     network, system = load_model(model)
     dataset = Dataset.open(data)
+    translator = translator_of(network)
+    trained = Trained(translator, dataset.source_tokenizer, dataset.target_tokenizer)
+    if tune_penalty:
+        if blank_penalty or not isinstance(translator, CTCModel):
+            raise ConfigError("--tune-penalty: for a CTC model and without --blank-penalty only")
+        blank_penalty = [_best_penalty(translator, dataset, delay) for delay in system.delays]
     described = export_bundle(
-        Trained(translator_of(network), dataset.source_tokenizer, dataset.target_tokenizer),
+        trained,
         output,
         ExportConfig(
             source_language,
@@ -83,12 +97,27 @@ def export(
     typer.echo(f"{output}: {described.kind} {described.precision}; {checks}", err=True)
 
 
+def _best_penalty(model: CTCModel, dataset: Dataset, delay: int) -> float:
+    """The blank penalty that scores best on the development set, the smallest of equals."""
+    import torch
+
+    from simulmt.train.batches import DeviceStore
+    from simulmt.train.decode import scores_by_blank_penalty
+
+    dev = DeviceStore(dataset.dev, torch.device("cpu"))
+    scores = scores_by_blank_penalty(model, dev, delay, PENALTIES, dataset.dev_references, dataset.target_tokenizer)
+    best = max(scores, key=lambda penalty: (scores[penalty], -penalty))
+    shown = ", ".join(f"{penalty:g}: {score:.2f}" for penalty, score in scores.items())
+    typer.echo(f"k={delay}: development BLEU by blank penalty {shown}", err=True)
+    return best
+
+
 def _development_text(dataset: Dataset, count: int) -> list[tuple[str, str]]:
     """The first development pairs; a data directory keeps the source as tokens only."""
     sources = (
         dataset.source_tokenizer.decode(dataset.dev.pair(index)[0].tolist()) for index in range(len(dataset.dev))
     )
-    return list(zip(sources, dataset.dev_references[:count], strict=False))
+    return list(zip(sources, dataset.dev_references[0][:count], strict=False))
 
 
 def _read(card: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.errors import ConfigError, MissingExtraError
+from simulmt.errors import ConfigError, DataError, MissingExtraError
 
 if TYPE_CHECKING:
     from simulmt.corpus import Corpus
@@ -47,8 +49,11 @@ def synthetic(
 
 def prepare(
     output: Annotated[Path, typer.Option(help="Data directory to write; vocabularies found there are used.")],
-    dev_source: Annotated[Path, typer.Option(help="Source side of the development set.")],
-    dev_target: Annotated[Path, typer.Option(help="Target side of the development set.")],
+    dev_source: Annotated[Path | None, typer.Option(help="Source side of the development set; text or .sgm.")] = None,
+    dev_target: Annotated[
+        list[Path] | None, typer.Option(help="Its target side; repeated, or an .sgm of several, more references.")
+    ] = None,
+    dev_xml: Annotated[Path | None, typer.Option(help="Or all of it as one XML file, as WMT publishes it.")] = None,
     source: Annotated[
         list[Path] | None, typer.Option(help="Source text, line by line; plain, .gz or .xz; may be repeated.")
     ] = None,
@@ -56,8 +61,13 @@ def prepare(
     tsv: Annotated[
         list[Path] | None, typer.Option(help="Both sides in one file, tab-separated; may be repeated.")
     ] = None,
+    tmx: Annotated[list[Path] | None, typer.Option(help="A translation memory, TMX; may be repeated.")] = None,
+    vocabularies: Annotated[
+        Path | None, typer.Option(help="Data directory whose vocabularies to take instead of learning them.")
+    ] = None,
     source_vocabulary: Annotated[int, typer.Option(help="Pieces in the source vocabulary.")] = 32_000,
     target_vocabulary: Annotated[int, typer.Option(help="Pieces in the target vocabulary.")] = 32_000,
+    source_language: Annotated[str, typer.Option(help="Language code; for --tmx, which has many languages.")] = "",
     target_language: Annotated[
         str, typer.Option(help="Language code; zh, ja and yue are written without spaces.")
     ] = "",
@@ -67,32 +77,43 @@ def prepare(
     drop_duplicates: Annotated[bool, typer.Option("--drop-duplicates", help="Keep one of equal pairs.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace token stores that exist.")] = False,
 ) -> None:
-    """Learn vocabularies and turn parallel text into a data directory to train on."""
+    """Learn vocabularies and turn parallel text into a data directory to train on.
+
+    Every file may be packed: .gz or .xz.
+    """
     from rich.console import Console
 
-    from simulmt.corpus import ParallelFiles
     from simulmt.dataset import prepare_dataset
     from simulmt.store import Filters
     from simulmt.text import VocabularySpec
 
+    if dev_xml is None and not (dev_source and dev_target):
+        raise ConfigError("no development set: give --dev-source and --dev-target, or --dev-xml")
     corpora = _corpora(source or [], target or [], tsv or [])
-    if target_language in UNSPACED_LANGUAGES:
+    corpora += _translation_memories(tmx or [], source_language, target_language)
+    if not corpora:
+        raise ConfigError("no training text: give --source and --target, --tsv or --tmx")
+    if re.split("[-_]", target_language.lower())[0] in UNSPACED_LANGUAGES:
         target_spec = VocabularySpec(target_vocabulary, "identity", character_coverage=0.9995, spaced=False)
     else:
         target_spec = VocabularySpec(target_vocabulary, "nmt_nfkc")
     source_spec = VocabularySpec(source_vocabulary, "nmt_nfkc" if cased_source else "nmt_nfkc_cf")
     filters = Filters(max_length=max_length, max_ratio=max_ratio, drop_duplicates=drop_duplicates)
+    dev, more_references = _development(dev_source, dev_target or [], dev_xml)
+    if vocabularies is not None:
+        _copy_vocabularies(vocabularies, output)
     console = Console(stderr=True)
     with console.status("") as status:
         dataset = prepare_dataset(
             output,
             corpora,
-            ParallelFiles(dev_source, dev_target),
+            dev,
             source_spec,
             target_spec,
             filters,
             overwrite,
             progress=lambda stage, pairs: status.update(f"{stage}: {pairs:,} pairs" if pairs else f"{stage} ..."),
+            more_references=more_references,
         )
     manifest = dataset.train.manifest
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in manifest.dropped.items() if count) or "none"
@@ -158,10 +179,44 @@ def _corpora(source: Sequence[Path], target: Sequence[Path], tsv: Sequence[Path]
 
     if len(source) != len(target):
         raise ConfigError(f"{len(source)} --source files but {len(target)} --target files; give them in pairs")
-    if not source and not tsv:
-        raise ConfigError("no training text: give --source and --target, or --tsv")
     pairs: list[Corpus] = [ParallelFiles(*files) for files in zip(source, target, strict=True)]
     return pairs + [TabSeparatedFile(path) for path in tsv]
+
+
+def _translation_memories(paths: Sequence[Path], source_language: str, target_language: str) -> list[Corpus]:
+    from simulmt.formats import TranslationMemory
+
+    if paths and not (source_language and target_language):
+        raise ConfigError("--tmx holds many languages: say which with --source-language and --target-language")
+    return [TranslationMemory(path, source_language, target_language) for path in paths]
+
+
+def _development(source: Path | None, targets: Sequence[Path], xml: Path | None) -> tuple[Corpus, list[list[str]]]:
+    """The development set with its first references, and the other sets of references."""
+    from simulmt.corpus import ParallelFiles, read_references
+    from simulmt.formats import WmtTestSet
+
+    if xml is not None:
+        if source or targets:
+            raise ConfigError("--dev-xml is the whole development set: leave out --dev-source and --dev-target")
+        test_set = WmtTestSet(xml)
+        return test_set, test_set.references()[1:]
+    assert source is not None
+    sets = [(path, references) for path in targets for references in read_references(path)]
+    first = len(sets[0][1])
+    for path, references in sets:
+        if len(references) != first:
+            raise DataError(f"{path}: {len(references)} references, but the first set in {targets[0]} has {first}")
+    return ParallelFiles(source, targets[0]), [references for _, references in sets[1:]]
+
+
+def _copy_vocabularies(data: Path, output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for name in ("source.model", "target.model"):
+            shutil.copyfile(data / name, output / name)
+    except OSError as error:
+        raise ConfigError(f"--vocabularies {data}: cannot be copied: {error}") from None
 
 
 def _missing(command: str, error: ImportError) -> Exception:

@@ -43,6 +43,17 @@ def guess_unit(lines: Iterable[str]) -> Unit:
     return "char" if sum(runs) > LONGEST_WORD_IN_IDEOGRAPHS * len(runs) else "word"
 
 
+def cut_chinese(lines: Iterable[str]) -> Iterator[list[str]]:
+    """The words of Chinese lines, by jieba's dictionary; what is between spaces stays apart."""
+    try:
+        import jieba  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        raise MissingExtraError("cutting Chinese into words", "align") from None
+    jieba.setLogLevel("ERROR")  # type: ignore[no-untyped-call]
+    for line in lines:
+        yield [word for word in jieba.cut(line) if word.strip()]  # type: ignore[no-untyped-call]
+
+
 def align_with_eflomal(
     pairs: Sequence[WordPair], more: Iterable[WordPair] = (), priors: Path | None = None
 ) -> list[set[Link]]:

@@ -1,6 +1,9 @@
 """Batched beam search over the encoder-decoder, with cached keys and values, under any wait-k policy.
 
-Axis letters: B sentences still open, K beam, V vocabulary, L longest translation.
+The keys and values of a sentence's hypotheses share one cache and never move: a hypothesis is a mask over it. The host
+waits for the device only every few steps, and then drops the sentences that are finished.
+
+Axis letters: B sentences still open, K beam, V vocabulary, L longest translation with END, C cached positions.
 """
 
 from __future__ import annotations
@@ -14,8 +17,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from simulmt.config import require
+from simulmt.model.kernels import compiled_on_gpu
+from simulmt.model.layers import KeysValues, Reserve
+from simulmt.model.output import at_least_float32
 from simulmt.model.seq2seq import DecoderState, Seq2SeqModel
 from simulmt.text import END, PAD, SPECIAL_SYMBOLS, START
+
+CHECK_EVERY = 4  # steps between two questions whether sentences are finished, for which the host waits
+CROWDED = 0.75  # with a larger share of the batch still open, dropping the others would cost more than it saves
+CHUNK = 128  # neighbours in the vocabulary, which are looked through only if the best of them is good enough
 
 
 @dataclass(frozen=True)
@@ -47,17 +57,40 @@ class Hypothesis(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """All that is known of the open sentences: K unfinished and up to K finished hypotheses each."""
+    """All that is known of the sentences in the batch: K unfinished and up to K finished hypotheses each."""
 
     sentence: Int[Tensor, " B"]  # which sentence of the batch this row is
     longest: Int[Tensor, " B"]
     open_tokens: Int[Tensor, "B K L"]
     open_scores: Float[Tensor, "B K"]
+    visible: Bool[Tensor, "B K C"]  # which cached positions belong to which unfinished hypothesis
     done_tokens: Int[Tensor, "B K L"]
     done_scores: Float[Tensor, "B K"]  # length-normalised; -inf where there is none yet
 
     def keep(self, rows: Int[Tensor, " R"]) -> _Search:
         return _Search(*(field[rows] for field in self))
+
+    def settled(self, length: int) -> Bool[Tensor, " B"]:
+        """Sentences with K finished hypotheses or at their limit: nothing that comes later counts for them."""
+        return (self.done_scores[:, -1] > -torch.inf) | (self.longest < length)
+
+
+class _Found(NamedTuple):
+    """The finished hypotheses of all sentences of the batch, on the device until the search is over."""
+
+    tokens: Int[Tensor, "B K L"]
+    scores: Float[Tensor, "B K"]
+
+    def record(self, search: _Search) -> None:
+        self.tokens[search.sentence] = search.done_tokens
+        self.scores[search.sentence] = search.done_scores
+
+    def hypotheses(self, best: int | None) -> list[list[Hypothesis]]:
+        each = zip(self.tokens[:, :best].tolist(), self.scores[:, :best].tolist(), strict=True)
+        return [
+            [Hypothesis(ids[: ids.index(END)], score) for ids, score in zip(*one, strict=True) if score > -math.inf]
+            for one in each
+        ]
 
 
 @torch.no_grad()
@@ -67,94 +100,120 @@ def beam_search(
     source_lengths: Int[Tensor, " B"],
     config: BeamConfig,
     delay: int | None = None,
+    best: int | None = None,
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses of each sentence, best first; the model must be in eval mode."""
-    state = model.encode(source, source_lengths, hypotheses=config.beam)
-    search = _start(source_lengths.to(source.device), config)
-    results: list[list[Hypothesis]] = [[] for _ in range(source.shape[0])]
-    length = 0
-    while len(search.sentence):
-        previous = (
-            search.open_tokens[:, :, length - 1] if length else torch.full_like(search.open_tokens[:, :, 0], START)
-        )
-        logits, state = model.step(previous.reshape(-1, 1), state, delay)
-        search, origin = _extend(search, logits, length, config)
-        state = state.reorder(origin)
-        length += 1
-        search, state = _retire(search, state, length, config, results)
-    return results
+    """The `best` hypotheses of each sentence (all K if not given), best first; the model must be in eval mode.
+
+    Sentences of about the same length are searched fastest. `source_lengths` lie on the CPU.
+    """
+    search = _start(source_lengths, source.device, at_least_float32(model.target_embedding.weight).dtype, config)
+    found = _Found(search.done_tokens.clone(), search.done_scores.clone())
+    K, steps = search.done_scores.shape[1], search.done_tokens.shape[2]
+    state = model.encode(source, source_lengths)
+    state = state._replace(past=tuple(Reserve.like(context, steps * K) for context in state.context))
+    for length in range(steps):
+        new = slice(length * K, (length + 1) * K)
+        search.visible[:, :, new] = torch.eye(K, dtype=torch.bool, device=source.device)
+        last = search.open_tokens[:, :, length - 1] if length else torch.full_like(search.open_tokens[:, :, 0], START)
+        logits, state = model.step(last, state, delay, search.visible[:, :, : new.stop])
+        search = _extend(search, logits, length, config)
+        if (length + 1) % CHECK_EVERY == 0:
+            rows = (~search.settled(length + 1)).nonzero().flatten()
+            if len(rows) == 0:
+                break
+            if len(rows) <= CROWDED * len(search.sentence):
+                found.record(search)
+                search, state = search.keep(rows), _keep(state, rows)
+    found.record(search)
+    return found.hypotheses(best)
 
 
-def _start(source_lengths: Int[Tensor, " B"], config: BeamConfig) -> _Search:
-    B, K = len(source_lengths), config.beam
-    longest = (config.max_ratio * source_lengths + config.max_extra).long()
-    tokens = torch.full((B, K, int(longest.max()) + 1), PAD, device=source_lengths.device)
-    scores = torch.full((B, K), -torch.inf, device=source_lengths.device)
+def _start(lengths: Int[Tensor, " B"], device: torch.device, dtype: torch.dtype, config: BeamConfig) -> _Search:
+    longest = (config.max_ratio * lengths + config.max_extra).long()
+    B, K, steps = len(longest), config.beam, int(longest.max()) + 1
+    tokens = torch.full((B, K, steps), PAD, device=device)
+    scores = torch.full((B, K), -torch.inf, device=device, dtype=dtype)
     # All K hypotheses begin alike; only the first counts, or the beam would fill with copies.
-    first_only = torch.where(torch.arange(K, device=scores.device) == 0, 0.0, scores)
-    sentence = torch.arange(B, device=scores.device)
-    return _Search(sentence, longest, tokens, first_only, tokens.clone(), scores)
+    first_only = torch.where(torch.arange(K, device=device) == 0, 0.0, scores)
+    visible = torch.zeros(B, K, steps * K, dtype=torch.bool, device=device)
+    sentence, longest = torch.arange(B, device=device), longest.to(device, non_blocking=True)
+    return _Search(sentence, longest, tokens, first_only, visible, tokens.clone(), scores)
 
 
-def _extend(
-    search: _Search, logits: Float[Tensor, "BK V"], length: int, config: BeamConfig
-) -> tuple[_Search, Int[Tensor, " BK"]]:
-    """Grow every hypothesis by one token; the search after that and the cache row each new one grew from."""
-    B, K = search.open_scores.shape
-    log_probs = _allowed(logits.float().log_softmax(-1).view(B, K, -1), search.longest, length, config)
-    V = log_probs.shape[-1]
-    totals = (search.open_scores[:, :, None] + log_probs).view(B, K * V)
+def _extend(search: _Search, logits: Float[Tensor, "BK V"], length: int, config: BeamConfig) -> _Search:
+    """Grow every hypothesis by one token."""
+    K = config.beam
+    scores, tokens = _candidates(search, logits, length, config)
+    choices = tokens.shape[-1]
     # Each hypothesis can end in one way only, so 2 K candidates hold at least K that go on.
-    scores, flat = totals.topk(min(2 * K, K * V), dim=-1)
-    grown = search.open_tokens.gather(1, _wide(flat // V, search.open_tokens))
-    grown[:, :, length] = flat % V
-    ended = flat % V == END
+    scores, flat = scores.flatten(1).topk(min(2 * K, K * choices), dim=-1)
+    parent, token = flat // choices, tokens.flatten(1).gather(1, flat)
+    grown = search.open_tokens.gather(1, _wide(parent, search.open_tokens))
+    grown[:, :, length] = token
+    ended = token == END
 
     # An ending counts only while it is among the best K: otherwise short hypotheses would creep in from below.
-    counts = ended & (torch.arange(flat.shape[1], device=flat.device) < K)
+    counts = ended & (torch.arange(flat.shape[1], device=flat.device) < K) & ~search.settled(length)[:, None]
     finished = (scores / (length + 1) ** config.length_penalty).masked_fill(~counts, -torch.inf)
     done_scores, best = torch.cat([search.done_scores, finished], 1).topk(K, dim=-1)
     done_tokens = torch.cat([search.done_tokens, grown], 1).gather(1, _wide(best, grown))
 
     open_scores, kept = scores.masked_fill(ended, -torch.inf).topk(K, dim=-1)
-    origin = (flat // V).gather(1, kept) + torch.arange(B, device=flat.device)[:, None] * K
-    open_tokens = grown.gather(1, _wide(kept, grown))
     return search._replace(
-        open_tokens=open_tokens, open_scores=open_scores, done_tokens=done_tokens, done_scores=done_scores
-    ), origin.flatten()
+        open_tokens=grown.gather(1, _wide(kept, grown)),
+        open_scores=open_scores,
+        visible=search.visible.gather(1, _wide(parent.gather(1, kept), search.visible)),
+        done_tokens=done_tokens,
+        done_scores=done_scores,
+    )
 
 
-def _allowed(
-    log_probs: Float[Tensor, "B K V"], longest: Int[Tensor, " B"], length: int, config: BeamConfig
-) -> Float[Tensor, "B K V"]:
-    """Forbid special symbols, END before the minimum, and anything but END at the limit."""
-    forbidden = torch.zeros_like(log_probs[:1, :1], dtype=torch.bool)
-    forbidden[..., : len(SPECIAL_SYMBOLS)] = True
-    forbidden[..., END] = length < config.min_length
-    at_limit = (longest <= length)[:, None, None]
-    is_end = torch.arange(log_probs.shape[-1], device=log_probs.device) == END
-    return log_probs.masked_fill(forbidden | (at_limit & ~is_end), -torch.inf)
+def _candidates(
+    search: _Search, logits: Float[Tensor, "BK V"], length: int, config: BeamConfig
+) -> tuple[Float[Tensor, "B K N"], Int[Tensor, "B K N"]]:
+    """The best tokens that each hypothesis may go on with, END as the last of them, and the scores they lead to."""
+    first_word = len(SPECIAL_SYMBOLS)
+    normaliser, chunk_maxima = _survey(logits, first_word)
+    words, ids = _best_words(logits[:, first_word:], chunk_maxima, config.beam)
+    # At the limit a hypothesis can only end, and before the minimum it cannot.
+    words = words.masked_fill((search.longest <= length).repeat_interleave(config.beam)[:, None], -torch.inf)
+    end = logits[:, END:][:, :1] if length >= config.min_length else torch.full_like(logits[:, :1], -torch.inf)
+    log_probs = at_least_float32(torch.cat([words, end], 1)) - normaliser[:, None]
+    tokens = torch.cat([ids + first_word, torch.full_like(ids[:, :1], END)], 1)
+    shape = *search.open_scores.shape, -1
+    return search.open_scores[:, :, None] + log_probs.view(shape), tokens.view(shape)
 
 
-def _retire(
-    search: _Search, state: DecoderState, length: int, config: BeamConfig, results: list[list[Hypothesis]]
-) -> tuple[_Search, DecoderState]:
-    """Record the sentences with K finished hypotheses or at their limit, and drop them from the batch."""
-    settled: Bool[Tensor, " B"] = (search.done_scores[:, -1] > -torch.inf) | (search.longest < length)
-    if not bool(settled.any()):
-        return search, state
-    settled_rows = search.keep(settled.nonzero().flatten())
-    fields = (settled_rows.sentence, settled_rows.done_tokens, settled_rows.done_scores)
-    for sentence, tokens, scores in zip(*(field.tolist() for field in fields), strict=True):
-        results[sentence] = [
-            Hypothesis(ids[: ids.index(END)], score)
-            for ids, score in zip(tokens, scores, strict=True)
-            if score > -math.inf
-        ]
-    rows = (~settled).nonzero().flatten()
-    beams = (rows[:, None] * config.beam + torch.arange(config.beam, device=rows.device)).flatten()
-    return search.keep(rows), state.keep(rows, beams)
+@compiled_on_gpu
+def _survey(logits: Float[Tensor, "N V"], first_word: int) -> tuple[Float[Tensor, " N"], Float[Tensor, "N chunks"]]:
+    """The log-normaliser of each row and the largest logit in each whole chunk of words, in one reading."""
+    return at_least_float32(logits).logsumexp(-1), _whole_chunks(logits[:, first_word:]).amax(-1)
 
 
-def _wide(index: Int[Tensor, "B N"], like: Int[Tensor, "B K L"]) -> Int[Tensor, "B N L"]:
+def _best_words(
+    words: Float[Tensor, "N W"], chunk_maxima: Float[Tensor, "N chunks"], count: int
+) -> tuple[Tensor, Int[Tensor, "N count"]]:
+    """The largest logits and where they are: the n largest of all lie in the n chunks with the largest maxima."""
+    chunks = chunk_maxima.topk(min(count, chunk_maxima.shape[1]), dim=-1).indices  # [N n]
+    inside = torch.arange(CHUNK, device=words.device)
+    rest = torch.arange(chunk_maxima.shape[1] * CHUNK, words.shape[1], device=words.device)
+    where = (chunks[:, :, None] * CHUNK + inside).flatten(1)
+    where = torch.cat([where, rest.expand(len(words), -1)], 1)  # [N n * CHUNK + rest]
+    values, index = words.gather(1, where).topk(min(count, words.shape[1]), dim=-1)
+    return values, where.gather(1, index)
+
+
+def _whole_chunks(words: Float[Tensor, "N W"]) -> Float[Tensor, "N chunks CHUNK"]:
+    chunks = words.shape[1] // CHUNK
+    return words[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK))
+
+
+def _keep(state: DecoderState, rows: Int[Tensor, " R"]) -> DecoderState:
+    """The state of some of the sentences."""
+    context = tuple(KeysValues(keys[rows], values[rows]) for keys, values in state.context)
+    past = tuple(reserve.select(rows) for reserve in state.past if isinstance(reserve, Reserve))
+    return DecoderState(context, past, None if state.source_mask is None else state.source_mask[rows])
+
+
+def _wide(index: Int[Tensor, "B N"], like: Tensor) -> Int[Tensor, "B N X"]:
     return index[:, :, None].expand(-1, -1, like.shape[-1])

@@ -33,8 +33,44 @@ class KeysValues(NamedTuple):
         return KeysValues(torch.cat([self.keys, new.keys], 2), torch.cat([self.values, new.values], 2))
 
     @property
+    def filled(self) -> KeysValues:
+        return self
+
+    @property
     def length(self) -> int:
         return self.keys.shape[2]
+
+
+class Reserve(NamedTuple):
+    """Keys and values with room behind them, [B heads C D/heads] each, of which `length` positions are filled.
+
+    Appending writes in place instead of copying all that came before, so of two states only the newer may be used.
+    """
+
+    keys: Tensor
+    values: Tensor
+    length: int
+
+    @staticmethod
+    def like(context: KeysValues, positions: int) -> Reserve:
+        """An empty one for the same sentences and heads."""
+        B, heads, _, D = context.keys.shape
+        keys, values = context.keys.new_empty(2, B, heads, positions, D)
+        return Reserve(keys, values, 0)
+
+    def append(self, new: KeysValues) -> Reserve:
+        stop = self.length + new.length
+        self.keys[:, :, self.length : stop] = new.keys
+        self.values[:, :, self.length : stop] = new.values
+        return Reserve(self.keys, self.values, stop)
+
+    @property
+    def filled(self) -> KeysValues:
+        return KeysValues(self.keys[:, :, : self.length], self.values[:, :, : self.length])
+
+    def select(self, rows: Int[Tensor, " R"]) -> Reserve:
+        """Some of the sentences, with as much room as before."""
+        return Reserve(self.keys[rows], self.values[rows], self.length)
 
 
 class Attention(nn.Module):
@@ -135,16 +171,14 @@ class DecoderLayer(nn.Module):
         context_mask: Tensor | None,
         mask: Tensor | None = None,
         causal: bool = False,
-        past: KeysValues | None = None,
-    ) -> tuple[Float[Tensor, "B N D"], KeysValues]:
+        past: KeysValues | Reserve | None = None,
+    ) -> tuple[Float[Tensor, "B N D"], KeysValues | Reserve]:
         """The layer's output and the keys and values of all positions so far, `past` included."""
         normed = self.attention_norm(x)
-        own = self.attention.project(normed)
-        own = own if past is None else past.append(own)
-        x = x + self.dropout(self.attention(normed, own, mask, causal))
-        # Several hypotheses of one sentence lie next to each other and share its context.
-        queries = self.cross_norm(x).view(context.keys.shape[0], -1, x.shape[-1])
-        x = x + self.dropout(self.cross_attention(queries, context, context_mask).view_as(x))
+        new = self.attention.project(normed)
+        own = new if past is None else past.append(new)
+        x = x + self.dropout(self.attention(normed, own.filled, mask, causal))
+        x = x + self.dropout(self.cross_attention(self.cross_norm(x), context, context_mask))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), own
 
 

@@ -23,6 +23,7 @@ from simulmt.model.layers import (
     Encoder,
     EncoderState,
     KeysValues,
+    Reserve,
     check_delay,
     check_tokens,
     length_mask,
@@ -59,21 +60,13 @@ class DecoderState(NamedTuple):
     """A half-written translation and, projected once, the source it is written from."""
 
     context: tuple[KeysValues, ...]  # the source states read so far, per layer
-    past: tuple[KeysValues, ...]  # the target tokens written so far, per layer
+    past: tuple[KeysValues | Reserve, ...]  # the target tokens written so far, per layer
     source_mask: Tensor | None  # [B S], True on tokens; None where nothing is padded
 
     @property
     def written(self) -> int:
+        """Target tokens written, those of all hypotheses together."""
         return self.past[0].length
-
-    def reorder(self, rows: Int[Tensor, " R"]) -> DecoderState:
-        """The same sentences with other hypotheses in their rows."""
-        return self._replace(past=_select(self.past, rows))
-
-    def keep(self, sentences: Int[Tensor, " R"], rows: Int[Tensor, " R"]) -> DecoderState:
-        """Some of the sentences, with the given rows of hypotheses."""
-        mask = None if self.source_mask is None else self.source_mask[sentences]
-        return DecoderState(_select(self.context, sentences), _select(self.past, rows), mask)
 
 
 class Seq2SeqModel(nn.Module):
@@ -156,31 +149,36 @@ class Seq2SeqModel(nn.Module):
         )
         return encoder_state, state._replace(context=context)
 
-    def encode(
-        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], hypotheses: int = 1
-    ) -> DecoderState:
-        """Read whole sentences; nothing is written yet, in room for some hypotheses a sentence."""
+    def encode(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> DecoderState:
+        """Read whole sentences; nothing is written yet."""
         check_tokens(source, self.encoder.embedding.num_embeddings, "source")
         mask = length_mask(source_lengths, source.shape[1], source.device)
         H = self.encoder(source, mask)
-        _, empty = self.start(source.shape[0] * hypotheses)
+        _, empty = self.start(source.shape[0])
         return DecoderState(tuple(layer.cross_attention.project(H) for layer in self.layers), empty.past, mask)
 
     def step(
-        self, token: Int[Tensor, "B 1"], state: DecoderState, delay: int | None = None
-    ) -> tuple[Float[Tensor, "B V"], DecoderState]:
+        self,
+        token: Int[Tensor, "B K"],
+        state: DecoderState,
+        delay: int | None = None,
+        visible: Bool[Tensor, "B K L"] | None = None,
+    ) -> tuple[Float[Tensor, "BK V"], DecoderState]:
         """Write one token: the logits of what follows `token` (START at first) and the new state.
 
-        There may be several hypotheses a sentence, next to each other: B is then a multiple of the state's sentences.
+        K hypotheses of a sentence may be written side by side. Then the tokens of all of them lie in one past, K a
+        step, and `visible` says which of these L tokens, the new ones included, belong to which hypothesis. So when
+        a hypothesis goes on from another one, only `visible` changes, and keys and values stay where they are.
         """
-        source = state.context[0].length
-        mask = _context_mask(state.source_mask, 1, source, state.written, delay, token.device)
-        x = self.target_embedding.embed(token, state.written)
+        B, K = token.shape
+        position = state.written // K
+        mask = _context_mask(state.source_mask, 1, state.context[0].length, position, delay, token.device)
+        x = self.target_embedding.embed(token.reshape(-1, 1), position).view(B, K, -1)
         past = []
         for layer, context, before in zip(self.layers, state.context, state.past, strict=True):
-            x, own = layer(x, context, mask, past=before)
+            x, own = layer(x, context, mask, None if visible is None else visible[:, None], past=before)
             past.append(own)
-        logits = self.final_norm(x[:, 0]) @ self.target_embedding.weight.T
+        logits = self.final_norm(x).flatten(0, 1) @ self.target_embedding.weight.T
         return logits, state._replace(past=tuple(past))
 
 
@@ -201,7 +199,3 @@ def _context_mask(
     check_delay(delay)
     policy = look_ahead_mask(queries, source, first, delay, device)[None, None]
     return policy if padding is None else policy & padding
-
-
-def _select(layers: tuple[KeysValues, ...], rows: Int[Tensor, " R"]) -> tuple[KeysValues, ...]:
-    return tuple(KeysValues(keys[rows], values[rows]) for keys, values in layers)

@@ -4,67 +4,77 @@
     stream = translator.stream(delay=3)
     commits = await stream.push("good morning ")
 
-The event loop only takes text in; the computation runs in a thread, one step at a time for all streams.
+The event loop only takes text in; the computation runs in a thread, one step at a time. A step advances a few streams
+by a little, and whoever has had a turn lines up again behind those who wait: a stream with pages to translate delays
+nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Callable
+from itertools import islice
 
+from simulmt.runtime.decoding import ROWS
 from simulmt.stream import Commit, Stream, Translator
 
+CANCELLATION_POLL = 0.001  # seconds
 
-class _Waiting(NamedTuple):
-    commits: list[Commit]
-    result: asyncio.Future[list[Commit]]
+Turn = dict[Stream, asyncio.Future[list[Commit]]]
 
 
 class AsyncTranslator:
-    """Advances all streams that are due together; belongs to one event loop."""
+    """Advances the streams that wait, at most `together` at a time, first come first served; of one event loop."""
 
-    def __init__(self, translator: Translator) -> None:
+    def __init__(
+        self, translator: Translator, together: int = ROWS, on_step: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.translator = translator
-        self._waiting: dict[Stream, _Waiting] = {}
+        self._together = together
+        self._on_step = on_step  # is told how many streams a step advances
+        self._waiting: Turn = {}
+        self._turn: Turn = {}  # what is being computed
         self._worker: asyncio.Task[None] | None = None
 
     def stream(self, delay: int | None = None, beam: int = 1) -> AsyncStream:
         """Open a stream; without a delay at the model's own."""
         return AsyncStream(self, self.translator.stream(delay, beam))
 
-    async def drain(self, stream: Stream) -> list[Commit]:
-        """What a stream writes until it is no longer due, advanced beside all others."""
-        if not stream.is_due:
-            return []
-        waiting = _Waiting([], asyncio.get_running_loop().create_future())
-        self._waiting[stream] = waiting
+    async def step(self, stream: Stream) -> list[Commit]:
+        """Advance a stream a little, beside all others that wait; what it wrote."""
+        result = self._waiting[stream] = asyncio.get_running_loop().create_future()
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
-        return await waiting.result
+        try:
+            return await result
+        except asyncio.CancelledError:
+            self._waiting.pop(stream, None)
+            while stream in self._turn:  # whoever comes next must not touch it while it is being computed
+                await asyncio.sleep(CANCELLATION_POLL)
+            raise
 
     async def _work(self) -> None:
         while self._waiting:
-            streams = list(self._waiting)
-            try:
-                steps = await asyncio.to_thread(self.translator.step, streams)
-            except Exception as error:
-                for stream in streams:
-                    self._settle(stream, error)
-                continue
-            for stream, commits in zip(streams, steps, strict=True):
-                self._waiting[stream].commits.extend(commits)
-                if not stream.is_due:
-                    self._settle(stream)
+            self._turn = dict(islice(self._waiting.items(), self._together))
+            for stream in self._turn:
+                del self._waiting[stream]
+            self._on_step(len(self._turn))
+            await self._take(self._turn)
+            self._turn = {}
+            await asyncio.sleep(0)  # those who are still due line up again
         self._worker = None
 
-    def _settle(self, stream: Stream, error: Exception | None = None) -> None:
-        commits, result = self._waiting.pop(stream)
-        if result.done():  # whoever waited was cancelled
+    async def _take(self, turn: Turn) -> None:
+        try:
+            steps = await asyncio.to_thread(self.translator.step, list(turn))
+        except Exception as error:
+            for result in turn.values():
+                if not result.cancelled():
+                    result.set_exception(error)
             return
-        if error is None:
-            result.set_result(commits)
-        else:
-            result.set_exception(error)
+        for result, commits in zip(turn.values(), steps, strict=True):
+            if not result.cancelled():
+                result.set_result(commits)
 
 
 class AsyncStream:
@@ -79,21 +89,27 @@ class AsyncStream:
         """Take in any chunk of text; what can now be written."""
         async with self._turn:
             self.stream.accept(text, arrived)
-            return await self._translator.drain(self.stream)
+            return await self._drain()
 
     async def end_sentence(self, arrived: float | None = None) -> list[Commit]:
         """The sentence is over; the rest of its translation."""
         async with self._turn:
             self.stream.accept_end(arrived)
-            return await self._translator.drain(self.stream)
+            return await self._drain()
 
     async def finish(self, arrived: float | None = None) -> list[Commit]:
         """The text is over; the rest of the translation."""
         async with self._turn:
             self.stream.accept_finish(arrived)
-            return await self._translator.drain(self.stream)
+            return await self._drain()
 
     async def set_delay(self, delay: int) -> None:
         """Change the delay; it counts from the next source piece on."""
         async with self._turn:
             self.stream.set_delay(delay)
+
+    async def _drain(self) -> list[Commit]:
+        commits = []
+        while self.stream.is_due:
+            commits += await self._translator.step(self.stream)
+        return commits

@@ -7,6 +7,7 @@ sentences and still scores what a live stream would have written.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import sacrebleu
@@ -50,8 +51,36 @@ def translate_batch(model: Translator, batch: Batch, delay: int | None, blank_pe
         logits = model(batch.source, batch.source_lengths, delay or 1)
         logits[:, :, BLANK] -= blank_penalty
         return collapse(logits.argmax(-1), (batch.source_lengths * model.mu).tolist())
-    searched = beam_search(model, batch.source, batch.source_lengths, GREEDY, delay)
+    # Training compiles the layers for the shapes of its batches; a search has other shapes at every step.
+    as_they_are = torch.compiler.set_stance("force_eager") if batch.source.is_cuda else nullcontext()
+    with as_they_are:
+        searched = beam_search(model, batch.source, batch.source_lengths, GREEDY, delay)
     return [hypotheses[0].tokens for hypotheses in searched]
+
+
+@torch.inference_mode()
+def scores_by_blank_penalty(
+    model: CTCModel,
+    store: DeviceStore,
+    delay: int,
+    penalties: Sequence[float],
+    references: Sequence[Sequence[str]],
+    tokenizer: Tokenizer,
+    batch_tokens: int = 4096,
+) -> dict[float, float]:
+    """Greedy BLEU of a store for every blank penalty, from one pass of the network."""
+    texts: dict[float, dict[int, str]] = {penalty: {} for penalty in penalties}
+    for batch in store.in_order(batch_tokens):
+        logits = model(batch.source, batch.source_lengths, delay)
+        blank = logits[:, :, BLANK].clone()
+        logits[:, :, BLANK] = -torch.inf
+        best, symbols = logits.max(-1)
+        for penalty, translated in texts.items():
+            written = symbols.masked_fill(blank - penalty > best, BLANK)
+            for row, ids in zip(batch.rows, collapse(written, (batch.source_lengths * model.mu).tolist()), strict=True):
+                translated[int(row)] = tokenizer.decode(ids)
+    in_order = {penalty: [translated[row] for row in range(len(store))] for penalty, translated in texts.items()}
+    return {penalty: bleu(hypotheses, references, tokenizer) for penalty, hypotheses in in_order.items()}
 
 
 def collapse(symbols: Tensor, frame_lengths: Sequence[int]) -> list[list[int]]:
@@ -63,7 +92,7 @@ def collapse(symbols: Tensor, frame_lengths: Sequence[int]) -> list[list[int]]:
     return [row[:n][kept[:n]].tolist() for row, kept, n in zip(frames, counts, frame_lengths, strict=True)]
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenizer: Tokenizer) -> float:
-    """Lower-cased corpus BLEU; text without spaces is scored by characters, as sacrebleu does for Chinese."""
+def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]], tokenizer: Tokenizer) -> float:
+    """Lower-cased corpus BLEU by all sets of references; text without spaces is scored by characters, like Chinese."""
     metric = sacrebleu.BLEU(lowercase=True, tokenize="13a" if tokenizer.spaced else "zh", force=True)
-    return float(metric.corpus_score(list(hypotheses), [list(references)]).score)
+    return float(metric.corpus_score(list(hypotheses), [list(each) for each in references]).score)

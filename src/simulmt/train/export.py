@@ -186,7 +186,7 @@ def _check_bleu(
     scores = {}
     for name, bundle in (("fp32", exact), ("int8", small)):
         hypotheses = Translator(bundle).translate("\n".join(sources)).split("\n")
-        scores[name] = bleu(hypotheses, references, trained.target)
+        scores[name] = bleu(hypotheses, [references], trained.target)
     lost = scores["fp32"] - scores["int8"]
     if lost > config.most_bleu_lost:
         raise BundleError(

@@ -1,0 +1,213 @@
+"""A client that outlives its connections: nothing is lost, repeated or changed when one breaks or a server restarts.
+
+    async with LiveTranslation("ws://127.0.0.1:8000/v1/stream", model="en-zh", delay=3) as live:
+        live.source("Good morning, everyone. ")
+        live.finish()
+        async for message in live:
+            if isinstance(message, Commit):
+                print(message.text, end="", flush=True)
+
+Every message is kept: a server that does not know the session gets all of them again, and since what it writes depends
+on them only, the commits that arrived before are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable
+from types import TracebackType
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from simulmt.serve.protocol import (
+    Commit,
+    Delay,
+    Done,
+    End,
+    Error,
+    ErrorCode,
+    Finish,
+    Input,
+    Ready,
+    RefusedError,
+    Remedy,
+    Resume,
+    Sentence,
+    ServerMessage,
+    Source,
+    Start,
+    parse_server,
+    write,
+)
+
+LONGEST_SOURCE = 4_000  # characters up to which texts are joined to be sent again
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before the next attempt
+UNREAD = 256  # messages from the server that wait to be iterated over; further ones wait on the line
+
+
+class LiveTranslation:
+    """One session with a server: send with its methods, iterate over the commits and ends of sentences.
+
+    While no server can be reached it tries again for `patience` seconds. What it cannot get over is raised by the
+    iteration: a RefusedError by the server, or the OSError of the last attempt.
+    """
+
+    def __init__(
+        self, url: str, model: str, delay: int | None = None, api_key: str | None = None, patience: float = 60.0
+    ) -> None:
+        self._url = url
+        self._start = Start(model, delay, api_key=api_key)
+        self._patience = patience
+        self._messages: list[Input] = []
+        self._news = asyncio.Event()  # set by every message
+        self._output: asyncio.Queue[Commit | Sentence | Done | Exception] = asyncio.Queue(UNREAD)
+        self._session: str | None = None
+        self._commits = 0  # that arrived
+        self._sentence = 0  # the last commit of the last sentence
+        self._has_spoken = False  # over the last connection
+        self._heard = 0.0  # when a server was last there
+
+    async def __aenter__(self) -> LiveTranslation:
+        self._worker = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._worker.cancel()
+        await asyncio.gather(self._worker, return_exceptions=True)
+
+    def source(self, text: str) -> None:
+        """Send more source text, in any chunks."""
+        self._send(Source(text))
+
+    def delay(self, k: int) -> None:
+        """Change the delay, from the next source piece on."""
+        self._send(Delay(k))
+
+    def end(self) -> None:
+        """The sentence is over, even without a full stop."""
+        self._send(End())
+
+    def finish(self) -> None:
+        """The text is over; the iteration ends when all of it has been translated."""
+        self._send(Finish())
+
+    async def __aiter__(self) -> AsyncIterator[Commit | Sentence]:
+        while not isinstance(message := await self._output.get(), Done):
+            if isinstance(message, Exception):
+                raise message
+            yield message
+
+    def _send(self, message: Input) -> None:
+        self._messages.append(message)
+        self._news.set()
+
+    async def _run(self) -> None:
+        """Connect, and connect again, until all is done or nothing helps."""
+        self._heard = _now()
+        while (failure := await self._connect()) is not None:
+            silence = _now() - self._heard
+            if _is_final(failure) or silence > self._patience:
+                await self._output.put(failure)
+                return
+            if isinstance(failure, RefusedError):
+                await self._prepare_return(failure.code)
+            # Many clients lose a server at the same time; they must not all come back at the same time.
+            await asyncio.sleep(min(max(FIRST_PAUSE, silence), LONGEST_PAUSE) * random.uniform(0.5, 1.0))
+        await self._output.put(Done())
+
+    async def _connect(self) -> Exception | None:
+        """Speak with the server over one connection; what ended it, or None when all is done."""
+        try:
+            async with connect(self._url, compression=None) as connection:
+                await self._talk(connection)
+        except (RefusedError, OSError, ConnectionClosed, InvalidHandshake) as failure:
+            return failure
+        return None
+
+    async def _prepare_return(self, code: ErrorCode) -> None:
+        if code.failure.remedy is Remedy.RESTART:
+            self._session = None
+        if code is ErrorCode.IDLE and not self._has_spoken:  # so the server has everything: there is no hurry
+            await self._news.wait()
+            self._heard = _now()
+
+    async def _talk(self, connection: ClientConnection) -> None:
+        """Say hello, then send and receive until the server says done."""
+        ready = await self._open(connection)
+        self._session = ready.session
+        self._has_spoken = False
+        sender = asyncio.create_task(self._send_from(ready.received, connection))
+        try:
+            while not isinstance(message := await _receive(connection), Done):
+                await self._take(message)
+        finally:
+            self._heard = _now()
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+
+    async def _open(self, connection: ClientConnection) -> Ready:
+        if self._session is None:
+            self._messages = list(_joined(self._messages))
+            await connection.send(write(self._start))
+        else:
+            await connection.send(write(Resume(self._session, self._commits, self._start.api_key)))
+        ready = await _receive(connection)
+        if not isinstance(ready, Ready):
+            raise RefusedError(ErrorCode.OUT_OF_ORDER, f"the server began with {ready}")
+        return ready
+
+    async def _send_from(self, position: int, connection: ClientConnection) -> None:
+        while True:
+            self._news.clear()
+            while position < len(self._messages):
+                self._has_spoken = True
+                await connection.send(write(self._messages[position]))
+                position += 1
+            await self._news.wait()
+
+    async def _take(self, message: ServerMessage) -> None:
+        if isinstance(message, Commit) and message.seq > self._commits:
+            self._commits = message.seq
+            await self._output.put(message)
+        elif isinstance(message, Sentence) and message.seq > self._sentence:
+            self._sentence = message.seq
+            await self._output.put(message)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _is_final(failure: Exception) -> bool:
+    return isinstance(failure, RefusedError) and failure.code.failure.remedy is Remedy.NONE
+
+
+async def _receive(connection: ClientConnection) -> ServerMessage:
+    """The next message of the server; an error is raised."""
+    message = parse_server(str(await connection.recv()))
+    if isinstance(message, Error):
+        known = message.code in list(ErrorCode)
+        raise RefusedError(ErrorCode(message.code) if known else ErrorCode.INTERNAL, message.message)
+    return message
+
+
+def _joined(messages: Iterable[Input]) -> Iterable[Input]:
+    """The same messages with texts that follow each other put together."""
+    texts: list[str] = []
+    length = 0
+    for message in messages:
+        if not isinstance(message, Source) or length + len(message.text) > LONGEST_SOURCE:
+            if texts:
+                yield Source("".join(texts))
+            texts, length = [], 0
+        if isinstance(message, Source):
+            texts.append(message.text)
+            length += len(message.text)
+        else:
+            yield message
+    if texts:
+        yield Source("".join(texts))

@@ -1,0 +1,75 @@
+"""What a session writes to its client, in order: what is not yet sent, and the last of what was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import NamedTuple
+
+from simulmt.serve.protocol import Commit, Done, Error, Sentence
+
+Output = Commit | Sentence | Done | Error
+
+
+class Entry(NamedTuple):
+    message: Output
+    seq: int  # of the last commit up to here
+
+    def is_known_at(self, seq: int) -> bool:
+        """Whether a client that has commit `seq` surely has this message."""
+        return self.seq <= seq if isinstance(self.message, Commit) else self.seq < seq
+
+
+class Outbox:
+    """A bounded queue that can be read again from a commit on; `full` and `kept` count messages."""
+
+    def __init__(self, full: int, kept: int) -> None:
+        self._full = full
+        self._kept = kept
+        self._entries: deque[Entry] = deque()
+        self._sent = 0  # how many of the entries
+        self._seq = 0  # of the last commit put in
+        self._forgotten = 0  # the last commit that can no longer be read again
+        self._known = 0  # the commit up to which the client needs nothing
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def put(self, message: Output) -> None:
+        """Add a message, even to a full box: whoever has more to write waits for room first."""
+        if isinstance(message, Commit):
+            self._seq = message.seq
+        self._entries.append(Entry(message, self._seq))
+        self._update()
+
+    async def room(self) -> None:
+        """Wait until the box is not full."""
+        await self._room.wait()
+
+    async def news(self) -> None:
+        """Wait until there is something to send."""
+        await self._news.wait()
+
+    def take(self) -> Output | None:
+        """The next message to be sent; None where the client surely has it."""
+        entry = self._entries[self._sent]
+        self._sent += 1
+        if self._sent > self._kept:
+            self._forgotten = self._entries.popleft().seq
+            self._sent -= 1
+        self._update()
+        return None if entry.is_known_at(self._known) else entry.message
+
+    def rewind(self, seq: int) -> bool:
+        """Go back to behind commit `seq`; False where that is no longer possible."""
+        if seq < self._forgotten:
+            return False
+        self._known = seq
+        self._sent = 0
+        self._update()
+        return True
+
+    def _update(self) -> None:
+        unsent = len(self._entries) - self._sent
+        self._news.set() if unsent else self._news.clear()
+        self._room.set() if unsent < self._full else self._room.clear()

@@ -1,0 +1,37 @@
+/** Taking a translation away: the clipboard and files. */
+
+import { srt, vtt } from "./subtitles.js";
+
+const FORMATS = {
+  txt: { media: "text/plain", write: plainText },
+  srt: { media: "application/x-subrip", write: srt },
+  vtt: { media: "text/vtt", write: vtt },
+};
+
+/** A sentence a line. @param {import("./subtitles.js").TimedCommit[]} commits */
+export function plainText(commits) {
+  const text = commits.map(({ text, endsSentence }) => text + (endsSentence ? "\n" : "")).join("");
+  return text.replace(/^ +/gm, "");
+}
+
+/** @param {import("./subtitles.js").TimedCommit[]} commits @param {keyof typeof FORMATS} format @param {string} name */
+export function download(commits, format, name) {
+  const { media, write } = FORMATS[format];
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([write(commits)], { type: `${media};charset=utf-8` }));
+  link.download = `${name}.${format}`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/** @param {string} text */
+export async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  // Pages that are not served over HTTPS have no clipboard of their own.
+  const carrier = document.createElement("textarea");
+  carrier.value = text;
+  document.body.append(carrier);
+  carrier.select();
+  document.execCommand("copy");
+  carrier.remove();
+}

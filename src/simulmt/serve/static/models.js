@@ -1,0 +1,44 @@
+/** Which models the server offers, and how to name them. */
+
+const RETRY_MS = 2000;
+
+/** @typedef {{name: string, kind: string, source: string, target: string,
+ *             delays: number[], default_delay: number | null}} Model */
+
+/** The server's models; waits for a server that is not there yet. @returns {Promise<Model[]>} */
+export async function loadModels() {
+  for (;;) {
+    try {
+      const response = await fetch("v1/models");
+      if (response.ok) return (await response.json()).models;
+    } catch {
+      // No connection: the server may be on its way.
+    }
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+  }
+}
+
+const INVENTED = "synthetic"; // the language of the demonstration model
+
+/** @param {string} code */
+export function languageName(code) {
+  if (code === INVENTED) return "Invented";
+  try {
+    return new Intl.DisplayNames("en", { type: "language" }).of(code) ?? code;
+  } catch {
+    return code; // of somebody's own model, and no code that browsers know
+  }
+}
+
+/** The code as the `lang` attribute wants it. @param {string} code */
+export function languageTag(code) {
+  return code === INVENTED ? "art" : code;
+}
+
+/** Its languages, and its own name where they are not enough. @param {Model} model @param {Model[]} models */
+export function pairName({ source, target, name }, models) {
+  if (source === target) return `${languageName(source)} (${name})`;
+  const isOnly = models.filter((other) => other.source === source && other.target === target).length === 1;
+  const pair = `${languageName(source)} → ${languageName(target)}`;
+  return isOnly ? pair : `${pair} (${name})`;
+}

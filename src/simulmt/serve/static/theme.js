@@ -1,0 +1,28 @@
+/* Loaded before the first paint, so that a page kept dark never flashes light. */
+(() => {
+  const root = document.documentElement;
+  const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches);
+
+  const show = () => {
+    for (const button of document.querySelectorAll("[data-action=theme]")) {
+      button.setAttribute("aria-pressed", String(isDark()));
+    }
+  };
+
+  const toggle = () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    show();
+    localStorage.setItem("theme", root.dataset.theme);
+  };
+
+  prefersDark.addEventListener("change", show);
+  document.addEventListener("DOMContentLoaded", () => {
+    document.querySelector("[data-action=theme]")?.addEventListener("click", toggle);
+    show();
+  });
+  // Last, since it throws where the browser is told to keep nothing.
+  const kept = localStorage.getItem("theme");
+  if (kept === "light" || kept === "dark") root.dataset.theme = kept;
+})();

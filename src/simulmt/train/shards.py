@@ -1,0 +1,222 @@
+"""Long work on a text, shard by shard: it survives a kill at any moment, and any number of processes can share it.
+
+A job turns the lines of a text into sentence pairs. The shards have a fixed size, so what is in one does not depend on
+who makes it, and the result is the same bytes however often the work was interrupted and whoever took part in it.
+Beside the result, PREFIX.source and PREFIX.target, lie
+
+    PREFIX.shards/   finished shards, while there is work to do; each is written under another name, synced and renamed
+    PREFIX.json      what was made from what; written last, so where it is, the result is whole
+
+Processes share the work by locks on files, which end with the process that holds them: whoever is killed, another one
+takes its shard up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO, TypeVar
+
+from simulmt.errors import DataError
+
+T = TypeVar("T")
+SIDES = ("source", "target")
+
+
+class Left(NamedTuple):
+    """Why a line has no place in the result."""
+
+    reason: str
+
+
+Rewritten = tuple[str, str] | Left  # the sentence pair that a line becomes, or why there is none
+
+
+class Progress(NamedTuple):
+    """How far a job is: lines done by all processes, and how fast this one is."""
+
+    lines: int
+    sentences_per_second: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """A rewriting of a text: where the result goes, and all that it depends on."""
+
+    prefix: Path
+    facts: Mapping[str, Any]  # settings and checksums of the inputs; work under other facts is never mixed in
+    overwrite: bool = False
+    shard_lines: int = 65_536  # what a kill can cost a process
+
+    def path(self, ending: str) -> Path:
+        return self.prefix.with_name(f"{self.prefix.name}.{ending}")
+
+    @property
+    def identity(self) -> str:
+        facts = {**self.facts, "shard_lines": self.shard_lines}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def rewrite(
+    job: Job,
+    lines: Callable[[], Iterable[T]],
+    work: Callable[[Sequence[T]], Sequence[Rewritten]],
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Do what is left of a job, and return its record once the result is whole.
+
+    `lines` reads the input anew, `work` makes as many results of a shard's lines, in their order.
+    """
+    try:
+        _refuse_to_mix(job)
+        folder = job.path("shards") / job.identity
+        others = _make_shards(job, lines, work, progress, folder, wanted=None)
+        if others:
+            _make_shards(job, lines, work, progress, folder, wanted=others)
+        return _merge(job, folder)
+    except OSError as error:
+        raise DataError(f"{job.prefix}: cannot be written: {error}") from error
+
+
+def _record(job: Job) -> dict[str, Any] | None:
+    """The record of the result, if that is there and whole."""
+    with suppress(OSError, ValueError):
+        record: dict[str, Any] = json.loads(job.path("json").read_bytes())
+        if record.get("identity") == job.identity and all(job.path(side).is_file() for side in SIDES):
+            return record
+    return None
+
+
+def _refuse_to_mix(job: Job) -> None:
+    """Files of this name that are no work on this job are removed on purpose only."""
+    if _record(job) is not None:
+        return
+    shards = job.path("shards")
+    begun = list(shards.iterdir()) if shards.is_dir() else []
+    strangers = [path for path in begun if path.name != job.identity]
+    if not begun:  # or they may come from a merge of this job that was killed
+        strangers += [path for path in map(job.path, ("json", *SIDES)) if path.exists()]
+    if strangers and not job.overwrite:
+        raise DataError(
+            f"{strangers[0]}: is there already and was made from other text or with other settings; "
+            "choose another --output, or replace it with --overwrite"
+        )
+    for path in strangers:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _make_shards(
+    job: Job,
+    lines: Callable[[], Iterable[T]],
+    work: Callable[[Sequence[T]], Sequence[Rewritten]],
+    progress: Callable[[Progress], None],
+    folder: Path,
+    wanted: set[int] | None,
+) -> set[int]:
+    """Make every shard that is not there, and return those that other processes are making.
+
+    With `wanted`, wait for these shards, and make what is still missing because its maker was killed.
+    """
+    if _record(job) is not None:
+        return set()
+    began, made, others = time.perf_counter(), 0, set()
+    for number, part in enumerate(_parts(lines(), job.shard_lines)):
+        path = folder / f"{number:06d}.json"
+        if path.exists() or (wanted is not None and number not in wanted):
+            continue
+        with _locked(path.with_suffix(".lock"), patient=wanted is not None) as mine:
+            if not mine:
+                others.add(number)
+            elif not path.exists() and _record(job) is None:
+                write_whole(path, json.dumps(_sort_out(work(part), number * job.shard_lines), ensure_ascii=False))
+                made += len(part)
+                done = job.shard_lines * (len(list(folder.glob("[0-9]*.json"))) - 1) + len(part)
+                progress(Progress(done, made / (time.perf_counter() - began)))
+    return others
+
+
+def _sort_out(results: Sequence[Rewritten], first: int) -> dict[str, Any]:
+    """A shard as it is stored: its pairs, and by reason the lines, counted from 1, that are left out."""
+    left: dict[str, list[int]] = {}
+    for line, result in enumerate(results, start=first + 1):
+        if isinstance(result, Left):
+            left.setdefault(result.reason, []).append(line)
+    return {
+        "lines": len(results),
+        "left": left,
+        "pairs": [result for result in results if not isinstance(result, Left)],
+    }
+
+
+def _merge(job: Job, folder: Path) -> dict[str, Any]:
+    """Join the shards in order; the record, renamed last, says that the result is whole."""
+    with _locked(folder / "merge.lock", patient=True):
+        record = _record(job)
+        if record is None:
+            record = {"identity": job.identity, **job.facts, "lines": 0, "kept": 0, "left": {}}
+            with _replacing(job.path("source")) as source, _replacing(job.path("target")) as target:
+                for path in sorted(folder.glob("[0-9]*.json")):
+                    _append(json.loads(path.read_bytes()), record, source, target)
+            write_whole(job.path("json"), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    return record
+
+
+def _append(shard: dict[str, Any], record: dict[str, Any], source: TextIO, target: TextIO) -> None:
+    record["lines"] += shard["lines"]
+    record["kept"] += len(shard["pairs"])
+    for reason, lines in shard["left"].items():
+        record["left"].setdefault(reason, []).extend(lines)
+    source.writelines(pair[0] + "\n" for pair in shard["pairs"])
+    target.writelines(pair[1] + "\n" for pair in shard["pairs"])
+
+
+def _parts(lines: Iterable[T], size: int) -> Iterator[list[T]]:
+    remaining = iter(lines)
+    while part := list(islice(remaining, size)):
+        yield part
+
+
+@contextmanager
+def _locked(path: Path, patient: bool) -> Iterator[bool]:
+    """Whether the lock is ours while the context lasts; who is patient waits until it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)  # another process may have finished the job and cleaned up
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that under its name it is whole or absent, whenever this is killed."""
+    with _replacing(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[TextIO]:
+    """A file that takes the name `path` when it is complete and on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.writing")
+    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.helpers import WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_after
+from simulmt.cli import app
+from simulmt.corpus import ParallelFiles
+from simulmt.dataset import prepare_dataset
+from simulmt.synthetic import write_corpus
+from simulmt.text import VocabularySpec
+from simulmt.train.systems import System, SystemConfig, build_model, save_model
+
+SIZES = {"width": 16, "inner": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+SHORT = "--max-ratio 0 --max-extra 5 --device cpu"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small corpus, its data directory, and two models that learnt nothing."""
+    folder = tmp_path_factory.mktemp("rewriting")
+    write_corpus(folder / "text", reorder=0.8, train=80, dev=5, test=5)
+    files, dev = (
+        ParallelFiles(folder / "text" / f"{n}.source", folder / "text" / f"{n}.target") for n in ("train", "dev")
+    )
+    prepare_dataset(folder / "data", [files], dev, VocabularySpec(150), VocabularySpec(150))
+    systems: tuple[System, System] = ("teacher", "wait-k")
+    for system in systems:
+        config = SystemConfig(system, 150, 150, SIZES, delays=(1,) if system == "teacher" else (9,))
+        save_model(build_model(config), config, folder / system / "final", {})
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def lines(path: str) -> list[str]:
+    return Path(path).read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize(("command", "penalty", "delay"), [("distil teacher", 1.5, None), ("pseudo wait-k", 1.0, 9)])
+def test_translating(capsys: pytest.CaptureFixture[str], command: str, penalty: float, delay: int | None) -> None:
+    output = f"made/{command.split()[0]}"
+    arguments = f"rewrite {command} --data data --source text/train.source --output {output} {SHORT}"
+    done = call(*arguments.split(), capture=capsys)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith(f"{output}: 80 of 80 pairs; left out: none; ")
+    assert done.stderr.endswith(" sentences/s\n")
+    assert lines(f"{output}.source") == lines("text/train.source")
+    assert len(lines(f"{output}.target")) == 80
+    record = json.loads(Path(f"{output}.json").read_text(encoding="utf-8"))
+    search = {"beam": 5, "length_penalty": penalty, "max_ratio": 0.0, "max_extra": 5, "min_length": 1}
+    assert record["settings"] == {
+        "search": search,
+        "delay": delay,
+        "batch_tokens": 2048,
+        "max_length": 1024,
+        "device": "cpu",
+    }
+    again = call(*arguments.split(), capture=capsys)
+    assert (again.returncode, again.stderr) == (0, f"{output}: 80 of 80 pairs; left out: none\n")
+
+
+def test_of_several_processes_the_first_one_talks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    arguments = f"rewrite distil teacher --data data --source text/train.source --output quiet {SHORT}"
+    done = call(*arguments.split(), capture=capsys)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(lines("quiet.target")) == 80
+
+
+def test_reordering_by_given_links(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "--source text/train.source --target text/train.target"
+    done = call(*f"rewrite reorder {text} --links text/train.links --output sorted".split(), capture=capsys)
+    assert done.returncode == 0, done.stderr
+    changed = [a != b for a, b in zip(lines("sorted.target"), lines("text/train.target"), strict=True)]
+    assert sum(changed) > 20
+    assert all(
+        sorted(a.split()) == sorted(b.split())
+        for a, b in zip(lines("sorted.target"), lines("text/train.target"), strict=True)
+    )
+
+
+def test_reordering_by_links_of_its_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept, made once, and made anew for other text."""
+    from simulmt.eval import aligners
+
+    calls = []
+
+    def straight_back(pairs: list[tuple[list[str], list[str]]]) -> list[set[tuple[int, int]]]:
+        calls.append(len(pairs))
+        return [{(len(source), 1), (1, len(target))} for source, target in pairs]
+
+    monkeypatch.setattr(aligners, "align_with_eflomal", straight_back)
+    for name, target in (("a", "B A\nD C\n"), ("b", "河桥\n船港\n")):
+        Path(f"{name}.source").write_text("a b\nc d\n", encoding="utf-8")
+        Path(f"{name}.target").write_text(target, encoding="utf-8")
+    command = "rewrite reorder --source {0}.source --target {0}.target --output turned --overwrite {1}"
+    for _ in range(2):
+        assert call(*command.format("a", "").split(), capture=capsys).returncode == 0
+        assert lines("turned.target") == ["A B", "C D"]
+        assert lines("turned.links") == ["0-1 1-0", "0-1 1-0"]
+    assert calls == [2]
+    assert call(*command.format("b", "--target-unit char").split(), capture=capsys).returncode == 0
+    assert lines("turned.target") == ["桥河", "港船"]
+    assert calls == [2, 2]
+
+
+def test_joining(capsys: pytest.CaptureFixture[str]) -> None:
+    sets = "--source text/dev.source --target text/dev.target --source text/test.source --target text/test.target"
+    command = f"rewrite join {sets} --repeat 2 --repeat 1 --limit 0 --limit 3 --output joined"
+    assert call(*command.split(), capture=capsys).returncode == 0
+    assert lines("joined.source") == [*lines("text/dev.source") * 2, *lines("text/test.source")[:3]]
+    assert lines("joined.target") == [*lines("text/dev.target") * 2, *lines("text/test.target")[:3]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "mentioned"),
+    [
+        ("distil teacher --data data --source none --output new --device cpu", 1, ["none: no such file"]),
+        ("distil teacher --data none --source text/dev.source --output new --device cpu", 1, ["none/source.model"]),
+        ("distil none --data data --source text/dev.source --output new --device cpu", 1, ["none: no trained model"]),
+        ("distil wait-k --data data --source text/dev.source --output new --device cpu", 2, ["needs a teacher"]),
+        ("pseudo teacher --data data --source text/dev.source --output new --device cpu", 2, ["need a wait-k model"]),
+        ("pseudo wait-k --data data --source text/dev.source --output new --delay 0 --device cpu", 2, ["delay k"]),
+        ("distil teacher --data data --source text/dev.source --output new --beam 0", 2, ["beam must be at least 1"]),
+        ("distil teacher --data data --source text/dev.source --output text/dev --device cpu", 1, ["--overwrite"]),
+        ("distil teacher --data data --source text/dev.source", 2, ["--output"]),
+        (
+            "reorder --source text/dev.source --target text/dev.target --links text/test.links --output new",
+            1,
+            ["links:"],
+        ),
+        ("join --source a --output new", 2, ["--target"]),
+        ("join --source a --source b --target c --output new", 2, ["2 --source but 1 --target"]),
+        ("join --source a --target c --repeat 1 --repeat 2 --output new", 2, ["1 --source but 2 --repeat"]),
+        ("join --source a --target c --repeat 0 --output new", 2, ["repeat must be at least 1"]),
+        ("polish", 2, ["polish"]),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: str, code: int, mentioned: list[str]
+) -> None:
+    assert_refused(call("rewrite", *arguments.split(), capture=capsys), code, *mentioned)
+    assert not list(Path().glob("new.[st]*et"))
+
+
+@pytest.mark.parametrize("command", ["", "distil", "pseudo", "reorder", "join"])
+def test_every_command_explains_itself(command: str) -> None:
+    shown = CliRunner().invoke(app, ["rewrite", *command.split(), "--help"])
+    assert shown.exit_code == 0
+    assert "Usage: " in shown.stdout
+
+
+def test_without_a_command_it_lists_them() -> None:
+    done = simulmt("rewrite")
+    assert done.returncode == 2
+    assert all(f" {name} " in done.stdout for name in ("distil", "pseudo", "reorder", "join"))
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    done = simulmt_after(WITHOUT_TORCH, "rewrite", "join", "--source", "a", "--target", "b", "--output", "c")
+    assert_refused(done, 1, "simulmt rewrite join needs the extra 'train': pip install 'simulmt[train]'")
+
+
+def test_chinese_words_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """城市 and 未来 are words; aligned in characters, each would be torn in two by links to its second character."""
+    Path("zh.source").write_text("the future of our city\n", encoding="utf-8")
+    Path("zh.target").write_text("我们城市的未来\n", encoding="utf-8")
+    Path("zh.links").write_text("1-3 2-2 3-0 4-1\n", encoding="utf-8")  # future-未来, of-的, our-我们, city-城市
+    arguments = "rewrite reorder --source zh.source --target zh.target --links zh.links --output made/zh --cut-chinese"
+    assert call(*arguments.split(), capture=capsys).returncode == 0
+    assert lines("made/zh.words") == ["我们 城市 的 未来"]
+    assert lines("made/zh.target") == ["未来的我们城市"]

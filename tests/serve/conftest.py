@@ -1,0 +1,32 @@
+"""Servers for the tests of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from simulmt.stream import Translator, load
+
+from .helpers import Served, serving
+
+
+@pytest.fixture(scope="session")
+def translator() -> Translator:
+    """The same model, to compare with."""
+    return load("toy", threads=1)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """A server with its usual limits."""
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """Starts servers with other settings, see `serving`."""
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(serving(**settings))

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulmt.serve import client
+from simulmt.serve.client import LiveTranslation
+from simulmt.serve.protocol import Commit, Delay, End, ErrorCode, Finish, Input, RefusedError, Sentence, Source
+from simulmt.stream import Translator
+
+from .helpers import Served, free_port, synthetic_text
+
+TEXT = synthetic_text(sentences=3, seed=31)
+Serve = Callable[..., Served]
+
+
+async def translation(live: LiveTranslation, text: str) -> str:
+    live.source(text)
+    live.finish()
+    return "".join([message.text async for message in live if isinstance(message, Commit)])
+
+
+def test_it_gives_commits_and_ends_of_sentences(served: Served, translator: Translator) -> None:
+    async def run() -> list[Commit | Sentence]:
+        async with LiveTranslation(served.url, "toy", 1) as live:
+            live.source(TEXT)
+            live.delay(5)
+            live.end()
+            live.finish()
+            return [message async for message in live]
+
+    messages = asyncio.run(run())
+    text = "".join(message.text for message in messages if isinstance(message, Commit))
+    assert text == translator.translate(TEXT, 1)
+    assert sum(isinstance(message, Sentence) for message in messages) == 3
+
+
+def test_what_cannot_succeed_is_raised(served: Served) -> None:
+    async def run() -> None:
+        async with LiveTranslation(served.url, "no-such-model") as live:
+            await translation(live, TEXT)
+
+    with pytest.raises(RefusedError, match="no-such-model") as caught:
+        asyncio.run(run())
+    assert caught.value.code is ErrorCode.UNKNOWN_MODEL
+
+
+def test_patience_ends() -> None:
+    async def run() -> None:
+        async with LiveTranslation(f"ws://127.0.0.1:{free_port()}/v1/stream", "toy", patience=0.1) as live:
+            await translation(live, TEXT)
+
+    with pytest.raises(OSError, match="Connect"):
+        asyncio.run(run())
+
+
+def test_it_waits_for_its_turn_on_a_full_server(serve: Serve, translator: Translator) -> None:
+    served = serve(streams=1)
+
+    async def run() -> str:
+        async with LiveTranslation(served.url, "toy") as first:
+            first.source("kyo ")
+            while not served.sessions._sessions:
+                await asyncio.sleep(0.01)
+            async with LiveTranslation(served.url, "toy") as second:
+                waiting = asyncio.create_task(translation(second, TEXT))
+                await asyncio.sleep(0.2)
+                assert not waiting.done()
+                await translation(first, "tsi")
+                return await waiting
+
+    assert asyncio.run(run()) == translator.translate(TEXT)
+
+
+def test_after_a_silence_it_comes_back_when_there_is_something_to_say(serve: Serve, translator: Translator) -> None:
+    served = serve(idle_seconds=0.1, grace_seconds=0.1)
+
+    async def run() -> str:
+        async with LiveTranslation(served.url, "toy") as live:
+            live.source(TEXT)
+            while not served.sessions._sessions:
+                await asyncio.sleep(0.01)
+            while served.sessions._sessions:  # until even the session is forgotten
+                await asyncio.sleep(0.01)
+            return await translation(live, f" {TEXT}")
+
+    assert asyncio.run(run()) == translator.translate(f"{TEXT} {TEXT}")
+
+
+inputs = st.one_of(st.builds(Source, st.text("ab ", max_size=9)), st.just(End()), st.just(Delay(3)), st.just(Finish()))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(inputs))
+def test_joining_texts_changes_nothing_else(messages: list[Input]) -> None:
+    joined = list(client._joined(messages))
+    assert _spelt_out(joined) == _spelt_out(messages)
+    assert all(len(message.text) <= client.LONGEST_SOURCE for message in joined if isinstance(message, Source))
+    assert not any(isinstance(one, Source) and isinstance(two, Source) for one, two in pairwise(joined))
+
+
+def _spelt_out(messages: list[Input]) -> list[Input | str]:
+    return [part for message in messages for part in (list(message.text) if isinstance(message, Source) else [message])]

@@ -1,0 +1,186 @@
+"""The HTTP part, as a client of LibreTranslate and as a stranger with a fuzzer sees it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import schemathesis
+from hypothesis import settings
+from schemathesis.specs.openapi.checks import unsupported_method
+
+from simulmt.serve.access import ApiKeys
+from simulmt.serve.app import create_app
+from simulmt.stream import Translator
+
+from .helpers import Served, eventually, synthetic_text
+
+Serve = Callable[..., Served]
+TEXT = synthetic_text(sentences=2, seed=21)
+PAIR = {"source": "synthetic", "target": "synthetic"}
+
+app = create_app(["toy"], threads=1)
+contract = schemathesis.openapi.from_asgi("/openapi.json", app)
+
+
+@contract.parametrize()
+@settings(max_examples=15, deadline=None)
+def test_every_answer_is_one_that_the_contract_promises(case: schemathesis.Case[Any]) -> None:
+    case.call_and_validate(excluded_checks=[unsupported_method])
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.http, timeout=30) as client:
+        yield client
+
+
+def test_a_text_for_a_text_and_a_list_for_a_list(client: httpx.Client, translator: Translator) -> None:
+    texts = [TEXT, "", "kyo tsi\nmyi za", " "]
+    one = client.post("/translate", json={"q": TEXT, **PAIR})
+    many = client.post("/translate", json={"q": texts, **PAIR, "delay": 1})
+    assert one.json() == {"translatedText": translator.translate(TEXT)}
+    assert many.json() == {"translatedText": [translator.translate(text, 1) for text in texts]}
+
+
+def test_a_long_text_is_translated_whole(client: httpx.Client, translator: Translator) -> None:
+    text = "\n".join([TEXT] * 40 + [" ".join([TEXT] * 10)])
+    assert client.post("/translate", json={"q": text, **PAIR}).json() == {"translatedText": translator.translate(text)}
+
+
+def test_forms_are_taken_as_well(client: httpx.Client, translator: Translator) -> None:
+    one = client.post("/translate", data={"q": TEXT, **PAIR, "format": "text", "delay": "5"})
+    two = client.post("/translate", data={"q": ["kyo", "tsi"], **PAIR})
+    assert one.json() == {"translatedText": translator.translate(TEXT, 5)}
+    assert two.json() == {"translatedText": [translator.translate("kyo"), translator.translate("tsi")]}
+
+
+def test_the_source_can_be_left_to_the_server_where_there_is_only_one(client: httpx.Client) -> None:
+    assert client.post("/translate", json={"q": "kyo", "source": "auto", "target": "synthetic"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"source": "synthetic", "target": "synthetic"}, "q"),
+        ({"q": 5, **PAIR}, "q"),
+        ({"q": "a", "source": "en", "target": "synthetic"}, "'en'"),
+        ({"q": "a", "source": "auto", "target": "de"}, "'de'"),
+        ({"q": "a", **PAIR, "format": "html"}, "format"),
+        ({"q": "a", **PAIR, "delay": 2}, "delay 2"),
+        ({"q": "a", **PAIR, "dealy": 3}, "did you mean 'delay'"),
+        ({"q": "a", **PAIR, "\ud800": 3}, "unknown key"),
+        (["q"], "object"),
+    ],
+)
+def test_a_bad_request_is_told_what_is_wrong(client: httpx.Client, body: Any, word: str) -> None:
+    answer = client.post("/translate", content=json.dumps(body))
+    assert answer.status_code == 400
+    assert word in answer.json()["error"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[" * 20_000, b"\xff", b"q=%ff"])
+def test_what_is_no_request_is_refused(client: httpx.Client, body: bytes) -> None:
+    for kind in ("application/json", "application/x-www-form-urlencoded"):
+        answer = client.post("/translate", content=body, headers={"Content-Type": kind})
+        assert answer.status_code == 400
+        assert answer.json()["error"]
+
+
+def test_errors_of_routing_look_the_same(client: httpx.Client) -> None:
+    assert (client.get("/nowhere").status_code, client.get("/nowhere").json()) == (404, {"error": "Not Found"})
+    assert client.get("/translate").status_code == 405
+    assert client.get("/static/../app.py").status_code == 404
+
+
+def test_a_long_request_is_refused(serve: Serve) -> None:
+    served = serve(message_bytes=1_000)
+    with suppress(httpx.WriteError):  # it hangs up while the client is still sending
+        assert httpx.post(f"{served.http}/translate", json={"q": "a" * 100_000, **PAIR}).status_code == 413
+
+
+def test_keys(serve: Serve) -> None:
+    url = f"{serve(keys=ApiKeys(['sesame'])).http}/translate"
+    body = {"q": "kyo", **PAIR}
+    assert httpx.post(url, json=body).status_code == 403
+    assert httpx.post(url, json={**body, "api_key": "sesam"}).status_code == 403
+    assert httpx.post(url, json={**body, "api_key": "sesame"}).status_code == 200
+    assert httpx.post(url, json=body, headers={"Authorization": "Bearer sesame"}).status_code == 200
+
+
+def test_pages_of_other_origins_need_permission(serve: Serve) -> None:
+    served = serve(origins=("https://friend.example",))
+
+    def status(origin: str) -> int:
+        headers = {"Origin": origin}
+        return httpx.post(f"{served.http}/translate", json={"q": "kyo", **PAIR}, headers=headers).status_code
+
+    assert status(served.http) == status("https://friend.example") == 200
+    assert status("https://stranger.example") == 403
+    preflight = httpx.options(
+        f"{served.http}/translate",
+        headers={"Origin": "https://friend.example", "Access-Control-Request-Method": "POST"},
+    )
+    assert preflight.headers["access-control-allow-origin"] == "https://friend.example"
+
+
+def test_requests_beyond_the_limit_are_told_to_come_back(serve: Serve) -> None:
+    served = serve(requests=1)
+    long = "\n".join([TEXT] * 300)
+    answers: list[int] = []
+
+    def ask(text: str) -> None:
+        answer = httpx.post(f"{served.http}/translate", json={"q": text, **PAIR}, timeout=60)
+        answers.append(answer.status_code)
+
+    first = threading.Thread(target=ask, args=(long,))
+    first.start()
+    service = served.server.config.app.state.service  # type: ignore[union-attr]
+    eventually(lambda: service.models["toy"]._lines._value < 16 or bool(answers))
+    ask("kyo")
+    first.join()
+    assert answers == [429, 200]
+
+
+def test_what_the_server_says_of_itself(client: httpx.Client) -> None:
+    model = {"name": "toy", "kind": "ctc", "source": "synthetic", "target": "synthetic"}
+    assert client.get("/v1/models").json() == {"models": [{**model, "delays": [1, 3, 5], "default_delay": 3}]}
+    language = {"code": "synthetic", "name": "Synthetic", "targets": ["synthetic"]}
+    assert client.get("/languages").json() == [language]
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").json() == {"status": "ready"}
+    jsonschema.Draft202012Validator.check_schema(client.get("/v1/schema").json())
+
+
+def test_metrics_count_streams_and_split_the_lag(serve: Serve) -> None:
+    served = serve()
+    with served.talk() as talk:
+        talk.start()
+        assert 'simulmt_live_streams{model="toy"} 1.0' in httpx.get(f"{served.http}/metrics").text
+        talk.say("source", text=TEXT).say("finish")
+        commits = sum(message["type"] == "commit" for message in talk.hear_all())
+    with served.talk() as talk:
+        talk.say("finish").hear_error()
+    eventually(lambda: 'simulmt_live_streams{model="toy"} 0.0' in httpx.get(f"{served.http}/metrics").text)
+    text = httpx.get(f"{served.http}/metrics").text
+    assert f'simulmt_commits_total{{model="toy"}} {commits}.0' in text
+    assert f'simulmt_source_words_total{{model="toy"}} {len(TEXT.split())}.0' in text
+    assert 'simulmt_sentences_total{model="toy"} 2.0' in text
+    assert 'simulmt_errors_total{code="out_of_order"} 1.0' in text
+    for part in ("policy", "queue", "compute"):
+        assert f'simulmt_lag_seconds_count{{model="toy",part="{part}"}} {commits}.0' in text
+    assert 'simulmt_batch_streams_count{model="toy"}' in text
+
+
+def test_pages_may_load_nothing_from_elsewhere(client: httpx.Client) -> None:
+    for path in ("/", "/captions", "/health"):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+        assert answer.headers["x-content-type-options"] == "nosniff"

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.datastructures import Headers
+
+from simulmt.errors import ConfigError
+from simulmt.serve.access import ApiKeys, is_same_origin
+from simulmt.serve.limits import Limits, Throttle
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 500), st.floats(0, 10)), max_size=30))
+def test_nobody_gets_more_than_the_burst_and_the_rate(requests: list[tuple[int, float]]) -> None:
+    clock = Clock()
+    throttle = Throttle(rate=10, burst=100, clock=clock)
+    taken = 0
+    for characters, pause in requests:
+        clock.now += pause + throttle.take(characters)
+        taken += characters
+        assert taken <= 100 + 10 * clock.now + 1e-6
+
+
+def test_the_burst_is_free_and_comes_back() -> None:
+    clock = Clock()
+    throttle = Throttle(rate=10, burst=100, clock=clock)
+    assert throttle.take(100) == 0
+    assert throttle.take(5) == pytest.approx(0.5)
+    clock.now = 1_000.0
+    assert throttle.take(100) == 0
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_limit_must_leave_something(value: int) -> None:
+    with pytest.raises(ConfigError, match="streams must be above 0"):
+        Limits(streams=value)
+
+
+def test_keys_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text("# ours\nfirst\n\n  second  \n")
+    keys = ApiKeys.read(file)
+    assert all(keys.admit(key, Headers()) for key in ("first", "second"))
+    assert not any(keys.admit(key, Headers()) for key in ("# ours", "", "firs", "first ", None))
+    assert "first" not in repr(vars(keys))
+    file.write_text("# nothing\n")
+    with pytest.raises(ConfigError, match="no key"):
+        ApiKeys.read(file)
+    with pytest.raises(ConfigError, match="missing"):
+        ApiKeys.read(file.with_name("missing"))
+
+
+@pytest.mark.parametrize(
+    ("value", "is_admitted"),
+    [("Bearer sesame", True), ("bearer sesame", True), ("sesame", False), ("Basic sesame", False), ("Bearer ", False)],
+)
+def test_keys_in_the_header(value: str, is_admitted: bool) -> None:
+    assert ApiKeys(["sesame"]).admit(None, Headers({"Authorization": value})) is is_admitted
+
+
+def test_a_server_without_keys_is_open() -> None:
+    assert ApiKeys().admit(None, Headers())
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "others", "expected"),
+    [
+        (None, "a.example", (), True),
+        ("https://a.example", "a.example", (), True),
+        ("http://127.0.0.1:8000", "127.0.0.1:8000", (), True),
+        ("http://A.example", "a.example", (), True),
+        ("http://127.0.0.1:8001", "127.0.0.1:8000", (), False),
+        ("https://b.example", "a.example", (), False),
+        ("https://b.example", "a.example", ("https://b.example",), True),
+        ("https://b.example", "a.example", ("*",), True),
+        ("https://a.example.b.example", "a.example", (), False),
+        ("null", "a.example", (), False),
+        ("", "", (), True),
+    ],
+)
+def test_origins(origin: str | None, host: str, others: tuple[str, ...], expected: bool) -> None:
+    headers = Headers({"host": host, **({} if origin is None else {"origin": origin})})
+    assert is_same_origin(headers, others) is expected

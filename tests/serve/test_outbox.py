@@ -1,0 +1,120 @@
+"""The outbox against a list that forgets nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulmt.serve.outbox import Outbox, Output
+from simulmt.serve.protocol import Commit, Done, LagMs, Sentence
+
+FULL, KEPT = 3, 5
+
+
+def commit(seq: int) -> Commit:
+    return Commit(seq, "a", seq, LagMs(0, 0, 0))
+
+
+async def taken(outbox: Outbox) -> list[Output]:
+    """All that can be taken now."""
+    found: list[Output] = []
+    while outbox._news.is_set():
+        await outbox.news()
+        message = outbox.take()
+        if message is not None:
+            found.append(message)
+    return found
+
+
+actions = st.lists(st.sampled_from(["commit", "commit", "commit", "sentence", "take", "rewind"]), max_size=40)
+
+
+@settings(max_examples=200, deadline=None)
+@given(actions, st.data())
+def test_a_client_gets_every_commit_once_wherever_it_was_cut_off(kinds: list[str], data: st.DataObject) -> None:
+    async def run() -> None:
+        outbox, numbers = Outbox(FULL, KEPT), itertools.count(1)
+        written: list[Output] = []
+        seen = 0  # the last commit that the client has
+        sent = 0  # messages that were taken, once or more often
+        for kind in kinds:
+            if kind == "commit":
+                written.append(commit(next(numbers)))
+                outbox.put(written[-1])
+            elif kind == "sentence":
+                written.append(Sentence(last_of(written)))
+                outbox.put(written[-1])
+            elif kind == "take":
+                found = await taken(outbox)
+                commits = [message.seq for message in found if isinstance(message, Commit)]
+                assert commits == list(range(seen + 1, last_of(written) + 1))
+                seen, sent = last_of(written), len(written)
+            else:
+                forgotten = last_of(written[: max(0, sent - KEPT)])
+                wanted = data.draw(st.integers(0, last_of(written[:sent])))
+                assert outbox.rewind(wanted) == (wanted >= forgotten)
+                seen = max(wanted, forgotten)
+                assert outbox.rewind(seen)
+
+    asyncio.run(run())
+
+
+def last_of(messages: list[Output]) -> int:
+    return max((message.seq for message in messages if isinstance(message, Commit)), default=0)
+
+
+def test_what_was_sent_long_ago_cannot_be_read_again() -> None:
+    async def run() -> None:
+        outbox = Outbox(FULL, KEPT)
+        for seq in range(1, 11):
+            outbox.put(commit(seq))
+        assert len(await taken(outbox)) == 10
+        assert len(outbox._entries) == KEPT
+        assert not outbox.rewind(4)
+        assert outbox.rewind(5)
+        assert await taken(outbox) == [commit(seq) for seq in range(6, 11)]
+
+    asyncio.run(run())
+
+
+def test_a_sentence_may_be_repeated_but_never_lost() -> None:
+    async def run() -> None:
+        outbox = Outbox(FULL, KEPT)
+        for message in (commit(1), Sentence(1), commit(2), Done()):
+            outbox.put(message)
+        await taken(outbox)
+        outbox.rewind(1)
+        assert await taken(outbox) == [Sentence(1), commit(2), Done()]
+        outbox.rewind(2)
+        assert await taken(outbox) == [Done()]
+
+    asyncio.run(run())
+
+
+def test_a_client_can_be_ahead_of_a_session_that_began_anew() -> None:
+    async def run() -> None:
+        outbox = Outbox(FULL, KEPT)
+        assert outbox.rewind(3)
+        for seq in range(1, 6):
+            outbox.put(commit(seq))
+        assert await taken(outbox) == [commit(4), commit(5)]
+
+    asyncio.run(run())
+
+
+def test_a_full_box_makes_the_writer_wait() -> None:
+    async def run() -> None:
+        outbox = Outbox(FULL, KEPT)
+        for seq in (1, 2, 3):
+            await outbox.room()
+            outbox.put(commit(seq))
+        waiting = asyncio.create_task(outbox.room())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        outbox.take()
+        await asyncio.wait_for(waiting, timeout=10)
+
+    asyncio.run(run())

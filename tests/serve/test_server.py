@@ -1,0 +1,156 @@
+"""The server as a process and as a whole: how it ends, how it shares its time, how it is started."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from simulmt.cli import app
+from simulmt.errors import BundleError, ConfigError
+from simulmt.runtime.bundle import SHIPPED
+from simulmt.serve.limits import Limits
+from simulmt.serve.metrics import Metrics
+from simulmt.serve.models import load_models
+from simulmt.serve.server import listen
+from simulmt.stream import Translator
+
+from .helpers import Served, eventually, free_port, synthetic_text, text_of
+
+TEXT = synthetic_text(sentences=4, seed=41)
+Serve = Callable[..., Served]
+
+
+def test_draining_finishes_what_was_taken_in_and_refuses_the_rest(serve: Serve, translator: Translator) -> None:
+    served = serve(drain_seconds=20)
+    with served.talk() as open_stream, served.talk() as finishing, served.talk() as newcomer:
+        session = open_stream.start()["session"]
+        open_stream.say("source", text=TEXT)
+        finishing.start()
+        finishing.say("source", text=10 * f"{TEXT} ").say("finish")
+        newcomer.socket.ping().wait(10)
+        eventually(lambda: served.sessions._sessions[session].received == 1)
+        served.server.stop()
+        eventually(lambda: bool(served.sessions.is_draining))
+        assert newcomer.say("start", model="toy").hear_error() == ("draining", 1012)
+        assert text_of(finishing_messages := finishing.hear_all()) == translator.translate(10 * f"{TEXT} ")
+        assert finishing_messages[-1] == {"type": "done"}
+        messages = open_stream.hear_all()
+    assert (messages[-1]["type"], messages[-1]["code"]) == ("error", "draining")
+    assert open_stream.socket.close_code == 1012
+    stream = translator.stream(3)
+    assert text_of(messages) == "".join(commit.text for commit in stream.push(TEXT))
+    served.thread.join(20)
+    assert not served.thread.is_alive()
+
+
+def test_while_draining_the_server_is_alive_but_not_ready(serve: Serve) -> None:
+    served = serve(drain_seconds=20, unsent_messages=1)
+    with httpx.Client(base_url=served.http) as client, served.talk() as talk:
+        talk.start()
+        assert client.get("/ready").status_code == 200
+        served.sessions.is_draining = True
+        assert (client.get("/health").status_code, client.get("/ready").status_code) == (200, 503)
+        body = {"q": "kyo", "source": "synthetic", "target": "synthetic"}
+        assert client.post("/translate", json=body).status_code == 503
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_ends_soon_after_a_signal_whatever_its_clients_do(number: signal.Signals, tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "simulmt", "serve", "--model", "toy", "--port", str(port), "--threads", "1"]
+    log = tmp_path / "log.txt"
+    with log.open("w") as file, subprocess.Popen([*command, "--limit", "drain_seconds=0.5"], stderr=file) as process:
+        eventually(lambda: f"127.0.0.1:{port}" in log.read_text())
+        served = Served(None, port, threading.current_thread())  # type: ignore[arg-type]
+        eventually(lambda: _is_ready(served))
+        with served.talk() as talk:
+            talk.start()
+            process.send_signal(number)
+            assert talk.hear_error() == ("draining", 1012)
+        assert process.wait(timeout=30) == 0
+    assert "Traceback" not in log.read_text()
+
+
+def _is_ready(served: Served) -> bool:
+    try:
+        return httpx.get(f"{served.http}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_stream_with_pages_to_translate_does_not_hold_up_the_others(serve: Serve) -> None:
+    served = serve()
+    with served.talk() as glutton, served.talk() as talk:
+        session = served.sessions._sessions[glutton.start()["session"]]
+        talk.start(delay=1)
+        for _ in range(50):
+            glutton.say("source", text=f"{' '.join([TEXT] * 15)} ")
+        glutton.say("finish")
+        eventually(lambda: session.is_busy)
+        for word in TEXT.split():
+            talk.say("source", text=f"{word} ")
+        talk.say("finish")
+        assert talk.hear_all()[-1] == {"type": "done"}
+        assert session.is_busy  # it came first and had far more to do, and still has
+
+
+def test_a_failing_model_ends_its_streams_with_an_error_and_no_text_in_the_log(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    model = served.server.config.app.state.service.models["toy"]  # type: ignore[union-attr]
+
+    def fail(_: object) -> None:
+        raise RuntimeError(f"cannot translate {TEXT}")
+
+    monkeypatch.setattr(model.translator, "step", fail)
+    with served.talk() as talk:
+        session = talk.start()["session"]
+        talk.say("source", text=TEXT)
+        assert talk.hear_error() == ("internal", 1011)
+    body = {"q": TEXT, "source": "synthetic", "target": "synthetic"}
+    assert httpx.post(f"{served.http}/translate", json=body).status_code == 500
+    assert "RuntimeError" in caplog.text
+    assert TEXT[:20] not in caplog.text
+    monkeypatch.undo()
+    with served.talk() as talk:
+        assert talk.say("resume", session=session, seq=0).hear()["code"] == "unknown_session"
+        talk.start()
+        talk.say("source", text=TEXT).say("finish")
+        assert talk.hear_all()[-1] == {"type": "done"}
+
+
+def test_two_models_need_two_names() -> None:
+    with pytest.raises(BundleError, match="already a model of the name toy"):
+        load_models(["toy", SHIPPED / "toy"], Metrics())
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
+    with listen("127.0.0.1", 0, Limits()) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}"):
+            listen("127.0.0.1", port, Limits())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--limit", "streems=5"], "did you mean 'streams'"),
+        (["--limit", "streams"], "NAME=NUMBER"),
+        (["--limit", "streams=0"], "above 0"),
+        (["--api-keys-file", "nowhere.txt"], "nowhere.txt"),
+        (["--model", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_settings_are_told_apart(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code != 0
+    assert message in str(result.exception)

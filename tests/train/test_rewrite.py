@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulmt.dataset import Dataset
+from simulmt.errors import ConfigError, DataError, VocabularyError
+from simulmt.model.beam import BeamConfig, beam_search
+from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.text import END, Tokenizer
+from simulmt.train import rewrite as rewriting
+from simulmt.train.rewrite import (
+    JoinedSet,
+    SpeechConfig,
+    TranslationConfig,
+    as_speech,
+    join_corpora,
+    reorder_corpus,
+    speech_corpus,
+    translate_corpus,
+)
+from simulmt.train.systems import System, SystemConfig, build_model, load_model, save_model
+
+from .helpers import SIZES, fork
+
+CPU = torch.device("cpu")
+SEARCH = BeamConfig(beam=2, length_penalty=1.5, max_ratio=0.5, max_extra=4)
+DISTIL = TranslationConfig(SEARCH, batch_tokens=200, max_length=90)
+PSEUDO = TranslationConfig(SEARCH, delay=2, batch_tokens=200, max_length=90)
+
+
+def save_random(system: System, dataset: Dataset, directory: Path) -> Path:
+    layers = {"layers": 1} if system == "ctc" else {"encoder_layers": 1, "decoder_layers": 1}
+    vocabularies = dataset.source_tokenizer.size, dataset.target_tokenizer.size
+    config = SystemConfig(system, *vocabularies, {**SIZES, **layers})
+    torch.manual_seed(5)
+    model = build_model(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.4)
+    save_model(model, config, directory, {})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def teacher(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random("teacher", dataset, tmp_path_factory.mktemp("teacher"))
+
+
+@pytest.fixture(scope="module")
+def wait_k(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random("wait-k", dataset, tmp_path_factory.mktemp("wait-k") / "final").parent
+
+
+@pytest.fixture
+def source(data: Path, tmp_path: Path) -> Path:
+    """Sentences with, among them, an empty one and one that is too long."""
+    lines = (data.parent / "text" / "train.source").read_text(encoding="utf-8").splitlines()[:24]
+    lines[3], lines[15] = " \u3000", " ".join(lines)
+    return write(tmp_path / "text.source", lines)
+
+
+def write(path: Path, lines: Sequence[str]) -> Path:
+    text = "".join(f"{line}\n" for line in lines)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def record(prefix: Path) -> dict[str, Any]:
+    return dict(json.loads(prefix.with_name(f"{prefix.name}.json").read_text(encoding="utf-8")))
+
+
+def results(prefix: Path) -> dict[str, bytes]:
+    endings = ("source", "target", "json")
+    assert {path.name for path in prefix.parent.glob(f"{prefix.name}.*")} == {f"{prefix.name}.{e}" for e in endings}
+    return {ending: prefix.with_name(f"{prefix.name}.{ending}").read_bytes() for ending in endings}
+
+
+class TestTranslation:
+    @pytest.mark.parametrize("config", [DISTIL, PSEUDO])
+    def test_every_line_is_paired_with_its_best_hypothesis(
+        self, config: TranslationConfig, teacher: Path, wait_k: Path, data: Path, source: Path, tmp_path: Path
+    ) -> None:
+        directory = teacher if config.delay is None else wait_k
+        prefix = tmp_path / "sub" / "out"
+        made = translate_corpus(directory, data, source, prefix, config, CPU)
+        dataset, (model, _) = Dataset.open(data), load_model(directory)
+        assert isinstance(model, Seq2SeqModel)
+        expected = []
+        for number, line in enumerate(lines(source), start=1):
+            ids = torch.tensor([[*dataset.source_tokenizer.encode(line), END]])
+            if number not in (4, 16):
+                (found,) = beam_search(model, ids, torch.tensor([ids.shape[1]]), SEARCH, config.delay)
+                expected.append((line, dataset.target_tokenizer.decode(found[0].tokens)))
+        sides = (lines(tmp_path / "sub" / f"out.{side}") for side in ("source", "target"))
+        assert list(zip(*sides, strict=True)) == expected
+        assert len({target for _, target in expected}) > 11
+        assert made == record(prefix)
+        assert (made["lines"], made["kept"], made["left"]) == (24, 22, {"empty": [4], "too_long": [16]})
+        assert made["rewrite"] == ("distil" if config.delay is None else "pseudo")
+
+    def test_shards_and_packing_change_no_bytes(
+        self, teacher: Path, data: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        translate_corpus(teacher, data, source, tmp_path / "one", DISTIL, CPU)
+        monkeypatch.setitem(rewriting.SHARD_LINES, "cpu", 7)
+        translate_corpus(teacher, data, source, tmp_path / "many", DISTIL, CPU)
+        packed = write(tmp_path / "text.gz", lines(source))
+        translate_corpus(teacher, data, packed, tmp_path / "packed", DISTIL, CPU)
+        one, many, unpacked = (results(tmp_path / name) for name in ("one", "many", "packed"))
+        for side in ("source", "target"):
+            assert one[side] == many[side] == unpacked[side]
+
+    def test_it_goes_on_after_a_kill(self, teacher: Path, data: Path, source: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "killed.shards"
+        translate_in_shards(teacher, data, source, tmp_path / "whole")
+        killed = fork(translate_in_shards, teacher, data, source, tmp_path / "killed")
+        until = time.monotonic() + 60
+        while not list(folder.glob("*/*.json")) and killed.is_alive() and time.monotonic() < until:
+            time.sleep(0.005)
+        killed.kill()
+        killed.join()
+        finished = [fork(translate_in_shards, teacher, data, source, tmp_path / "killed") for _ in range(2)]
+        for process in finished:
+            process.join()
+        assert [process.exitcode for process in finished] == [0, 0]
+        assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+    def test_a_translation_without_text_is_left_out(
+        self, teacher: Path, data: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        nothing = Dataset.open(data).target_tokenizer.pieces.index("▁")
+        monkeypatch.setattr(rewriting.CorpusTranslator, "_translate", lambda _, sentences: [[nothing]] * len(sentences))
+        made = translate_corpus(teacher, data, source, tmp_path / "out", DISTIL, CPU)
+        assert made["kept"] == 0
+        assert len(made["left"]["no_translation"]) == 22
+
+    def test_another_model_or_setting_is_another_result(
+        self, teacher: Path, dataset: Dataset, data: Path, source: Path, tmp_path: Path
+    ) -> None:
+        translate_corpus(teacher, data, source, tmp_path / "out", DISTIL, CPU)
+        before = results(tmp_path / "out")
+        wider = TranslationConfig(BeamConfig(beam=3, max_extra=4), batch_tokens=200, max_length=90)
+        other = tmp_path / "other"
+        save_random("teacher", dataset, other)
+        (other / "model.safetensors").write_bytes((teacher / "model.safetensors").read_bytes()[:-4] + b"\0\0\0\0")
+        for model, config in ((teacher, wider), (other, DISTIL)):
+            with pytest.raises(DataError, match="--overwrite"):
+                translate_corpus(model, data, source, tmp_path / "out", config, CPU)
+        assert results(tmp_path / "out") == before
+        translate_corpus(teacher, data, source, tmp_path / "out", wider, CPU, overwrite=True)
+        assert record(tmp_path / "out")["settings"]["search"]["beam"] == 3
+
+    def test_the_wrong_model_is_refused(
+        self, teacher: Path, wait_k: Path, dataset: Dataset, data: Path, source: Path, tmp_path: Path
+    ) -> None:
+        ctc = save_random("ctc", dataset, tmp_path / "ctc")
+        for model, config, message in (
+            (wait_k, DISTIL, "a wait-k model, but distillation needs a teacher"),
+            (teacher, PSEUDO, "a teacher model, but pseudo references need a wait-k model"),
+            (ctc, DISTIL, "a ctc model, but distillation"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                translate_corpus(model, data, source, tmp_path / "out", config, CPU)
+
+    def test_other_vocabularies_are_refused(
+        self, teacher: Path, data: Path, source: Path, tmp_path: Path, target_tokenizer: Tokenizer
+    ) -> None:
+        (tmp_path / "source.model").write_bytes((data / "source.model").read_bytes())
+        (tmp_path / "target.model").write_bytes(target_tokenizer.model)
+        with pytest.raises(VocabularyError, match=r"of \(300, 150\) pieces, but .* trained with \(300, 300\);"):
+            translate_corpus(teacher, tmp_path, source, tmp_path / "out", DISTIL, CPU)
+
+    @pytest.mark.parametrize(("setting", "value"), [("delay", 0), ("batch_tokens", 0), ("max_length", 0)])
+    def test_bad_settings_are_named(self, setting: str, value: int) -> None:
+        with pytest.raises(ConfigError, match=f"must be at least 1, got {value}"):
+            TranslationConfig(**{setting: value})  # type: ignore[arg-type]
+
+
+def translate_in_shards(teacher: Path, data: Path, source: Path, prefix: Path) -> None:
+    torch.set_num_threads(1)
+    rewriting.SHARD_LINES["cpu"] = 5
+    translate_corpus(teacher, data, source, prefix, DISTIL, CPU)
+
+
+class TestReordering:
+    @pytest.mark.parametrize(
+        ("source", "target", "links", "expected"),
+        [
+            # the verb at the end of the German clause comes where English has it
+            ("I have seen the boat", "ich habe das Boot gesehen", "0-0 1-1 2-4 3-2 4-3", "ich habe gesehen das Boot"),
+            # "not" has no link and stays behind its predecessor, which moves
+            ("a b c", "C not A", "2-0 0-2", "A C not"),
+            # unaligned at the beginning: stays there; a word with two links waits for the later one
+            ("a b c", "oh BC A", "1-1 2-1 0-2", "oh A BC"),
+            ("a b", "B A", "", "B A"),
+        ],
+    )
+    def test_words_by_hand(self, tmp_path: Path, source: str, target: str, links: str, expected: str) -> None:
+        assert reordered(tmp_path, source, target, links) == expected
+
+    @pytest.mark.parametrize(
+        ("target", "links", "unit", "expected"),
+        [
+            ("船我看见", "1-0 0-1 2-2", "char", "我船看见"),
+            ("船 我 看见", "1-0 0-1 2-2", "word", "我船看见"),  # cut into words: those stay whole, spaces go
+            ("用 Python 写程序", "2-0 0-1 1-2", "char", "Python 写程序用"),
+            ("用Python写程序", "2-0 0-1 1-2", "char", "Python写程序用"),
+            ("在 New York，等", "2-0 0-1 0-2 1-3", "char", "New York，等在"),
+            ("New 等York", "2-0 0-1 1-2", "char", "等York New"),
+        ],
+    )
+    def test_ideographs_by_hand(self, tmp_path: Path, target: str, links: str, unit: Any, expected: str) -> None:
+        assert reordered(tmp_path, "one two three", target, links, unit) == expected
+
+    @settings(deadline=None, max_examples=30)
+    @given(
+        corpus=st.lists(
+            st.tuples(
+                st.integers(1, 6),
+                st.lists(st.text("abc,.", min_size=1, max_size=3), min_size=1, max_size=6),
+                st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5))),
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def test_no_word_is_lost_and_what_is_in_order_stays(
+        self, corpus: list[tuple[int, list[str], set[tuple[int, int]]]], tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        folder = tmp_path_factory.mktemp("reorder")
+        sources = [" ".join(["x"] * words) for words, _, _ in corpus]
+        links = [[(i, j) for i, j in sorted(each) if i < words and j < len(target)] for words, target, each in corpus]
+        paths = (
+            write(folder / "text.source", sources),
+            write(folder / "text.target", [" ".join(target) for _, target, _ in corpus]),
+            write(folder / "text.links", [" ".join(f"{i}-{j}" for i, j in each) for each in links]),
+        )
+        reorder_corpus(*paths, folder / "out")
+        assert lines(folder / "out.source") == sources
+        for (_, target, _), each, line in zip(corpus, links, lines(folder / "out.target"), strict=True):
+            assert Counter(line.split(" ")) == Counter(target)
+            needed = {j: max(i for i, other in each if other == j) for _, j in each}
+            if [needed[j] for j in sorted(needed)] == sorted(needed.values()):
+                assert line == " ".join(target)  # nothing to do
+
+    def test_empty_sides_are_left_out_of_both_files(self, tmp_path: Path) -> None:
+        paths = (
+            write(tmp_path / "text.source", ["a b", "", "a"]),
+            write(tmp_path / "text.target", ["B A", "X", " "]),
+            write(tmp_path / "text.links", ["0-1 1-0", "", ""]),
+        )
+        made = reorder_corpus(*paths, tmp_path / "out")
+        assert made["left"] == {"empty": [2, 3]}
+        assert (lines(tmp_path / "out.source"), lines(tmp_path / "out.target")) == (["a b"], ["A B"])
+
+    @pytest.mark.parametrize(
+        ("links", "message"),
+        [
+            (
+                ["0-0", "0-2"],
+                r"text\.links:2: links source unit 1 and target unit 3, .* has 2 and 2; is the text token",
+            ),
+            (["2-0", "0-0"], r"text\.links:1: links source unit 3"),
+            (["0-0"], r"text\.links: has fewer lines than .*text\.source"),
+            (["0-0", "", ""], r"text\.links: has more lines than .*text\.source"),
+            (["0-0", "x"], r"text\.links:2: alignment link 'x'"),
+        ],
+    )
+    def test_links_that_do_not_fit_are_named_by_file_and_line(
+        self, tmp_path: Path, links: list[str], message: str
+    ) -> None:
+        paths = (
+            write(tmp_path / "text.source", ["a b", "c d"]),
+            write(tmp_path / "text.target", ["A B", "C D"]),
+            write(tmp_path / "text.links", links),
+        )
+        with pytest.raises(DataError, match=message):
+            reorder_corpus(*paths, tmp_path / "out")
+        assert not (tmp_path / "out.target").exists()
+
+
+def reordered(folder: Path, source: str, target: str, links: str, unit: Any = "word") -> str:
+    paths = write(folder / "source", [source]), write(folder / "target", [target]), write(folder / "links", [links])
+    reorder_corpus(*paths, folder / "out", ("word", unit))
+    (line,) = lines(folder / "out.target")
+    return line
+
+
+class TestJoining:
+    @pytest.fixture
+    def sets(self, tmp_path: Path) -> list[tuple[Path, Path]]:
+        """Three pairs, and two."""
+        a, A, b, B = (
+            write(tmp_path / f"{name}{suffix}", [f"{name} {number}" for number in range(count)])
+            for name, suffix, count in (("a", ".txt", 3), ("A", ".gz", 3), ("b", ".txt", 2), ("B", ".txt", 2))
+        )
+        return [(a, A), (b, B)]
+
+    def test_sets_follow_each_other(self, sets: list[tuple[Path, Path]], tmp_path: Path) -> None:
+        made = join_corpora([JoinedSet(*sets[0], limit=2), JoinedSet(*sets[1], repeat=2)], tmp_path / "out")
+        assert lines(tmp_path / "out.source") == ["a 0", "a 1", "b 0", "b 1", "b 0", "b 1"]
+        assert lines(tmp_path / "out.target") == ["A 0", "A 1", "B 0", "B 1", "B 0", "B 1"]
+        assert (made["lines"], made["kept"], made["left"]) == (6, 6, {})
+
+    def test_one_set_as_it_is(self, sets: list[tuple[Path, Path]], tmp_path: Path) -> None:
+        join_corpora([JoinedSet(*sets[1])], tmp_path / "out")
+        assert (tmp_path / "out.source").read_bytes() == sets[1][0].read_bytes()
+        assert (tmp_path / "out.target").read_bytes() == sets[1][1].read_bytes()
+
+    def test_the_other_order_is_another_result(self, sets: list[tuple[Path, Path]], tmp_path: Path) -> None:
+        join_corpora([JoinedSet(*sets[0]), JoinedSet(*sets[1])], tmp_path / "out")
+        with pytest.raises(DataError, match="--overwrite"):
+            join_corpora([JoinedSet(*sets[1]), JoinedSet(*sets[0])], tmp_path / "out")
+
+    def test_what_cannot_be_joined_is_refused(self, sets: list[tuple[Path, Path]], tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="has 3 lines but"):
+            join_corpora([JoinedSet(sets[0][0], sets[1][1])], tmp_path / "out")
+        with pytest.raises(ConfigError, match="nothing to join"):
+            join_corpora([], tmp_path / "out")
+        with pytest.raises(ConfigError, match="repeat must be at least 1, got 0"):
+            JoinedSet(*sets[0], repeat=0)
+        with pytest.raises(ConfigError, match="limit must not be negative, got -1"):
+            JoinedSet(*sets[0], limit=-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("Well, I don't know... do you?", "well i don't know do you"),
+        (
+            'He said: "A well-known, 3.5-inch disk (50%) costs $1,000."',
+            "he said a well-known 3.5-inch disk 50% costs $1,000",
+        ),
+        ("At 10:30 - or later -- ‘maybe’.", "at 10:30 or later maybe"),
+        ("Größe; naïve_name!", "größe naïve name"),
+        ("...", ""),
+    ],
+)
+def test_speech_has_no_punctuation(text: str, spoken: str) -> None:
+    assert as_speech(text) == spoken
+
+
+def test_a_share_of_the_pairs_as_speech(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("".join(f"Line {number}.\n" for number in range(400)) + "!\n", encoding="utf-8")
+    target.write_text("".join(f"Zeile {number}.\n" for number in range(400)) + "!\n", encoding="utf-8")
+    record = speech_corpus(source, target, tmp_path / "some", SpeechConfig(0.25))
+    spoken = (tmp_path / "some.source").read_text(encoding="utf-8").splitlines()
+    kept = (tmp_path / "some.target").read_text(encoding="utf-8").splitlines()
+    assert 60 < len(spoken) < 140
+    assert [line.replace("line", "Zeile") + "." for line in spoken] == kept
+    assert record["kept"] == len(spoken)
+    everything = speech_corpus(source, target, tmp_path / "all", SpeechConfig(1.0))
+    assert (everything["kept"], everything["left"]) == (400, {"empty": [401]})
+    with pytest.raises(ConfigError, match="share"):
+        SpeechConfig(0.0)
