@@ -107,9 +107,11 @@ def test_compare_prints_a_table(results: Path, capsys: pytest.CaptureFixture[str
     assert lines[6].startswith("BLEU: nrefs:1|bs:1000|")
 
 
-def test_compare_prints_markdown_and_json(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = call("compare", results, "--format", "markdown", capture=capsys)
+def test_compare_prints_markdown_and_json(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "comparison.md"
+    done = call("compare", results, "--format", "markdown", "--output", file, capture=capsys)
     assert done.stdout.startswith("| test set | k | system |")
+    assert file.read_text() == done.stdout
     done = call("compare", results, "--format", "json", capture=capsys)
     tables = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(table["system"], table["delay"]) for table in tables] == [("one", 3), ("two", 3), ("one", 1), ("two", 1)]

@@ -19,7 +19,7 @@ from simulmt.eval import examples
 from simulmt.eval import report as module
 from simulmt.eval.records import Anticipation, OracleScore, SortedSentence, write_records
 from simulmt.eval.report import ReportOptions, build_report
-from simulmt.eval.results import Result, write_results
+from simulmt.eval.results import Result, read_results, write_results
 
 WORSE = [line[2:] for line in GERMAN]
 VOID = {"meta", "br", "link", "img"}
@@ -102,6 +102,29 @@ def test_the_page_stands_on_its_own(results: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_it_opens_with_what_it_is_about_and_what_is_gained(results: Path) -> None:
+    made = build_report([results], ReportOptions(about=("Why <sort>.",), baseline="ctc"), None)
+    opening = made.markdown.split("## test")[0]
+    assert "Why <sort>." in opening
+    assert "<p>Why &lt;sort&gt;.</p>" in made.html
+    scores = {result.name: result.BLEU for result in read_results(results)}
+    for k in (1, 3):
+        gain = scores[f"a<b-k{k}"] - scores[f"ctc-k{k}"]
+        assert f"- test: ctc-k{k} scores {scores[f'ctc-k{k}']:.1f}; a<b-k{k} {gain:+.1f}*\n" in opening
+    whole = build_report([results], ReportOptions(baseline="teacher"), None).markdown
+    assert "- test: teacher-full scores 100.0; a<b-k3 +0.0, a<b-k1 +0.0, ctc-k" in whole
+    assert "## In short" not in build_report([results], ReportOptions(), None).markdown
+
+
+def test_directories_with_analyses_alone_are_read_as_well(results: Path, tmp_path: Path) -> None:
+    apart = tmp_path / "apart"
+    write_records(apart, [Anticipation("dev", "eflomal", "word", "char", 2, 3, (0.5, 0.25), 0.125)])
+    assert "Anticipation" in report(results, apart).headings
+    with pytest.raises(DataError, match="no such file"):
+        report(results, tmp_path / "nothing")
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_tables_hold_every_result_with_interval_and_signature(results: Path) -> None:
     made = build_report([results], ReportOptions(), None)
     rows = Outline(made.html).rows
@@ -128,6 +151,7 @@ def test_chapters_follow_what_is_on_disk(results: Path) -> None:
     outline = report(results, baseline="ctc", aligner=Diagonal(), title="On <em>")
     assert outline.headings == [
         "On <em>",
+        "In short",
         "test",
         "Significance against ctc",
         "Quality in detail",

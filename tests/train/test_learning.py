@@ -1,8 +1,7 @@
 """The method at work on the synthetic pair: sorting helps where words move far, and does no harm where they do not.
 
-The configurations are those of recipes/toy, at k = 1, where every word that moves to the front must be anticipated.
-Measured with seeds 1 and 2: 12.9 and 15.5 BLEU without sorting against 22.5 and 19.3 with it on long moves; 88.4 and
-88.4 on the monotone pair (seed 1). The bounds below leave room for other processors' rounding.
+The configurations are those of recipes/toy.toml at k = 1, where every word that moves forward must be anticipated;
+both systems learn from scratch, with the same number of updates. The bounds leave room for other processors' rounding.
 """
 
 from __future__ import annotations
@@ -12,29 +11,32 @@ from pathlib import Path
 
 import pytest
 
+from recipe.configurations import training_configurations
 from simulmt.corpus import ParallelFiles
 from simulmt.dataset import prepare_dataset
+from simulmt.recipe.plan import Recipe
 from simulmt.synthetic import write_corpus
 from simulmt.text import VocabularySpec
 from simulmt.train.loop import train
 from simulmt.train.monitor import Monitor
-from simulmt.train.settings import RunConfig
 from simulmt.train.world import join_world
 
-RECIPES = Path(__file__).parents[2] / "recipes" / "toy"
+RECIPE = Path(__file__).parents[2] / "recipes" / "toy.toml"
+PLAIN, SORTED = "ctc-k1", "asn-from-scratch"  # stages of it
 
 
-def learn(recipe: str, data: Path, directory: Path) -> float:
-    config = replace(RunConfig.read(RECIPES / f"{recipe}.toml"), data=data)
+def learn(stage: str, data: Path, directory: Path, updates: int = 1500) -> float:
+    config = replace(training_configurations(Recipe.read(RECIPE))[stage], data=data)
+    config = replace(config, training=replace(config.training, max_updates=updates))
     with join_world("cpu") as world:
-        outcome = train(config, directory / recipe, world, Monitor(directory / recipe, quiet=True))
+        outcome = train(config, directory / stage, world, Monitor(directory / stage, quiet=True))
     assert outcome.score is not None
     return outcome.score
 
 
 def prepared(reorder: float, directory: Path) -> Path:
     text, data = directory / "text", directory / "data"
-    write_corpus(text, reorder, train=20_000, dev=300, test=1, seed=1)
+    write_corpus(text, reorder, train=15_000, dev=300, test=1, seed=1)
     prepare_dataset(
         data,
         [ParallelFiles(text / "train.source", text / "train.target")],
@@ -48,7 +50,7 @@ def prepared(reorder: float, directory: Path) -> Path:
 @pytest.mark.learning
 def test_sorting_beats_plain_ctc_where_words_move_far(tmp_path: Path) -> None:
     data = prepared(1.0, tmp_path)
-    plain, sorted_ = learn("ctc", data, tmp_path), learn("ctc-asn", data, tmp_path)
+    plain, sorted_ = learn(PLAIN, data, tmp_path), learn(SORTED, data, tmp_path)
     assert plain > 5.0, "plain CTC did not learn at all, so beating it would mean nothing"
     assert sorted_ > plain + 2.0
 
@@ -56,6 +58,6 @@ def test_sorting_beats_plain_ctc_where_words_move_far(tmp_path: Path) -> None:
 @pytest.mark.learning
 def test_sorting_does_no_harm_where_nothing_moves(tmp_path: Path) -> None:
     data = prepared(0.0, tmp_path)
-    plain, sorted_ = learn("ctc", data, tmp_path), learn("ctc-asn", data, tmp_path)
-    assert plain > 80.0
+    plain, sorted_ = (learn(stage, data, tmp_path, updates=900) for stage in (PLAIN, SORTED))
+    assert plain > 60.0
     assert sorted_ > plain - 3.0

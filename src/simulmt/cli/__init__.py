@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from simulmt import __version__
-from simulmt.cli import evaluation, figures, live, training
+from simulmt.cli import evaluation, figures, live, recipes, rewriting, serve, training
 from simulmt.errors import ConfigError, SimulmtError
 
 # The class of all errors of usage has moved between versions of typer; it is found from one that has not.
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (live, training, evaluation, figures):
+for group in (live, serve, training, rewriting, evaluation, figures, recipes):
     group.register(app)
 
 

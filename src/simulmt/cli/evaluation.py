@@ -114,6 +114,7 @@ def compare(
         str | None, typer.Option(help="System that the others are held to; the first if not given.")
     ] = None,
     format: Annotated[TableFormat, typer.Option(help="How it is printed.")] = TableFormat.TABLE,
+    output: Annotated[Path | None, typer.Option(help="Markdown file to write it to as well.")] = None,
 ) -> None:
     """Tell which differences between systems are significant: paired bootstrap, delay by delay."""
     try:
@@ -122,6 +123,8 @@ def compare(
         raise _missing("simulmt compare", error) from None
 
     comparisons = comparing.compare(directories, baseline)
+    if output is not None:
+        output.write_text(comparing.markdown(comparisons), encoding="utf-8")
     if format is TableFormat.MARKDOWN:
         typer.echo(comparing.markdown(comparisons), nl=False)
     elif format is TableFormat.JSON:

@@ -62,6 +62,7 @@ def report(
     directories: Directories,
     output: Annotated[Path, typer.Option(help="HTML file to write; the Markdown goes beside it.")],
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "",
+    about: Annotated[list[str] | None, typer.Option(help="A paragraph to open it with; may be repeated.")] = None,
     baseline: Baseline = None,
     examples: Annotated[int, typer.Option(min=0, help="Sentences to show of each test set.")] = 5,
     sentences: Sentences = "",
@@ -81,7 +82,12 @@ def report(
 
     named = {"title": title} if title else {}
     options = ReportOptions(
-        **named, baseline=baseline, examples=examples, sentences=_numbers("--sentences", sentences), delay=delay
+        **named,
+        about=tuple(about or ()),
+        baseline=baseline,
+        examples=examples,
+        sentences=_numbers("--sentences", sentences),
+        delay=delay,
     )
     made = build_report(directories, options, _eflomal() if align else None)
     output.parent.mkdir(parents=True, exist_ok=True)

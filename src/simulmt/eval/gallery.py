@@ -18,7 +18,7 @@ from simulmt.eval.plots import (
     path_figure,
     quality_latency_figure,
 )
-from simulmt.eval.records import Anticipation, SortedSentence, read_records
+from simulmt.eval.records import Anticipation, SortedSentence, read_records, with_scores
 from simulmt.eval.results import Result, read_all, read_results
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Named = tuple[str, "Figure"]
 
 def draw_gallery(directories: Sequence[Path], baseline: str | None, sentences: Sequence[int]) -> Iterator[Named]:
     """All pictures; with a baseline the n-gram gains over it, and the read/write paths of the named sentences."""
-    results = read_all(directories)
+    results = read_all(with_scores(directories))
     systems = dict.fromkeys(result.system for result in results)
     if baseline is not None and baseline not in systems:
         raise ConfigError(f"--baseline {baseline}: no such system; there are {', '.join(systems)}")
@@ -42,7 +42,7 @@ def draw_gallery(directories: Sequence[Path], baseline: str | None, sentences: S
     for record in read_records(SortedSentence, directories):
         name = f"{record.test_set}-line{record.number}-{record.model}-k{record.delay}-Z"
         yield name, sorting_figure(record)
-    for directory in directories if sentences else ():
+    for directory in with_scores(directories) if sentences else ():
         yield from _paths(directory, sentences)
 
 

@@ -17,7 +17,7 @@ from simulmt.alignment import Link, corpus_alignment_error_rate, corpus_anticipa
 from simulmt.config import as_table, build
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.aligners import Gold
-from simulmt.eval.results import Interval, Unit
+from simulmt.eval.results import SCORES, Interval, Unit
 
 LONGEST_DELAY = 9  # k-anticipation rates are for k from 1 to this, as in the paper
 
@@ -121,6 +121,12 @@ def measure_anticipation(
         skipped=sum(alignment is None for alignment in alignments),
         files=files or {},
     )
+
+
+def with_scores(directories: Iterable[Path]) -> list[Path]:
+    """The directories to read scores from: all but those in which there are analyses alone."""
+    files = [kind.FILE for kind in (Anticipation, OracleScore, SortedSentence)]
+    return [each for each in directories if (each / SCORES).exists() or not any((each / f).exists() for f in files)]
 
 
 def read_records(kind: type[Record], directories: Iterable[Path]) -> list[Record]:

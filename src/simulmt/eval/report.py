@@ -15,14 +15,14 @@ from typing import NamedTuple
 from simulmt.config import require
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval import tables
-from simulmt.eval.compare import SIGNIFICANT, compare
+from simulmt.eval.compare import SIGNIFICANT, Comparison, compare
 from simulmt.eval.evaluate import evenly_spread
 from simulmt.eval.examples import Aligner, Output, Outputs, read_outputs
 from simulmt.eval.figure import inline_svg
 from simulmt.eval.gallery import anticipation_rates, ngram_gain_figures, output_figure, sorting_figure
 from simulmt.eval.page import folded, items, page, paragraph, picture, row
 from simulmt.eval.plots import anticipation_figure, quality_latency_figure
-from simulmt.eval.records import Anticipation, OracleScore, SortedSentence, read_records
+from simulmt.eval.records import Anticipation, OracleScore, SortedSentence, read_records, with_scores
 from simulmt.eval.results import Result, read_all, read_results
 
 USUAL_DELAY = 3  # at which examples are shown if most systems have it
@@ -35,6 +35,7 @@ class ReportOptions:
     """What the report is called and what it dwells on."""
 
     title: str = "Simultaneous translation: quality and latency"
+    about: tuple[str, ...] = ()  # paragraphs that open it
     baseline: str | None = None  # the system that the others are tested against
     examples: int = 5  # sentences shown, at even distances through the test set
     sentences: tuple[int, ...] = ()  # or these lines of it, counted from 1
@@ -68,15 +69,19 @@ class _TestSet:
     results: list[Result]
     outputs: list[Outputs]  # the references first; results without a log have none
     complete: list[Path]  # directories that have a log of each of their results
+    comparisons: list[Comparison]  # with the baseline; none without one
 
 
 def build_report(directories: Sequence[Path], options: ReportOptions, aligner: Aligner | None) -> Report:
     """The report on results directories; without an aligner, words are marked where alignments are kept on disk."""
-    systems = dict.fromkeys(result.system for result in read_all(directories))
+    scored = with_scores(directories)
+    systems = dict.fromkeys(result.system for result in read_all(scored))
     if options.baseline is not None and options.baseline not in systems:
         raise ConfigError(f"--baseline {options.baseline}: no such system; there are {', '.join(systems)}")
-    test_sets = _test_sets(directories, aligner)
+    test_sets = [_compared(each, options.baseline) for each in _test_sets(scored, aligner)]
     chapters = [_Chapter(each.name, list(_test_set_parts(each, options))) for each in test_sets]
+    summary = _Chapter("In short", list(_summary_parts(test_sets, options)))
+    chapters = [summary, *chapters] if summary.parts else chapters
     for title, parts in (
         ("Anticipation", _anticipation_parts(read_records(Anticipation, directories))),
         ("Oracle order", _oracle_parts(read_records(OracleScore, directories))),
@@ -94,17 +99,46 @@ def _test_sets(directories: Sequence[Path], aligner: Aligner | None) -> list[_Te
         results = read_results(directory)
         outputs = read_outputs(directory, results, aligner)
         for name in dict.fromkeys(result.test_set for result in results):
-            test_set = by_name.setdefault(name, _TestSet(name, [], [], []))
+            test_set = by_name.setdefault(name, _TestSet(name, [], [], [], []))
             test_set.complete.extend([directory] if len(outputs) > len(results) else [])
             test_set.results.extend(result for result in results if result.test_set == name)
             test_set.outputs.extend(outputs[bool(test_set.outputs) :])  # one set of references is enough
     return list(by_name.values())
 
 
+def _compared(test_set: _TestSet, baseline: str | None) -> _TestSet:
+    """The test set with its systems held to the baseline, where they share a delay with it."""
+    entries = [result for directory in test_set.complete for result in read_results(directory)]
+    base = {result.delay for result in entries if result.system == baseline}
+    if not any(result.system != baseline and base & {result.delay, None} for result in entries):
+        return test_set
+    return replace(test_set, comparisons=compare(test_set.complete, baseline))
+
+
+def _summary_parts(test_sets: Sequence[_TestSet], options: ReportOptions) -> Iterator[_Part]:
+    """What the page is about, and what every system gains over the baseline, in a line for each delay."""
+    yield from map(_text, options.about)
+    lines = [line for test_set in test_sets for line in _gains(test_set.comparisons)]
+    if lines:
+        yield _Part(items(lines, kind=""), "".join(f"- {line}\n" for line in lines))
+        yield _text(f"BLEU gained or lost against {options.baseline}; * marks p < {SIGNIFICANT}.", "note")
+
+
+def _gains(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    for base in (each.result for each in comparisons if each.BLEU is None):
+        gains = [
+            (rival.BLEU.gain, f"{rival.result.name} {rival.BLEU.gain:+.1f}{'*' * (rival.BLEU.p < SIGNIFICANT)}")
+            for rival in comparisons
+            if rival.BLEU and base.delay in (rival.result.delay, None)
+        ]
+        if gains:
+            ranked = ", ".join(text for _, text in sorted(gains, reverse=True))
+            yield f"{base.test_set}: {base.name} scores {base.BLEU:.1f}; {ranked}"
+
+
 def _test_set_parts(test_set: _TestSet, options: ReportOptions) -> Iterator[_Part]:
     yield from _overview(test_set.results)
-    if options.baseline is not None:
-        yield from _significance(test_set, options.baseline)
+    yield from _significance(test_set.comparisons, options.baseline)
     yield from _quality(test_set.results, options.baseline)
     yield from _indicators(test_set.outputs)
     yield from _examples(test_set, options)
@@ -136,12 +170,9 @@ def _overview(results: Sequence[Result]) -> Iterator[_Part]:
         yield _signature_part(signatures)
 
 
-def _significance(test_set: _TestSet, baseline: str) -> Iterator[_Part]:
-    entries = [result for directory in test_set.complete for result in read_results(directory)]
-    base = {result.delay for result in entries if result.system == baseline}
-    if not any(result.system != baseline and base & {result.delay, None} for result in entries):
+def _significance(comparisons: Sequence[Comparison], baseline: str | None) -> Iterator[_Part]:
+    if not comparisons:
         return
-    comparisons = compare(test_set.complete, baseline)
     yield _heading(f"Significance against {baseline}")
     yield _text(f"Paired bootstrap, 1000 resamples, two-sided; * marks p < {SIGNIFICANT}.")
     yield _of_table(tables.comparison_table(comparisons))

@@ -107,7 +107,9 @@ def _score(metric: Any, hypotheses: Sequence[str]) -> Score:
 
 def _difference(metric: Any, baseline: Sequence[str], system: Sequence[str]) -> Difference:
     (held_to, found), signature = _bootstrap(metric, [baseline, system])
-    return Difference(float(found.score), float(held_to.score), float(found.p_value), signature)
+    # Of systems that write the same, no resample differs, which sacrebleu takes for certainty that they differ.
+    p = 1.0 if list(baseline) == list(system) else float(found.p_value)
+    return Difference(float(found.score), float(held_to.score), p, signature)
 
 
 def _bootstrap(metric: Any, systems: Sequence[Sequence[str]]) -> tuple[list[Any], str]:

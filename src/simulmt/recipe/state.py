@@ -1,0 +1,210 @@
+"""What of a recipe is done: each stage's record, and what has changed since it was written.
+
+A stage that is done has `stage.json` in its directory: what it was made from, and the files that it left. It holds no
+path of the machine, so a directory that was made elsewhere counts here too. A stage that was begun has `begun.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from simulmt.config import as_table, build
+from simulmt.errors import ConfigError
+from simulmt.recipe.plan import Places, Recipe, Stage
+
+RECORD, BEGUN, LOG = "stage.json", "begun.json", "stage.log"
+MISSING = "missing"  # stands for the hash of a file that is not there
+SCRATCH = "checkpoints"  # what a training run needs only while it lasts, and by far its largest part
+GO_ON = ("train", "sweep", "rewrite")  # commands that go on where a killed call was; others start afresh
+
+
+@dataclass(frozen=True)
+class Basis:
+    """All that a stage's result depends on, the same on every machine."""
+
+    command: tuple[str, ...]
+    settings: dict[str, Any]  # the configurations that it reads, by name
+    given: dict[str, str]  # SHA-256 of the user's files, by name
+    needs: dict[str, str]  # fingerprints of other stages, by name
+    code: str  # SHA-256 of the source files of the command
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(as_table(self), sort_keys=True).encode()).hexdigest()
+
+    def changes_since(self, earlier: Basis) -> Iterator[str]:
+        """What is not as it was, in words."""
+        if self.command != earlier.command:
+            new = [word for word in self.command if word not in earlier.command] or ["shorter"]
+            yield f"the command is now {' '.join(new)}"
+        for name, table in self.settings.items():
+            yield from _differences(f"settings.{name}", earlier.settings.get(name), table)
+        yield from (f"{name} is another file" for name in _changed(self.given, earlier.given))
+        if self.command == earlier.command:
+            yield from (f"{name} is made anew" for name in _changed(self.needs, earlier.needs))
+        if self.code != earlier.code:
+            yield "the code has changed"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A stage that is done."""
+
+    basis: Basis
+    files: dict[str, int]  # sizes of what it left, by path in its directory
+    seconds: float
+    cpu_seconds: float
+    finished: str
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a stage stands: what it would be made from now, and what there is to do."""
+
+    stage: Stage
+    basis: Basis
+    state: Literal["done", "stale", "begun", "new"]
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> list[str]:
+        """The user's files that it reads and that are not there."""
+        return [name for name, digest in self.basis.given.items() if digest == MISSING]
+
+
+def survey(
+    recipe: Recipe, places: Places, code_of: Callable[[Stage], str], ignore_code: bool = False
+) -> dict[str, Standing]:
+    """Where each stage stands; with `ignore_code`, what other versions of the code have made counts as well."""
+    standings: dict[str, Standing] = {}
+    for stage in recipe.stages.values():
+        directory = places.directory(stage.name)
+        record = read_record(directory)
+        begun = _read(directory / BEGUN, Basis)
+        earlier = record.basis if record else begun
+        basis = Basis(
+            stage.words,
+            {name: recipe.settings[name] for name in stage.settings},
+            {name: _given_hash(places, name, earlier) for name in stage.given},
+            {name: standings[name].basis.fingerprint for name in stage.needs},
+            code_of(stage),
+        )
+        if ignore_code and earlier and replace(basis, code=earlier.code) == earlier:
+            basis = earlier
+        standings[stage.name] = _standing(stage, basis, directory, record, begun)
+    return standings
+
+
+def _standing(stage: Stage, basis: Basis, directory: Path, record: Record | None, begun: Basis | None) -> Standing:
+    if record is None:
+        return Standing(stage, basis, "begun" if begun == basis else "new")
+    reasons = tuple(_why_stale(directory, basis, record))
+    return Standing(stage, basis, "stale" if reasons else "done", reasons)
+
+
+def _why_stale(directory: Path, basis: Basis, record: Record) -> Iterator[str]:
+    yield from basis.changes_since(record.basis)
+    yield from (f"{name} is gone or damaged" for name, size in record.files.items() if _size(directory / name) != size)
+
+
+def is_done(directory: Path, basis: Basis) -> bool:
+    """Whether a stage that is made from this is there, whole."""
+    record = read_record(directory)
+    return record is not None and not any(_why_stale(directory, basis, record))
+
+
+def is_foreign(directory: Path) -> bool:
+    """Whether a directory holds something that no stage has left there."""
+    names = {path.name for path in directory.iterdir()} if directory.exists() else set()
+    return bool(names) and not names & {RECORD, BEGUN}
+
+
+def begin(directory: Path, basis: Basis) -> None:
+    """Make room for a stage: what an unfinished call left is kept only if the command can go on from it."""
+    if _read(directory / BEGUN, Basis) == basis and basis.command[0] in GO_ON:
+        return
+    # Whole directories are moved, so that at no moment there is a mixture of old and new.
+    old, new = (directory.with_name(f".{directory.name}.{kind}") for kind in ("old", "new"))
+    for leftover in (old, new):
+        shutil.rmtree(leftover, ignore_errors=True)
+    new.mkdir(parents=True)
+    _write(new / BEGUN, basis)
+    if directory.exists():
+        directory.rename(old)
+    new.rename(directory)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def finish(directory: Path, basis: Basis, seconds: float, cpu_seconds: float, finished: str) -> None:
+    """Write the record, the last thing that a stage does."""
+    shutil.rmtree(directory / SCRATCH, ignore_errors=True)
+    own = {RECORD, BEGUN, LOG}
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name not in own)
+    sizes = {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
+    for path in files:
+        _synchronise(path)
+    _write(directory / RECORD, Record(basis, sizes, round(seconds, 1), round(cpu_seconds, 1), finished))
+    (directory / BEGUN).unlink()
+
+
+def read_record(directory: Path) -> Record | None:
+    """The record of a stage; None if it is not done, or was done by a version that wrote other records."""
+    return _read(directory / RECORD, Record)
+
+
+def _read(path: Path, kind: type[Any]) -> Any:
+    try:
+        return build(kind, json.loads(path.read_text(encoding="utf-8")), str(path))
+    except (OSError, ValueError, ConfigError):
+        return None
+
+
+def _write(path: Path, content: Basis | Record) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(as_table(content), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    _synchronise(temporary)
+    temporary.replace(path)
+
+
+def _synchronise(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _given_hash(places: Places, name: str, earlier: Basis | None) -> str:
+    """The hash of a file of the user's; where it is not at hand, what it was when the stage was made elsewhere."""
+    path = None if places.given is None else places.given / name
+    if path is not None and path.is_file():
+        status = path.stat()
+        return _sha256(path, status.st_mtime_ns, status.st_size)
+    return earlier.given.get(name, MISSING) if earlier else MISSING
+
+
+@cache
+def _sha256(path: Path, _modified: int, _size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _changed(now: dict[str, str], before: dict[str, str]) -> list[str]:
+    return [name for name, value in now.items() if before.get(name) != value]
+
+
+def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in dict.fromkeys([*before, *now]):
+            yield from _differences(f"{name}.{key}", before.get(key), now.get(key))
+    elif before != now:
+        yield f"{name} was {before}, is {now}"

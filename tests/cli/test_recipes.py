@@ -1,0 +1,162 @@
+"""`simulmt run` as a user meets it: killed, interrupted, moved to another machine."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulmt.cli.recipes import perform
+
+from .helpers import assert_refused, call, simulmt, start
+
+RECIPE = """
+title = "A short experiment"
+
+[settings.student]
+system = "ctc"
+data = "."
+[settings.student.model]
+width = 16
+inner = 16
+heads = 2
+layers = 1
+[settings.student.training]
+batch_tokens = 256
+update_tokens = 256
+max_updates = 30
+validate_every = 10
+keep_best = 2
+
+[stages.text]
+run = "synthetic --train=400 --dev=10 --test=10 --output={out}"
+
+[stages.prepared]
+run = '''prepare --source={text}/train.source --target={text}/train.target --dev-source={text}/dev.source
+  --dev-target={text}/dev.target --source-vocabulary=500 --target-vocabulary=500 --output={out}'''
+
+[stages.ctc]
+each.k = [1, 3]
+run = "train {settings.student} --set=data={prepared} --set=delays=[{k}] --run={out}"
+"""
+MODELS = ("ctc-k1/final/model.safetensors", "ctc-k3/final/model.safetensors")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "short.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.02)
+
+
+def test_a_recipe_that_is_killed_and_interrupted_ends_with_the_same_files(recipe: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert simulmt("run", recipe, "--work", whole, "--jobs", "2").returncode == 0
+
+    for sent, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
+        process = start("run", recipe, "--work", broken, "--jobs", "1")
+        wait_for(broken / ("prepared/begun.json" if sent == signal.SIGKILL else "ctc-k1/checkpoints"))
+        process.send_signal(sent)
+        process.communicate()
+        assert process.returncode == code
+    assert not (broken / "ctc-k1" / "stage.json").exists()
+
+    assert simulmt("run", recipe, "--work", broken, "--jobs", "1").returncode == 0
+    for name in ("text/train.target", "prepared/source.model", *MODELS):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
+    again = simulmt("run", recipe, "--work", broken)
+    assert (again.returncode, again.stderr) == (0, "4 stages are done, 0 are to do\n")
+
+
+def test_a_stage_done_on_another_machine_counts_when_it_is_brought_back(recipe: Path, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    assert simulmt("run", recipe, "--work", here, "--only", "text", "--only", "prepared").returncode == 0
+    shutil.copytree(here, there)
+    assert simulmt("run", recipe, "--work", there, "--only", "ctc-k3").returncode == 0
+    shutil.copytree(there / "ctc-k3", here / "ctc-k3")
+    shutil.rmtree(there)
+    shown = simulmt("run", recipe, "--work", here, "--dry-run").stdout
+    assert "ctc-k1  to do" in shown
+    assert "ctc-k3  done" in shown
+
+
+def test_a_dry_run_tells_what_is_stale_and_why(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = ("--work", tmp_path / "work")
+    assert simulmt("run", recipe, *work, "--only", "text").returncode == 0
+    recipe.write_text(RECIPE.replace("--test=10", "--test=20"))
+    shown = call("run", recipe, *work, "--dry-run", "--only", "prepared", capture=capsys).stdout
+    assert "└── text  out of date: the command is now --test=20" in shown
+    assert "    └── prepared  to do" in shown
+    assert f"prepared: simulmt prepare --source={tmp_path}/work/text/train.source" in shown
+    assert not (tmp_path / "work" / "prepared").exists()
+
+
+def test_a_failing_stage_says_where_its_log_is(recipe: Path, tmp_path: Path) -> None:
+    recipe.write_text(RECIPE.replace("--source-vocabulary=500", "--source-vocabulary=3"))
+    done = simulmt("run", recipe, "--work", tmp_path / "work")
+    assert done.returncode == 1
+    assert f"its log: {tmp_path}/work/prepared/stage.log" in done.stderr
+    assert "ctc-k3: left out, since prepared failed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("--train=400", "--trian=400", "stages.text: synthetic: No such option: --trian"),
+        ("--output={out}", "", "stages.text: synthetic: Missing option '--output'"),
+        ("--train=400", "--train=many", "stages.text: synthetic: Invalid value for '--train'"),
+        ('"synthetic', '"sinthetic', "stages.text: simulmt has no command 'sinthetic'"),
+        ("--train=400", "--links={given}/links", "stages.text: synthetic: No such option: --links"),
+    ],
+)
+def test_a_wrong_command_line_is_found_before_anything_is_run(
+    before: str, after: str, message: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe.write_text(RECIPE.replace(before, after, 1))
+    assert_refused(call("run", recipe, "--work", tmp_path / "work", capture=capsys), 2, message)
+    assert not (tmp_path / "work").exists()
+
+
+def test_what_is_not_there_is_told_before_anything_is_run(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = ("--work", tmp_path / "work")
+    refused = call("run", recipe, *work, "--only", "ctc", capture=capsys)
+    assert_refused(refused, 2, "--only ctc-k1: needs prepared, which is to do")
+    recipe.write_text(RECIPE.replace("{text}/train.source", "{given}/train.en"))
+    assert_refused(call("run", recipe, *work, capture=capsys), 2, "--data DIR: prepared reads train.en")
+    (tmp_path / "work" / "text").mkdir(parents=True)
+    (tmp_path / "work" / "text" / "thesis.txt").write_text("mine")
+    assert_refused(call("run", recipe, *work, capture=capsys), 2, "work/text was not made by a recipe")
+
+
+def test_what_can_be_shared_is_spread_over_the_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+
+    def pretend(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        assert not check
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 7)
+
+    monkeypatch.setattr(subprocess, "run", pretend)
+    monkeypatch.setattr(sys, "argv", [])  # which it changes
+    assert perform(["rewrite", "distil", "run"], gpus=4) == 7
+    assert commands[0][-6:] == ["--nproc-per-node=4", "-m", "simulmt", "rewrite", "distil", "run"]
+    assert perform(["synthetic", f"--output={tmp_path}", "--train=5", "--dev=5", "--test=5"], gpus=4) == 0
+    assert perform(["synthetic", f"--output={tmp_path}", "--reorder=7"], gpus=1) == 2
+    assert len(commands) == 1
+    assert (tmp_path / "train.source").exists()

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulmt.errors import ConfigError
+from simulmt.recipe.plan import Places, Recipe, as_toml
+
+
+def recipe(stages: dict[str, Any], **settings: dict[str, Any]) -> Recipe:
+    return Recipe.build({"title": "test", "stages": stages, "settings": settings}, "recipe.toml")
+
+
+def test_a_repeated_stage_is_one_for_each_combination_and_refers_to_its_equal() -> None:
+    made = recipe(
+        {
+            "ctc": {"run": "train --k={k} --run={out}", "each": {"k": [1, 3]}},
+            "bundle": {"run": "export {{system}} --output={out}", "each": {"system": ["ctc"], "k": [3, 1]}},
+        }
+    )
+    assert {name: stage.words for name, stage in made.stages.items()} == {
+        "ctc-k1": ("train", "--k=1", "--run={out}"),
+        "ctc-k3": ("train", "--k=3", "--run={out}"),
+        "bundle-ctc-k3": ("export", "{ctc-k3}", "--output={out}"),
+        "bundle-ctc-k1": ("export", "{ctc-k1}", "--output={out}"),
+    }
+
+
+def test_a_word_is_said_once_for_each_value_that_is_left_open() -> None:
+    made = recipe(
+        {
+            "bundle": {"run": "export", "each": {"system": ["a", "b"], "k": [1, 3]}},
+            "scores": {"run": "evaluate --model={system}-{k}={bundle}/x --k={k}", "each": {"k": [3]}},
+        }
+    )
+    assert made.stages["scores-k3"].words == (
+        "evaluate",
+        "--model=a-3={bundle-a-k3}/x",
+        "--model=b-3={bundle-b-k3}/x",
+        "--k=3",
+    )
+
+
+def test_one_repetition_can_be_named() -> None:
+    made = recipe({"ctc": {"run": "train", "each": {"k": [1, 3]}}, "look": {"run": "analyse {ctc-k3}"}})
+    assert made.stages["look"].needs == ("ctc-k3",)
+
+
+def test_paths_enter_only_at_the_end(tmp_path: Path) -> None:
+    words = "train {settings.student} --text={given}/train.en --init={ctc}/final --run={out}"
+    made = recipe({"ctc": {"run": "train"}, "asn": {"run": words}}, student={"seed": 1})
+    stage = made.stages["asn"]
+    assert str(tmp_path) not in " ".join(stage.words)
+    assert (stage.needs, stage.settings, stage.given) == (("ctc",), ("student",), ("train.en",))
+    assert Places(tmp_path / "w", tmp_path / "d").command_line(stage) == [
+        "train",
+        f"{tmp_path}/w/settings/student.toml",
+        f"--text={tmp_path}/d/train.en",
+        f"--init={tmp_path}/w/ctc/final",
+        f"--run={tmp_path}/w/asn",
+    ]
+
+
+@given(st.permutations(range(6)), st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5))))
+@settings(deadline=None, max_examples=60)
+def test_every_stage_comes_after_what_it_needs(order: list[int], pairs: set[tuple[int, int]]) -> None:
+    links = {(max(pair), min(pair)) for pair in pairs if pair[0] != pair[1]}
+    needs = {number: [f"{{s{low}}}" for high, low in links if high == number] for number in order}
+    made = recipe({f"s{number}": {"run": " ".join(["x", *needs[number]])} for number in order})
+    position = list(made.stages).index
+    assert all(position(need) < position(stage.name) for stage in made.stages.values() for need in stage.needs)
+    if not links:
+        assert list(made.stages) == [f"s{number}" for number in order]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (
+            {"a": {"run": "x {teecher}"}, "teacher": {"run": "x"}},
+            "stages.a: '{teecher}' is no stage; did you mean teacher",
+        ),
+        ({"a": {"run": "x {b}"}, "b": {"run": "x {a}"}}, "circle"),
+        ({"a": {"run": "x {k}"}}, "stages.a: '{k}' is no stage"),
+        (
+            {"a": {"run": "x", "each": {"k": [1]}}, "b": {"run": "x {a}", "each": {"k": [2]}}},
+            "{a} is not repeated for k = 2",
+        ),
+        ({"a": {"run": "x", "each": {"k": [1]}}, "a-k1": {"run": "x"}}, "stages.a-k1: two stages"),
+        ({"a b": {"run": "x"}}, "'a b' is no name"),
+        ({"out": {"run": "x"}}, "'out' is no name"),
+        ({"a": {"run": ""}}, "stages.a: run is empty"),
+        ({"a": {"run": "x {given}"}}, "stages.a: {given}: expected {given}/FILE"),
+        ({"a": {"run": "x", "each": {"b": [1]}}, "b": {"run": "x"}}, "'b' is the name of a value"),
+        ({"a": {"run": "x", "each": {"k": []}}, "b": {"run": "x {a}"}}, "each.k"),
+        ({"a": {"run": "x 'y"}}, "stages.a: run: No closing quotation"),
+        ({"a": {"run": "x", "every": {}}}, "unknown key 'every'"),
+        ({"a": {"run": "x {settings.student}"}}, "there is no settings.student"),
+    ],
+)
+def test_what_a_recipe_says_wrong_is_named(stages: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=r"recipe\.toml: ") as caught:
+        recipe(stages)
+    assert message in str(caught.value)
+
+
+def test_settings_that_nobody_reads_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"settings\.studnet is used by no stage; did you mean student"):
+        recipe({"a": {"run": "x {settings.student}"}}, student={}, studnet={})
+
+
+def test_assignments_change_the_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('title = "t"\n[settings.s]\nseed = 1\n[stages.a]\nrun = "x {settings.s}"\neach.k = [1]\n')
+    made = Recipe.read(path, ["settings.s.seed=2", "stages.a.each.k=[5,7]"])
+    assert (list(made.stages), made.settings) == (["a-k5", "a-k7"], {"s": {"seed": 2}})
+
+
+def test_a_recipe_can_be_like_another_but_for_what_it_says_itself(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "base.toml").write_text(
+        'title = "base"\n[values]\nlanguage = "en"\n[settings.s.model]\nwidth = 1\nlayers = 2\n'
+        '[stages.a]\nrun = "x {settings.s} {given}/train.{language}"\n[stages.b]\nrun = "y {a}"\n'
+    )
+    path = tmp_path / "below" / "other.toml"
+    path.write_text(
+        'like = "../base.toml"\ntitle = "other"\nvalues.language = "de"\nsettings.s.model.width = 3\n'
+        '[stages.b]\nrun = "z {a}"\n'
+    )
+    made = Recipe.read(path)
+    assert (made.title, made.settings) == ("other", {"s": {"model": {"width": 3, "layers": 2}}})
+    assert [stage.words for stage in made.stages.values()] == [
+        ("x", "{settings.s}", "{given}/train.de"),
+        ("z", "{a}"),
+    ]
+    path.write_text('like = "other.toml"\n')
+    with pytest.raises(ConfigError, match="is like itself"):
+        Recipe.read(path)
+
+
+def test_stages_are_chosen_by_name_or_family() -> None:
+    made = recipe({"a": {"run": "x", "each": {"k": [1, 3]}}, "b": {"run": "x"}})
+    assert [stage.name for stage in made.matching(["b", "a-k3"])] == ["a-k3", "b"]
+    assert [stage.name for stage in made.matching(["a"])] == ["a-k1", "a-k3"]
+    assert len(made.matching([])) == 3
+    with pytest.raises(ConfigError, match="--only a-k5: no such stage; did you mean"):
+        made.matching(["a-k5"])
+
+
+KEYS = st.from_regex(r"[a-z_-]{1,8}", fullmatch=True)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+SCALARS = st.booleans() | st.integers(-(2**60), 2**60) | FLOATS | st.text(st.characters(exclude_categories=["Cs"]))
+TABLES = st.recursive(  # of few leaves, which is quick
+    st.dictionaries(KEYS, SCALARS | st.lists(st.integers())),
+    lambda inner: st.dictionaries(KEYS, SCALARS | inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(TABLES)
+@settings(deadline=None, max_examples=50)
+def test_tables_survive_being_written_as_toml(table: dict[str, Any]) -> None:
+    assert tomllib.loads(as_toml(table)) == table

@@ -1,0 +1,121 @@
+"""Stages as processes; the commands here are doubles, since what a stage does is none of the runner's business."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from simulmt.recipe import runner
+from simulmt.recipe.plan import Places, Recipe, Stage
+from simulmt.recipe.runner import Running, run_stages
+from simulmt.recipe.state import LOG, RECORD, Standing, survey
+
+
+@pytest.fixture(autouse=True)
+def _preload_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "PRELOADED", ())
+
+
+def command(words: list[str]) -> int:
+    """`touch OUT`, `fail OUT`, or `meet OUT DIR N`, which waits until N such commands are there at the same time."""
+    verb, out, *rest = words
+    print(f"{verb} at work")
+    if verb == "fail":
+        return 3
+    if verb == "meet":
+        directory, count = Path(rest[0]), int(rest[1])
+        (directory / Path(out).name).touch()
+        while len(list(directory.iterdir())) < count:
+            time.sleep(0.01)
+    (Path(out) / "result.txt").write_text(" ".join(rest))
+    return 0
+
+
+class Witness:
+    """A view that keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.most_at_once = 0
+
+    def started(self, stage: Running) -> None:
+        self.events.append(("started", stage.name))
+
+    def running(self, stages: Sequence[Running]) -> None:
+        self.most_at_once = max(self.most_at_once, len(stages))
+
+    def done(self, stage: Running) -> None:
+        self.events.append(("done", stage.name))
+
+    def failed(self, stage: Running, code: int) -> None:
+        self.events.append((f"failed {code} {stage.last_line()}", stage.name))
+
+    def left_out(self, stage: Stage, needed: str) -> None:
+        self.events.append((f"left out for {needed}", stage.name))
+
+    def close(self) -> None: ...
+
+
+def stand(runs: dict[str, str], work: Path) -> tuple[list[Standing], Places]:
+    recipe = Recipe.build({"title": "t", "stages": {name: {"run": run} for name, run in runs.items()}}, "recipe")
+    places = Places(work)
+    return list(survey(recipe, places, lambda _stage: "code").values()), places
+
+
+def test_stages_run_in_order_and_leave_records(tmp_path: Path) -> None:
+    standings, places = stand({"b": "touch {out} {a}", "a": "touch {out} word", "c": "touch {out} {b}"}, tmp_path)
+    witness = Witness()
+    assert run_stages(standings, places, 1, command, witness)
+    assert witness.events == [(event, name) for name in "abc" for event in ("started", "done")]
+    assert (tmp_path / "b" / "result.txt").read_text() == str(tmp_path / "a")
+    assert (tmp_path / "b" / LOG).read_text() == f"$ simulmt touch {tmp_path}/b {tmp_path}/a\ntouch at work\n"
+    assert {standing.state for standing in stand({"a": "touch {out} word"}, tmp_path)[0]} == {"done"}
+
+
+def test_independent_stages_run_together_but_not_more_than_allowed(tmp_path: Path) -> None:
+    (tmp_path / "meeting").mkdir()
+    runs = dict.fromkeys(("a", "b", "c"), f"meet {{out}} {tmp_path}/meeting 2")
+    standings, places = stand(runs, tmp_path / "work")
+    witness = Witness()
+    assert run_stages(standings, places, 2, command, witness), "two had to be there at the same time to go on"
+    assert witness.most_at_once == 2
+
+
+def test_a_failure_stops_what_needs_it_and_nothing_else(tmp_path: Path) -> None:
+    runs = {
+        "bad": "fail {out}",
+        "needs": "touch {out} {bad}",
+        "then": "touch {out} {needs}",
+        "other": "touch {out}",
+    }
+    standings, places = stand(runs, tmp_path)
+    witness = Witness()
+    assert not run_stages(standings, places, 1, command, witness)
+    assert witness.events == [
+        ("started", "bad"),
+        ("failed 3 fail at work", "bad"),
+        ("left out for bad", "needs"),
+        ("left out for bad", "then"),
+        ("started", "other"),
+        ("done", "other"),
+    ]
+    assert not (tmp_path / "bad" / RECORD).exists()
+    assert not (tmp_path / "needs").exists()
+
+
+def test_what_another_runner_has_done_meanwhile_is_not_done_again(tmp_path: Path) -> None:
+    standings, places = stand({"a": "touch {out} word"}, tmp_path)
+    assert run_stages(standings, places, 1, command, Witness())
+    record = (tmp_path / "a" / RECORD).stat().st_mtime_ns
+    assert run_stages(standings, places, 1, command, Witness())
+    assert (tmp_path / "a" / RECORD).stat().st_mtime_ns == record
+
+
+def test_the_runner_itself_needs_no_torch() -> None:
+    program = "import sys, simulmt.cli.recipe_view, simulmt.recipe.runner; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
