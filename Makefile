@@ -6,7 +6,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 # One process a core and one thread a process: many small matrix products do not share cores well.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
-.PHONY: demo test quick check format clean help
+.PHONY: demo test quick check toy system format clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -14,7 +14,7 @@ help:  ## list the targets
 demo: .venv/installed  ## translate live with a shipped model
 	$(BIN)/simulmt demo
 
-test: .venv/installed-dev check  ## everything: format, lint, types, import rules, tests
+test: .venv/installed-dev check system  ## everything: format, lint, types, import rules, tests
 	$(PYTEST)
 
 quick: .venv/installed-dev  ## lint and the fast tests, for daily work
@@ -26,6 +26,14 @@ check: .venv/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+toy: .venv/installed-dev  ## the whole method on two invented languages, in a quarter of an hour; ends with a report
+	$(BIN)/simulmt run recipes/toy.toml
+
+# Tests drive the page in Chromium and start nginx, which come from Debian; where they are missing, those tests skip.
+system:
+	@{ command -v chromium && command -v nginx; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  { apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium nginx-light; } >/dev/null 2>&1; } || true
 
 format: .venv/installed-dev  ## rewrite the code in the house format
 	$(BIN)/ruff format

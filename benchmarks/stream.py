@@ -5,7 +5,8 @@
 The peers: PyTorch with caches that pushes all k unfinished positions through the stack and keeps one; recomputing the
 whole prefix; the wait-k model through this runtime. A floor is the time it takes to read a step's weights once, with as
 many threads, at a bandwidth measured here: of the memory, over a block that no cache holds, and of whatever holds a
-block of just their size, which for small models is a cache. Contestants take turns, and the best of all rounds counts,
+block of just their size, which for small models is a cache. "Products alone" is a step's matrix products in onnxruntime
+without anything else, which no runtime on it can beat. Contestants take turns, and the best of all rounds counts,
 for the machine may be shared.
 """
 
@@ -25,16 +26,28 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
 import torch
+from onnx import TensorProto, helper
 
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.layers import KeysValues, look_ahead_mask
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.runtime.autoregressive import Seq2SeqDecoder, longest_translation
-from simulmt.runtime.bundle import FORMAT, SOURCE, TARGET, Bundle, BundleConfig, Kind, write_description
+from simulmt.runtime.bundle import (
+    FORMAT,
+    SOURCE,
+    TARGET,
+    Bundle,
+    BundleConfig,
+    Kind,
+    onnxruntime,
+    write_description,
+)
 from simulmt.runtime.decoding import CTCDecoder
+from simulmt.runtime.memory import use_large_pages
 from simulmt.text import SPECIAL_SYMBOLS, Tokenizer, VocabularySpec
-from simulmt.train.graph import Precision, ctc_graph, decoder_graph, encoder_graph
+from simulmt.train.graph import IR_VERSION, OPSET, Precision, ctc_graph, decoder_graph, encoder_graph
 
 DELAY = 3
 TOKENS = 40  # source tokens of the sentence that is read
@@ -155,6 +168,34 @@ def weights_of_a_step(model: CTCModel, precision: Precision) -> int:
     return sum(matrix.numel() for matrix in matrices) * (4 if precision == "fp32" else 1)
 
 
+def products_alone(model: CTCModel, path: Path, threads: int) -> Callable[[], Iterable[None]]:
+    """A step's fp32 matrix products in onnxruntime and nothing else: how fast its kernels are on one row."""
+    nodes, inputs, outputs, tensors = [], {}, [], []
+    for index, matrix in enumerate(p for p in model.parameters() if p.ndim == 2):
+        if matrix is model.encoder.embedding.weight:
+            continue
+        rows, name = model.mu if matrix is model.target_embedding.weight else 1, f"weight_{index}"
+        inputs[f"x_{rows}_{matrix.shape[1]}"] = np.ones((rows, matrix.shape[1]), np.float32)
+        tensors.append(onnx.numpy_helper.from_array(matrix.detach().numpy(), name))
+        nodes.append(helper.make_node("Gemm", [f"x_{rows}_{matrix.shape[1]}", name], [f"y_{index}"], transB=1))
+        outputs.append(helper.make_tensor_value_info(f"y_{index}", TensorProto.FLOAT, [rows, matrix.shape[0]]))
+    taken = [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in inputs.items()]
+    graph = helper.make_graph(nodes, "products", taken, outputs, tensors)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    onnx.save_model(made, str(path / "products.onnx"), save_as_external_data=True)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(path / "products.onnx"), options, providers=["CPUExecutionProvider"])
+    use_large_pages()
+
+    def run() -> Iterable[None]:
+        for _ in range(TOKENS):
+            session.run(None, inputs)
+            yield
+
+    return run
+
+
 @dataclass(frozen=True)
 class Setting:
     """One block of the table."""
@@ -180,6 +221,7 @@ def contestants(setting: Setting, folder: Path, model: CTCModel) -> dict[str, Co
         runs[precision] = partial(through_runtime, ctc, tokens[:1])
         runs[f"{precision} together"] = partial(through_runtime, ctc, tokens)
         runs[f"{precision} wait-k"] = partial(through_runtime, other, tokens[:1])
+    runs["products"] = products_alone(model, folder, threads)
     return {name: Contestant(run) for name, run in runs.items()}
 
 
@@ -219,6 +261,7 @@ def report(
         "recompute": "PyTorch, prefix recomputed",
         "fp32 wait-k": "wait-k in this runtime, fp32",
         "int8 wait-k": "wait-k in this runtime, int8",
+        "products": "onnxruntime's products alone, fp32",
         "fp32": "this runtime, fp32",
         "int8": "this runtime, int8",
     }
@@ -226,7 +269,7 @@ def report(
     row("", "ms/token", "x faster", "x memory", "x cache")
     row("---", "--:", "--:", "--:", "--:")
     for key, name in names.items():
-        above = [f"{best[key] / floor:.2f}" for floor in floors.get(key, ())] or ["", ""]
+        above = [f"{best[key] / floor:.2f}" for floor in floors.get(key.replace("products", "fp32"), ())] or ["", ""]
         row(name, f"{best[key]:.2f}", f"{eager / best[key]:.1f}", *above)
     for key, (floor, cached) in floors.items():
         row(f"floor, {key}, weights from memory", f"{floor:.2f}", f"{eager / floor:.1f}", "1.00", "")

@@ -288,7 +288,7 @@ def _card(described: BundleConfig, text: str) -> str:
     lines = [
         f"# {described.source_language} to {described.target_language}, {described.kind}",
         "",
-        f"A model for [simulmt](https://pypi.org/project/simulmt), {described.precision}.",
+        f"A model for simulmt, {described.precision}.",
         "",
         f"- delays: {delays}",
         f"- longest sentence: {described.longest} source pieces",
