@@ -38,16 +38,15 @@ def chrf(translator: Translator, delay: int) -> float:
     return float(sacrebleu.CHRF().corpus_score(translated, [list(ENGLISH_CHINESE.values())]).score)
 
 
-@pytest.mark.parametrize(("delay", "floor"), [(1, 25.0), (3, 45.0), (9, 45.0)])
+@pytest.mark.parametrize(("delay", "floor"), [(1, 40.0), (3, 50.0), (9, 50.0)])
 def test_quality_does_not_fall(english_chinese: Translator, delay: int, floor: float) -> None:
-    """Measured when it was trained: CHRF1 at k = 1, CHRF3 at k = 3, CHRF9 at k = 9."""
+    """Measured when it was exported: 47.1 at k = 1, 56.9 at k = 3, 57.4 at k = 9."""
     assert chrf(english_chinese, delay) > floor
 
 
 @pytest.mark.parametrize("text", ["Yes.", "no", "OK", "Thanks!", "Why?", "London", "42"])
-@pytest.mark.parametrize("delay", [1, 3, 9])
-def test_short_input_is_never_lost(english_chinese: Translator, text: str, delay: int) -> None:
-    assert english_chinese.translate(text, delay).strip()
+def test_short_input_is_not_lost(english_chinese: Translator, text: str) -> None:
+    assert any(character.isalnum() for character in english_chinese.translate(text))
 
 
 def test_recognised_speech_gets_its_punctuation(english_chinese: Translator) -> None:
