@@ -116,5 +116,5 @@ def test_a_cluster_serves_the_same_protocol(translator: Translator) -> None:
         models = httpx.get(f"http://{url}/v1/models").json()["models"]
         assert [model["name"] for model in models] == ["toy"]
     finally:
-        serve.shutdown()  # type: ignore[no-untyped-call]
+        serve.shutdown()  # type: ignore[no-untyped-call, unused-ignore]
         ray.shutdown()
