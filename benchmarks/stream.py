@@ -45,7 +45,7 @@ from simulmt.runtime.bundle import (
     write_description,
 )
 from simulmt.runtime.decoding import CTCDecoder
-from simulmt.runtime.memory import use_large_pages
+from simulmt.runtime.memory import large_pages
 from simulmt.text import SPECIAL_SYMBOLS, Tokenizer, VocabularySpec
 from simulmt.train.graph import IR_VERSION, OPSET, Precision, ctc_graph, decoder_graph, encoder_graph
 
@@ -185,8 +185,8 @@ def products_alone(model: CTCModel, path: Path, threads: int) -> Callable[[], It
     onnx.save_model(made, str(path / "products.onnx"), save_as_external_data=True)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(str(path / "products.onnx"), options, providers=["CPUExecutionProvider"])
-    use_large_pages()
+    with large_pages():
+        session = onnxruntime.InferenceSession(str(path / "products.onnx"), options, providers=["CPUExecutionProvider"])
 
     def run() -> Iterable[None]:
         for _ in range(TOKENS):

@@ -154,6 +154,8 @@ def test_any_text_survives_a_memory(pairs: list[tuple[str, str]]) -> None:
         ("<tmx>\n&nbsp;</tmx>", "line 2: not valid XML: undefined entity"),
         ("", "line 1: not valid XML: no element found"),
         ("plain text", "line 1: not valid XML: syntax error"),
+        ('<?xml version="1.0" encoding="GB2312"?><tmx/>', "not in an encoding that XML is read in (multi-byte"),
+        ('<?xml version="1.0" encoding="invented"?><tmx/>', "not in an encoding that XML is read in (unknown encoding"),
     ],
 )
 def test_xml_that_is_wrong_or_dangerous_is_refused_by_file_and_line(tmp_path: Path, text: str, message: str) -> None:
@@ -191,6 +193,8 @@ def test_a_wmt_set_gives_the_references_of_those_who_translated_all(tmp_path: Pa
             "line 11: reference C has 1 segments, the source 1, or their ids",
         ),
         ("doc", "text", "no <doc> with <src> and <ref>"),
+        ('<seg id="2">Nobody', '<seg id="1">Nobody', "line 6: segment 1 comes twice"),
+        ('<seg id="2">Niemand', '<seg id="1">Niemand', "line 7: segment 1 comes twice"),
     ],
 )
 def test_a_wmt_set_that_does_not_fit_together_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -198,6 +202,30 @@ def test_a_wmt_set_that_does_not_fit_together_is_refused(tmp_path: Path, old: st
     with pytest.raises(DataError) as raised:
         WmtTestSet(path).references()
     assert str(raised.value).startswith(f"{path}: {message}")
+
+
+def test_references_follow_the_segments_of_the_source(tmp_path: Path) -> None:
+    swapped = WMT.replace(
+        '<seg id="1">Es ist Ebbe.</seg><seg id="2">Niemand fischt.</seg>',
+        '<seg id="2">Niemand fischt.</seg><seg id="1">Es ist Ebbe.</seg>',
+    )
+    assert swapped != WMT
+    sets = [WmtTestSet(write(tmp_path, name, text)) for name, text in (("as_it_is.xml", WMT), ("swapped.xml", swapped))]
+    assert list(sets[0].pairs()) == list(sets[1].pairs())
+    assert sets[0].references() == sets[1].references()
+
+
+@pytest.mark.parametrize(("translators", "line"), [(["AB", "A", "B"], 4), (["AB", "BC", "CB", "A"], 5), (["", "A"], 2)])
+def test_the_document_that_leaves_no_translator_is_named(tmp_path: Path, translators: list[str], line: int) -> None:
+    documents = [
+        "<doc><src><seg>x</seg></src>"
+        + "".join(f'<ref translator="{name}"><seg>{name}</seg></ref>' for name in each)
+        + "</doc>\n"
+        for each in translators
+    ]
+    path = write(tmp_path, "set.xml", "<dataset>\n" + "".join(documents) + "</dataset>")
+    with pytest.raises(DataError, match=rf"set\.xml: line {line}: no translator has references for every document"):
+        WmtTestSet(path).references()
 
 
 def test_a_wmt_set_without_a_complete_translator_is_refused(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def xml_events(path: Path) -> Iterator[Event]:
         except expat.ExpatError as error:
             reason = expat.ErrorString(error.code)
             raise DataError(f"{path}: line {error.lineno}: not valid XML: {reason}") from None
+        except (ValueError, LookupError) as error:
+            raise DataError(f"{path}: not in an encoding that XML is read in ({error}); convert it to UTF-8") from None
     yield from events
 
 
@@ -146,13 +148,15 @@ class WmtTestSet:
     def references(self) -> list[list[str]]:
         """The references of every translator who translated all documents, one set a translator."""
         documents = self._documents
-        complete = [
-            translator for translator in documents[0].references if all(translator in d.references for d in documents)
+        complete = list(documents[0].references)
+        for document in documents:
+            complete = [translator for translator in complete if translator in document.references]
+            if not complete:
+                where = f"{self.path}: line {document.line}"
+                raise DataError(f"{where}: no translator has references for every document up to this one")
+        return [
+            [d.references[translator][segment] for d in documents for segment in d.source] for translator in complete
         ]
-        if not complete:
-            line = next(d.line for d in documents if not set(documents[0].references) & set(d.references))
-            raise DataError(f"{self.path}: line {line}: no translator has references for every document up to this one")
-        return [[text for d in documents for text in d.references[translator].values()] for translator in complete]
 
     @cached_property
     def _documents(self) -> list[_Document]:
@@ -170,17 +174,19 @@ class WmtTestSet:
 
 
 def _documents(path: Path) -> Iterator[_Document]:
-    document = _Document(0, {}, {})
+    document: _Document | None = None
     part: dict[str, str] | None = None
     segment, text = "", list[str]()
     for event in xml_events(path):
         if event.kind == "text":
             text.append(event.name)
+        elif event.kind == "start" and event.name == "doc":
+            document, part = _Document(event.line, {}, {}), None
+        elif document is None:
+            continue
         elif event.kind == "start":
             text.clear()
-            if event.name == "doc":
-                document = _Document(event.line, {}, {})
-            elif event.name == "src":
+            if event.name == "src":
                 part = document.source
             elif event.name == "ref":
                 part = document.references.setdefault(event.attributes.get("translator", ""), {})
@@ -189,6 +195,9 @@ def _documents(path: Path) -> Iterator[_Document]:
             elif event.name == "seg":
                 segment = event.attributes.get("id", str(len(part or ())))
         elif event.name == "seg" and part is not None:
+            if segment in part:
+                raise DataError(f"{path}: line {event.line}: segment {segment} comes twice; give each an id of its own")
             part[segment] = tidy("".join(text))
         elif event.name == "doc":
             yield document
+            document = None

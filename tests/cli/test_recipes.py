@@ -144,11 +144,27 @@ def test_what_is_not_there_is_told_before_anything_is_run(
     assert_refused(call("run", recipe, *work, capture=capsys), 2, "work/text was not made by a recipe")
 
 
+def test_a_result_is_not_given_up_for_one_that_cannot_be_made(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, work = tmp_path / "text", tmp_path / "work"
+    options = ("--work", work, "--only", "prepared")
+    made = simulmt("synthetic", "--train=400", "--dev=10", "--test=10", f"--output={text}")
+    assert made.returncode == 0
+    recipe.write_text(RECIPE.replace("{text}", "{given}"))
+    assert simulmt("run", recipe, *options, "--data", text).returncode == 0
+    before = (work / "prepared" / "source.model").read_bytes()
+    recipe.write_text(RECIPE.replace("{text}", "{given}").replace("--source-vocabulary=500", "--source-vocabulary=400"))
+    assert_refused(call("run", recipe, *options, capture=capsys), 2, "--data DIR: prepared reads train.source")
+    assert (work / "prepared" / "source.model").read_bytes() == before
+
+
 def test_what_can_be_shared_is_spread_over_the_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     commands: list[list[str]] = []
 
-    def pretend(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+    def pretend(command: list[str], check: bool, close_fds: bool) -> subprocess.CompletedProcess[str]:
         assert not check
+        assert not close_fds, "it holds the lock of its stage"
         commands.append(command)
         return subprocess.CompletedProcess(command, 7)
 

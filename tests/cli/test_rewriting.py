@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,30 @@ def test_reordering_by_links_of_its_own(capsys: pytest.CaptureFixture[str], monk
     assert calls == [2, 2]
 
 
+def test_whoever_shares_the_work_aligns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from simulmt.eval import aligners
+
+    calls = []
+
+    def slowly_straight(pairs: list[tuple[list[str], list[str]]]) -> list[set[tuple[int, int]]]:
+        calls.append(len(pairs))
+        time.sleep(0.2)
+        return [{(1, 1)} for _ in pairs]
+
+    monkeypatch.setattr(aligners, "align_with_eflomal", slowly_straight)
+    text = ["--source", "text/dev.source", "--target", "text/dev.target"]
+    command = ["rewrite", "reorder", *text, "--output", "shared"]
+    with ThreadPoolExecutor(3) as pool:  # the lock parts threads as it parts processes
+        list(pool.map(lambda _: app(command, standalone_mode=False), range(3)))
+    assert calls == [5]
+    assert len(lines("shared.target")) == 5
+
+
+def test_the_help_names_every_command() -> None:
+    shown = CliRunner().invoke(app, ["rewrite", "--help"]).stdout
+    assert "distil, pseudo, reorder, speech, join" in " ".join(shown.replace("│", " ").split())
+
+
 def test_joining(capsys: pytest.CaptureFixture[str]) -> None:
     sets = "--source text/dev.source --target text/dev.target --source text/test.source --target text/test.target"
     command = f"rewrite join {sets} --repeat 2 --repeat 1 --limit 0 --limit 3 --output joined"
@@ -138,6 +164,7 @@ def test_joining(capsys: pytest.CaptureFixture[str]) -> None:
             1,
             ["links:"],
         ),
+        ("reorder --source text/dev.source --target text/dev.target --output data/source.model/new", 1, ["be written"]),
         ("join --source a --output new", 2, ["--target"]),
         ("join --source a --source b --target c --output new", 2, ["2 --source but 1 --target"]),
         ("join --source a --target c --repeat 1 --repeat 2 --output new", 2, ["1 --source but 2 --repeat"]),
@@ -152,7 +179,7 @@ def test_what_does_not_fit_is_refused(
     assert not list(Path().glob("new.[st]*et"))
 
 
-@pytest.mark.parametrize("command", ["", "distil", "pseudo", "reorder", "join"])
+@pytest.mark.parametrize("command", ["", "distil", "pseudo", "reorder", "speech", "join"])
 def test_every_command_explains_itself(command: str) -> None:
     shown = CliRunner().invoke(app, ["rewrite", *command.split(), "--help"])
     assert shown.exit_code == 0

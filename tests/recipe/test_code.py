@@ -75,6 +75,25 @@ def test_only_what_a_command_comes_to_import_counts(
     assert (edited != plain) == counts
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "counts"),
+    [
+        ("plan = 1", '"""Words about it."""\n\n# why\nplan = (  # because\n    1\n)', False),
+        ("plan = 1", "plan = '# why'", True),
+        ("def learn():", "def learn():\n    'It learns.'", False),
+        ("def _helper(limit):", "# why\ndef _helper(limit):\n    'It helps.'", False),
+        ("def _helper(limit):", "def _helper(limit):\n    limit = 'It helps.'", True),
+        ("(Exception): ...", "(Exception):\n    'A fault.'\n    ...", False),
+        ("(Exception): ...", "(Exception):\n    ...\n    'No docstring.'", True),
+    ],
+)
+def test_words_about_code_do_not_count(before: str, after: str, counts: bool, tmp_path: Path) -> None:
+    plain = code_hash("simulmt.cli.data", "learn", package(tmp_path))
+    (name,) = (name for name, text in FILES.items() if before in text)
+    edited = code_hash("simulmt.cli.data", "learn", package(tmp_path, **{name: (before, after)}))
+    assert (edited != plain) == counts
+
+
 def test_where_the_package_is_does_not_count(tmp_path: Path) -> None:
     copy = shutil.copytree(ROOT, tmp_path / "elsewhere" / "simulmt")
     command = ("simulmt.cli.training", "train")

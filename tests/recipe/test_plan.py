@@ -59,7 +59,7 @@ def test_paths_enter_only_at_the_end(tmp_path: Path) -> None:
     assert (stage.needs, stage.settings, stage.given) == (("ctc",), ("student",), ("train.en",))
     assert Places(tmp_path / "w", tmp_path / "d").command_line(stage) == [
         "train",
-        f"{tmp_path}/w/settings/student.toml",
+        f"{tmp_path}/w/asn/settings.student.toml",
         f"--text={tmp_path}/d/train.en",
         f"--init={tmp_path}/w/ctc/final",
         f"--run={tmp_path}/w/asn",
@@ -112,6 +112,25 @@ def test_what_a_recipe_says_wrong_is_named(stages: dict[str, Any], message: str)
 def test_settings_that_nobody_reads_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"settings\.studnet is used by no stage; did you mean student"):
         recipe({"a": {"run": "x {settings.student}"}}, student={}, studnet={})
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("rate = inf", "settings.s.rate: expected"),
+        ("rates = [1.0, nan]", "settings.s.rates: expected"),
+        ("begun = 2024-01-01", "settings.s.begun: expected"),
+        ("[settings.s.model]\nlayers = [{width = 1}]", "settings.s.model.layers: expected"),
+        ("'two words' = 1", "'two words' is no key"),
+        ("[settings.s.'']", "'' is no key"),
+    ],
+)
+def test_settings_that_cannot_be_written_are_an_error_at_once(line: str, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'title = "t"\n[stages.a]\nrun = "x {{settings.s}}"\n[settings.s]\n{line}\n')
+    with pytest.raises(ConfigError, match=r"recipe\.toml: ") as caught:
+        Recipe.read(path)
+    assert named in str(caught.value)
 
 
 def test_assignments_change_the_recipe(tmp_path: Path) -> None:

@@ -8,32 +8,47 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
-from simulmt.recipe import runner
 from simulmt.recipe.plan import Places, Recipe, Stage
-from simulmt.recipe.runner import Running, run_stages
+from simulmt.recipe.runner import Program, Running, run_stages
 from simulmt.recipe.state import LOG, RECORD, Standing, survey
 
-
-@pytest.fixture(autouse=True)
-def _preload_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "PRELOADED", ())
+LAUNCHER = """
+import pathlib, signal, sys, time
+def stop(*_):
+    time.sleep(0.3)  # it takes a while to end what it has started
+    pathlib.Path(sys.argv[1], "stopped").touch()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path(sys.argv[1], "started").touch()
+time.sleep(60)
+"""
 
 
 def command(words: list[str]) -> int:
-    """`touch OUT`, `fail OUT`, or `meet OUT DIR N`, which waits until N such commands are there at the same time."""
+    """One of a few doubles.
+
+    They are `touch OUT`, `fail OUT`, `launch OUT DIR`, which starts a process that wants to be told to stop, and
+    `meet OUT DIR N`, which waits until N such commands are there at the same time.
+    """
     verb, out, *rest = words
     print(f"{verb} at work")
     if verb == "fail":
         return 3
+    if verb == "launch" and not Path(rest[0], "started").exists():
+        return subprocess.run([sys.executable, "-c", LAUNCHER, rest[0]], check=False, close_fds=False).returncode
+    if verb == "launch":
+        rest = sorted(path.name for path in Path(rest[0]).iterdir())
     if verb == "meet":
         directory, count = Path(rest[0]), int(rest[1])
         (directory / Path(out).name).touch()
         while len(list(directory.iterdir())) < count:
             time.sleep(0.01)
+    (Path(out) / "scratch").mkdir(exist_ok=True)
     (Path(out) / "result.txt").write_text(" ".join(rest))
     return 0
+
+
+DOUBLES = Program(command, scratch="scratch")
 
 
 class Witness:
@@ -70,7 +85,7 @@ def stand(runs: dict[str, str], work: Path) -> tuple[list[Standing], Places]:
 def test_stages_run_in_order_and_leave_records(tmp_path: Path) -> None:
     standings, places = stand({"b": "touch {out} {a}", "a": "touch {out} word", "c": "touch {out} {b}"}, tmp_path)
     witness = Witness()
-    assert run_stages(standings, places, 1, command, witness)
+    assert run_stages(standings, places, 1, DOUBLES, witness)
     assert witness.events == [(event, name) for name in "abc" for event in ("started", "done")]
     assert (tmp_path / "b" / "result.txt").read_text() == str(tmp_path / "a")
     assert (tmp_path / "b" / LOG).read_text() == f"$ simulmt touch {tmp_path}/b {tmp_path}/a\ntouch at work\n"
@@ -82,7 +97,7 @@ def test_independent_stages_run_together_but_not_more_than_allowed(tmp_path: Pat
     runs = dict.fromkeys(("a", "b", "c"), f"meet {{out}} {tmp_path}/meeting 2")
     standings, places = stand(runs, tmp_path / "work")
     witness = Witness()
-    assert run_stages(standings, places, 2, command, witness), "two had to be there at the same time to go on"
+    assert run_stages(standings, places, 2, DOUBLES, witness), "two had to be there at the same time to go on"
     assert witness.most_at_once == 2
 
 
@@ -95,7 +110,7 @@ def test_a_failure_stops_what_needs_it_and_nothing_else(tmp_path: Path) -> None:
     }
     standings, places = stand(runs, tmp_path)
     witness = Witness()
-    assert not run_stages(standings, places, 1, command, witness)
+    assert not run_stages(standings, places, 1, DOUBLES, witness)
     assert witness.events == [
         ("started", "bad"),
         ("failed 3 fail at work", "bad"),
@@ -110,10 +125,47 @@ def test_a_failure_stops_what_needs_it_and_nothing_else(tmp_path: Path) -> None:
 
 def test_what_another_runner_has_done_meanwhile_is_not_done_again(tmp_path: Path) -> None:
     standings, places = stand({"a": "touch {out} word"}, tmp_path)
-    assert run_stages(standings, places, 1, command, Witness())
+    assert run_stages(standings, places, 1, DOUBLES, Witness())
     record = (tmp_path / "a" / RECORD).stat().st_mtime_ns
-    assert run_stages(standings, places, 1, command, Witness())
+    assert run_stages(standings, places, 1, DOUBLES, Witness())
     assert (tmp_path / "a" / RECORD).stat().st_mtime_ns == record
+
+
+def test_what_is_needed_only_while_a_stage_lasts_is_thrown_away(tmp_path: Path) -> None:
+    standings, places = stand({"a": "touch {out} word"}, tmp_path)
+    assert run_stages(standings, places, 1, DOUBLES, Witness())
+    assert not (tmp_path / "a" / "scratch").exists()
+    other = stand({"a": "touch {out} words"}, tmp_path)[0]
+    assert run_stages(other, places, 1, Program(command), Witness())
+    assert (tmp_path / "a" / "scratch").exists()
+
+
+def test_only_commands_that_can_go_on_find_what_a_failed_call_left(tmp_path: Path) -> None:
+    standings, places = stand({"a": "fail {out}"}, tmp_path)
+    for program, left in ((DOUBLES, False), (Program(command, go_on=("fail",)), True)):
+        assert not run_stages(standings, places, 1, program, Witness())
+        (tmp_path / "a" / "half.txt").touch()
+        assert not run_stages(standings, places, 1, program, Witness())
+        assert (tmp_path / "a" / "half.txt").exists() == left
+
+
+def test_what_a_stage_has_launched_is_told_to_stop_when_the_runner_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "launched").mkdir()
+    runs = {"a": f"launch {{out}} {tmp_path}/launched"}
+    program = "import sys, pathlib; from recipe.test_runner import *; work = pathlib.Path(sys.argv[2])\n"
+    program += "run_stages(*stand({'a': sys.argv[1]}, work), 1, DOUBLES, Witness())"
+    runner = subprocess.Popen(
+        [sys.executable, "-c", program, runs["a"], str(tmp_path / "work")], cwd=Path(__file__).parents[1]
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "launched" / "started").exists():
+        assert time.monotonic() < deadline, "it never started"
+        time.sleep(0.02)
+    runner.kill()
+    runner.wait()
+    standings, places = stand(runs, tmp_path / "work")
+    assert run_stages(standings, places, 1, DOUBLES, Witness())
+    assert (tmp_path / "work" / "a" / "result.txt").read_text() == "started stopped", "it had to be waited for"
 
 
 def test_the_runner_itself_needs_no_torch() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def look(
 def do(made: Recipe, places: Places) -> None:
     """Do every stage; each leaves a file."""
     for name, standing in look(made, places).items():
-        begin(places.directory(name), standing.basis)
+        begin(places.directory(name), standing.basis, can_go_on=False)
         (places.directory(name) / "result.txt").write_text(name)
         finish(places.directory(name), standing.basis, 1.0, 2.0, "today")
 
@@ -120,29 +121,61 @@ def test_directories_made_elsewhere_count_even_without_the_files_they_were_made_
 
 
 def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
-    standing = look(recipe(), Places(tmp_path / "work", tmp_path / "given"))["data"]
-    assert (standing.state, standing.missing, standing.basis.given) == ("new", ["train.en"], {"train.en": MISSING})
+    places = Places(tmp_path / "work", tmp_path / "given")
+    standing = look(recipe(), places)["data"]
+    assert (standing.state, standing.basis.given) == ("new", {"train.en": MISSING})
+    assert places.not_at_hand(standing.stage) == ["train.en"]
+
+
+def test_files_are_at_hand_only_where_they_are_whatever_a_record_says(places: Places) -> None:
+    do(recipe(), places)
+    stage = recipe().stages["data"]
+    assert places.not_at_hand(stage) == []
+    assert Places(places.work).not_at_hand(stage) == ["train.en"]
 
 
 def test_an_unfinished_stage_never_counts_and_goes_on_only_where_it_can(places: Places) -> None:
     for name, standing in look(recipe(), places).items():
-        begin(places.directory(name), standing.basis)
+        begin(places.directory(name), standing.basis, can_go_on=True)
         (places.directory(name) / "half.txt").write_text("half")
     standings = look(recipe(), places)
     assert set(states(standings).values()) == {"begun"}
     for name, standing in standings.items():
-        begin(places.directory(name), standing.basis)
+        begin(places.directory(name), standing.basis, can_go_on=name == "ctc")
     left = {name for name in standings if (places.directory(name) / "half.txt").exists()}
-    assert left == {"ctc"}, "training goes on from what is there, preparing and reporting start afresh"
+    assert left == {"ctc"}
 
 
 def test_a_half_made_stage_of_another_configuration_is_thrown_away(places: Places) -> None:
-    begin(places.directory("ctc"), look(recipe(), places)["ctc"].basis)
+    begin(places.directory("ctc"), look(recipe(), places)["ctc"].basis, can_go_on=True)
     (places.directory("ctc") / "half.txt").write_text("half")
     other = look(recipe(seed=2), places)["ctc"]
     assert other.state == "new"
-    begin(places.directory("ctc"), other.basis)
-    assert sorted(path.name for path in places.directory("ctc").iterdir()) == [BEGUN]
+    begin(places.directory("ctc"), other.basis, can_go_on=True)
+    assert sorted(path.name for path in places.directory("ctc").iterdir()) == [BEGUN, "settings.student.toml"]
+    assert [path.name for path in places.work.iterdir()] == ["ctc"]
+
+
+def test_a_result_is_kept_until_the_one_that_replaces_it_is_done(places: Places) -> None:
+    do(recipe(), places)
+    directory, kept = places.directory("ctc"), places.work / ".ctc.old" / "result.txt"
+    for seed in (2, 3):  # the second after a failure of the first
+        basis = look(recipe(seed), places)["ctc"].basis
+        begin(directory, basis, can_go_on=True)
+        assert kept.read_text() == "ctc"
+    finish(directory, basis, 1.0, 1.0, "today")
+    assert not kept.parent.exists()
+
+
+def test_a_stage_reads_the_settings_of_its_record(places: Places) -> None:
+    """Even if another runner goes about the same work with others, and if a version that wrote none began it."""
+    directory, basis = places.directory("ctc"), look(recipe(seed=5), places)["ctc"].basis
+    begin(directory, basis, can_go_on=True)
+    path = Path(places.command_line(recipe().stages["ctc"])[1])
+    assert path.parent == directory
+    path.unlink()
+    begin(directory, basis, can_go_on=True)
+    assert tomllib.loads(path.read_text()) == basis.settings["student"] == {"training": {"seed": 5}}
 
 
 def test_a_directory_of_somebody_else_is_known(places: Places) -> None:
@@ -153,21 +186,20 @@ def test_a_directory_of_somebody_else_is_known(places: Places) -> None:
     (directory / "thesis.txt").write_text("mine")
     assert is_foreign(directory)
     (directory / "thesis.txt").unlink()
-    begin(directory, basis)
+    begin(directory, basis, can_go_on=True)
     assert not is_foreign(directory)
     finish(directory, basis, 1.0, 1.0, "today")
     assert not is_foreign(directory)
     assert is_done(directory, basis)
 
 
-def test_checkpoints_and_logs_are_no_result(places: Places) -> None:
+def test_settings_and_logs_are_no_result(places: Places) -> None:
     directory, basis = places.directory("ctc"), look(recipe(), places)["ctc"].basis
-    begin(directory, basis)
-    (directory / "checkpoints").mkdir()
-    for name in ("checkpoints/5.safetensors", LOG, "model.json"):
+    begin(directory, basis, can_go_on=True)
+    for name in (LOG, "model.json"):
         (directory / name).write_text(name)
     finish(directory, basis, 1.0, 1.0, "today")
-    assert sorted(path.name for path in directory.iterdir()) == ["model.json", RECORD, LOG]
+    assert sorted(path.name for path in directory.iterdir()) == ["model.json", "settings.student.toml", RECORD, LOG]
     record = read_record(directory)
     assert record is not None
     assert list(record.files) == ["model.json"]

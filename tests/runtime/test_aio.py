@@ -156,6 +156,46 @@ def test_an_error_reaches_whoever_waits(model: Translator, monkeypatch: pytest.M
         asyncio.run(push())
 
 
+def test_an_error_of_whoever_is_told_does_not_stop_the_others(model: Translator) -> None:
+    told = []
+
+    def fail_at_first(streams: int) -> None:
+        told.append(streams)
+        if len(told) == 1:
+            raise RuntimeError("cannot be told")
+
+    async def push_twice() -> list[Commit]:
+        front = AsyncTranslator(model, on_step=fail_at_first)
+        first = asyncio.create_task(front.stream(1).push(TEXTS[0]))
+        await asyncio.wait([first], timeout=5)
+        front._turn.clear()  # what is in it could not be cancelled, and the test would not end
+        with pytest.raises(RuntimeError, match="cannot be told"):
+            await asyncio.wait_for(first, timeout=5)
+        return await asyncio.wait_for(live(front, TEXTS[0], 1), timeout=10)
+
+    alone = model.stream(1)
+    assert facts(asyncio.run(push_twice())) == facts(alone.push(TEXTS[0]) + alone.finish())
+
+
+def test_a_worker_that_was_cancelled_is_replaced(model: Translator) -> None:
+    async def cancelled() -> list[Commit]:
+        front = AsyncTranslator(model)
+        lost = asyncio.create_task(front.stream(1).push(TEXTS[0]))
+        while not front._turn:
+            await asyncio.sleep(0)
+        assert front._worker is not None
+        front._worker.cancel()
+        await asyncio.gather(front._worker, return_exceptions=True)
+        is_reset = front._worker is None and not front._turn
+        front._turn.clear()  # what is in it could not be cancelled, and the test would not end
+        lost.cancel()
+        assert is_reset
+        return await asyncio.wait_for(live(front, TEXTS[0], 1), timeout=10)
+
+    alone = model.stream(1)
+    assert facts(asyncio.run(cancelled())) == facts(alone.push(TEXTS[0]) + alone.finish())
+
+
 def test_a_finished_stream_refuses_more(model: Translator) -> None:
     async def too_late() -> None:
         stream = AsyncTranslator(model).stream(1)

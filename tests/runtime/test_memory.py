@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from simulmt.runtime.memory import _anonymous_blocks
+from simulmt.runtime.memory import anonymous_blocks, large_pages
 
 MAPS = """\
 55d000000000-55d000100000 rw-p 00000000 00:00 0                          [heap]
@@ -16,32 +17,60 @@ MAPS = """\
 7f0004000000-7f0004100000 rw-s 00000000 00:00 0
 """
 
-LARGE_PAGES_OF_A_BLOCK = """
-import mmap
+# Prints the large pages, in KiB, of a block taken inside and of one that was there before; or that there are none.
+TWO_BLOCKS = """
+import ctypes, mmap, sys
 from pathlib import Path
-from simulmt.runtime.memory import use_large_pages
+from simulmt.runtime.memory import LARGE_PAGE, collapse, large_pages
 
-def huge():
-    text = Path("/proc/self/smaps_rollup").read_text()
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("AnonHugePages"))
+def block():
+    taken = mmap.mmap(-1, 9 * LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    taken[:] = bytes(range(256)) * (len(taken) // 256)
+    return taken
 
-block = mmap.mmap(-1, 16 * 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-block[:] = bytes(range(256)) * 2**16
-before = huge()
-use_large_pages()
-assert block[:] == bytes(range(256)) * 2**16
-print(before, huge())
+def address(taken):
+    return ctypes.addressof(ctypes.c_char.from_buffer(taken))
+
+def large(taken):
+    start, total, inside = address(taken), 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0] and not line.split()[0].endswith(":"):
+            low, high = (int(end, 16) for end in line.split()[0].split("-"))
+            inside = low < start + len(taken) and start < high
+        elif inside and line.startswith("AnonHugePages"):
+            total += int(line.split()[1])
+    return total
+
+trial = block()
+first = -(-address(trial) // LARGE_PAGE) * LARGE_PAGE
+if collapse(first, LARGE_PAGE) != 0:
+    sys.exit("none")
+earlier = block()
+with large_pages():
+    inside = block()
+assert inside[:] == earlier[:]
+print(large(inside), large(earlier))
 """
 
 
 def test_only_writable_memory_that_is_no_files() -> None:
-    assert list(_anonymous_blocks(MAPS)) == [(0x7F0000000000, 0x7F0000800000), (0x7F0004000000, 0x7F0004100000)]
+    assert anonymous_blocks(MAPS) == {0x7F0000000000: 0x7F0000800000, 0x7F0004000000: 0x7F0004100000}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
-def test_memory_is_moved_and_keeps_what_it_holds() -> None:
-    done = subprocess.run([sys.executable, "-c", LARGE_PAGES_OF_A_BLOCK], capture_output=True, text=True, check=True)
-    before, after = map(int, done.stdout.split())
-    if after == before:
+def test_what_is_taken_inside_is_moved_and_nothing_else() -> None:
+    done = subprocess.run([sys.executable, "-c", TWO_BLOCKS], capture_output=True, text=True)
+    if done.stderr == "none\n":
         pytest.skip("this system has no large pages to give")
-    assert after >= before + 12 * 1024
+    assert done.returncode == 0, done.stderr
+    inside, _earlier = map(int, done.stdout.split())
+    assert inside >= 7 * 2048
+
+
+def test_a_system_that_does_not_tell_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with large_pages():
+        pass

@@ -115,7 +115,7 @@ def free_port() -> int:
 @contextmanager
 def serving(keys: ApiKeys | None = None, origins: tuple[str, ...] = (), **limits: float) -> Iterator[Served]:
     """Serve the shipped model of the invented languages with other limits than usual."""
-    app = create_app(["toy"], Limits(**limits), keys, origins, threads=1)  # type: ignore[arg-type]
+    app = create_app(["toy"], Limits(**limits), keys, origins, threads=1, host="127.0.0.1")  # type: ignore[arg-type]
     server = server_for(app)
     listener = listen("127.0.0.1", 0, Limits())
     port = listener.getsockname()[1]

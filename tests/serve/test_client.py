@@ -1,19 +1,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from websockets.exceptions import InvalidURI
 
 from simulmt.serve import client
 from simulmt.serve.client import LiveTranslation
 from simulmt.serve.protocol import Commit, Delay, End, ErrorCode, Finish, Input, RefusedError, Sentence, Source
-from simulmt.stream import Translator
+from simulmt.stream import Stream, Translator
 
-from .helpers import Served, free_port, synthetic_text
+from .helpers import PATIENCE, Served, free_port, synthetic_text
 
 TEXT = synthetic_text(sentences=3, seed=31)
 Serve = Callable[..., Served]
@@ -48,6 +49,45 @@ def test_what_cannot_succeed_is_raised(served: Served) -> None:
     with pytest.raises(RefusedError, match="no-such-model") as caught:
         asyncio.run(run())
     assert caught.value.code is ErrorCode.UNKNOWN_MODEL
+
+
+def test_an_address_that_is_none_is_raised() -> None:
+    async def run() -> None:
+        async with asyncio.timeout(PATIENCE), LiveTranslation("http://127.0.0.1", "toy") as live:
+            await translation(live, TEXT)
+
+    with pytest.raises(InvalidURI):
+        asyncio.run(run())
+
+
+def test_a_text_that_cannot_be_sent_is_raised(served: Served) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(PATIENCE), LiveTranslation(served.url, "toy") as live:
+            await translation(live, "half a character: \ud83d")
+
+    with pytest.raises(UnicodeEncodeError):
+        asyncio.run(run())
+
+
+def test_patience_with_a_server_that_always_fails_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve()
+    attempts = []
+
+    def fail(streams: Sequence[Stream]) -> None:
+        attempts.append(streams)
+        raise RuntimeError
+
+    model = served.server.config.app.state.service.models["toy"]  # type: ignore[union-attr]
+    monkeypatch.setattr(model.translator, "step", fail)
+
+    async def run() -> None:
+        async with asyncio.timeout(PATIENCE), LiveTranslation(served.url, "toy", patience=0.3) as live:
+            await translation(live, TEXT)
+
+    with pytest.raises(RefusedError) as caught:
+        asyncio.run(run())
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert len(attempts) > 1
 
 
 def test_patience_ends() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -10,10 +11,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from simulmt.runtime.decoding import POSITIONS
 from simulmt.serve.access import ApiKeys
+from simulmt.serve.app import create_app
+from simulmt.serve.connection import Connection
+from simulmt.serve.limits import Limits
 from simulmt.stream import Translator
 
 from .helpers import Served, eventually, synthetic_text, text_of
@@ -142,6 +147,12 @@ def test_after_an_unknown_session_the_client_can_start_on_the_same_connection(se
         error = talk.say("resume", session="nobody", seq=3).hear()
         assert (error["type"], error["code"]) == ("error", "unknown_session")
         assert talk.start()["type"] == "ready"
+
+
+def test_a_second_unknown_session_ends_the_connection(served: Served) -> None:
+    with served.talk() as talk:
+        talk.say("resume", session="nobody", seq=0).hear()
+        assert talk.say("resume", session="nobody", seq=0).hear_error() == ("unknown_session", 1008)
 
 
 def test_a_session_is_forgotten_after_the_grace_period(serve: Serve) -> None:
@@ -367,6 +378,31 @@ def test_a_client_that_reads_nothing_is_sent_away_and_holds_no_memory(serve: Ser
                 client.sendall(flood)
     assert len(session.outbox._entries) - session.outbox._sent <= 8 + POSITIONS
     assert session._inbox.qsize() <= 4
+
+
+class Deaf:
+    """A WebSocket whose client sends nonsense and reads nothing."""
+
+    headers = Headers()
+    code: int | None = None
+
+    async def accept(self) -> None:
+        pass
+
+    async def receive(self) -> dict[str, str]:
+        return {"type": "websocket.receive", "text": "nonsense"}
+
+    async def send_text(self, _: str) -> None:
+        await asyncio.Event().wait()
+
+    async def close(self, code: int) -> None:
+        self.code = code
+
+
+def test_a_client_that_does_not_even_read_why_is_sent_away_all_the_same() -> None:
+    client, service = Deaf(), create_app(["toy"], Limits(sending_seconds=0.01), threads=1).state.service
+    asyncio.run(Connection(client, service).run())  # type: ignore[arg-type]
+    assert client.code == 1008
 
 
 def test_half_open_connections_are_noticed(serve: Serve) -> None:

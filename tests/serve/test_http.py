@@ -125,9 +125,23 @@ def test_pages_of_other_origins_need_permission(serve: Serve) -> None:
     assert status("https://stranger.example") == 403
     preflight = httpx.options(
         f"{served.http}/translate",
-        headers={"Origin": "https://friend.example", "Access-Control-Request-Method": "POST"},
+        headers={
+            "Origin": "https://friend.example",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "content-type",
+        },
     )
+    assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-origin"] == "https://friend.example"
+
+
+def test_a_name_of_another_for_a_loopback_address_needs_a_key(serve: Serve) -> None:
+    def status(served: Served, **body: str) -> int:
+        headers = {"Host": "evil.example", "Origin": "http://evil.example"}
+        return httpx.post(f"{served.http}/translate", json={"q": "kyo", **PAIR, **body}, headers=headers).status_code
+
+    assert status(serve()) == 403
+    assert status(serve(keys=ApiKeys(["sesame"])), api_key="sesame") == 200
 
 
 def test_requests_beyond_the_limit_are_told_to_come_back(serve: Serve) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from simulmt.errors import ConfigError
-from simulmt.serve.access import ApiKeys, is_same_origin
+from simulmt.serve.access import ApiKeys, Pages
 from simulmt.serve.limits import Limits, Throttle
 
 
@@ -48,10 +49,10 @@ def test_a_limit_must_leave_something(value: int) -> None:
 
 def test_keys_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
-    file.write_text("# ours\nfirst\n\n  second  \n")
+    file.write_text("# ours\nfirst\n\n  second  \n  # old\n")
     keys = ApiKeys.read(file)
     assert all(keys.admit(key, Headers()) for key in ("first", "second"))
-    assert not any(keys.admit(key, Headers()) for key in ("# ours", "", "firs", "first ", None))
+    assert not any(keys.admit(key, Headers()) for key in ("# ours", "# old", "", "firs", "first ", None))
     assert "first" not in repr(vars(keys))
     file.write_text("# nothing\n")
     with pytest.raises(ConfigError, match="no key"):
@@ -65,7 +66,8 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
     [("Bearer sesame", True), ("bearer sesame", True), ("sesame", False), ("Basic sesame", False), ("Bearer ", False)],
 )
 def test_keys_in_the_header(value: str, is_admitted: bool) -> None:
-    assert ApiKeys(["sesame"]).admit(None, Headers({"Authorization": value})) is is_admitted
+    for key in (None, ""):
+        assert ApiKeys(["sesame"]).admit(key, Headers({"Authorization": value})) is is_admitted
 
 
 def test_a_server_without_keys_is_open() -> None:
@@ -90,4 +92,41 @@ def test_a_server_without_keys_is_open() -> None:
 )
 def test_origins(origin: str | None, host: str, others: tuple[str, ...], expected: bool) -> None:
     headers = Headers({"host": host, **({} if origin is None else {"origin": origin})})
-    assert is_same_origin(headers, others) is expected
+    assert Pages(others).admit(headers) is expected
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "expected"),
+    [
+        ("127.0.0.1", "127.0.0.1:8000", True),
+        ("127.0.0.1", "localhost:8000", True),
+        ("127.0.0.1", "LocalHost", True),
+        ("127.0.0.1", "simulmt.localhost:8000", True),
+        ("localhost", "[::1]:8000", True),
+        ("127.0.0.1", "evil.example:8000", False),
+        ("::1", "evil.example:8000", False),
+        ("localhost", "evil.example:8000", False),
+        ("127.0.0.1", "localhost.evil.example", False),
+        ("127.0.0.1", "127.0.0.1.evil.example", False),
+        ("127.0.0.1", "192.168.0.7:8000", False),
+        ("0.0.0.0", "a.example:8000", True),
+        ("192.168.0.7", "a.example:8000", True),
+        (None, "a.example:8000", True),
+    ],
+)
+def test_on_loopback_only_names_of_this_machine_are_its_own(host: str | None, name: str, expected: bool) -> None:
+    headers = Headers({"host": name, "origin": f"http://{name}"})
+    assert Pages(host=host).admit(headers) is expected
+    assert Pages([f"http://{name}/"], host).admit(headers)
+
+
+def test_the_name_that_a_server_listens_at_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: resolved)
+    pages = Pages(host="Workshop")
+    assert pages.admit(Headers({"host": "workshop:8000", "origin": "http://workshop:8000"}))
+    assert not pages.admit(Headers({"host": "evil.example", "origin": "http://evil.example"}))
+
+
+def test_an_origin_that_is_no_address_is_refused() -> None:
+    assert not Pages().admit(Headers({"host": "[::1", "origin": "http://[::1"}))

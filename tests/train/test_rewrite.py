@@ -140,6 +140,15 @@ class TestTranslation:
         assert [process.exitcode for process in finished] == [0, 0]
         assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
+    def test_no_model_is_loaded_for_a_result_that_is_there(
+        self, teacher: Path, data: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = translate_corpus(teacher, data, source, tmp_path / "out", DISTIL, CPU)
+        (tmp_path / "out.shards").mkdir()  # killed when all was done but this
+        monkeypatch.setattr(rewriting, "load_model", lambda _: pytest.fail("the model was loaded"))
+        assert translate_corpus(teacher, data, source, tmp_path / "out", DISTIL, CPU) == first
+        assert not (tmp_path / "out.shards").exists()
+
     def test_a_translation_without_text_is_left_out(
         self, teacher: Path, data: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -174,8 +183,10 @@ class TestTranslation:
             (teacher, PSEUDO, "a teacher model, but pseudo references need a wait-k model"),
             (ctc, DISTIL, "a ctc model, but distillation"),
         ):
+            (tmp_path / "out.target").write_text("somebody's text", encoding="utf-8")
             with pytest.raises(ConfigError, match=message):
-                translate_corpus(model, data, source, tmp_path / "out", config, CPU)
+                translate_corpus(model, data, source, tmp_path / "out", config, CPU, overwrite=True)
+            assert (tmp_path / "out.target").exists()
 
     def test_other_vocabularies_are_refused(
         self, teacher: Path, data: Path, source: Path, tmp_path: Path, target_tokenizer: Tokenizer
@@ -349,10 +360,24 @@ class TestJoining:
         ("At 10:30 - or later -- ‘maybe’.", "at 10:30 or later maybe"),
         ("Größe; naïve_name!", "größe naïve name"),
         ("...", ""),
+        ("İstanbul.", "i\u0307stanbul"),
+        ("हिन्दी-पाठ, हिन्दी!", "हिन्दी-पाठ हिन्दी"),
+        ("Cafe\u0301: q\u0303's", "café q\u0303's"),
+        ("葛\U000e0100城。", "葛\U000e0100城"),
     ],
 )
 def test_speech_has_no_punctuation(text: str, spoken: str) -> None:
     assert as_speech(text) == spoken
+
+
+def test_lines_without_words_are_listed_by_their_place_in_the_file(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", ["..." if number % 4 == 0 else "Word." for number in range(1, 201)])
+    target = write(tmp_path / "target", ["Wort."] * 200)
+    made = speech_corpus(source, target, tmp_path / "out", SpeechConfig(0.5))
+    left = made["left"]["empty"]
+    assert 10 < len(left) < 40
+    assert all(number % 4 == 0 for number in left)
+    assert left[-1] > made["lines"]
 
 
 def test_a_share_of_the_pairs_as_speech(tmp_path: Path) -> None:

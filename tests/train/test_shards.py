@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulmt.errors import DataError
-from simulmt.train.shards import Job, Left, Progress, Rewritten, rewrite
+from simulmt.train import shards
+from simulmt.train.shards import Job, Left, Progress, Rewritten, alone, rewrite
 
 from .helpers import fork
 
@@ -177,6 +181,60 @@ def test_what_others_made_is_replaced_on_purpose_only(
     assert sorted(folder.rglob("*")) == kept
     rewrite(job(folder, overwrite=True), lambda: LINES, shout)
     assert files(folder) == expected
+
+
+def run_over_others(folders: Sequence[Path], together: Barrier) -> None:
+    for folder in folders:
+        together.wait()
+        rewrite(job(folder, overwrite=True), lambda: LINES, shout)
+
+
+def test_processes_replace_together(tmp_path: Path, expected: dict[str, bytes]) -> None:
+    """Each sees the result of another job, and none takes what its fellows made for that."""
+    folders = [tmp_path / str(number) for number in range(20)]
+    for folder in folders:
+        rewrite(job(folder, shard_lines=4), lambda: LINES, shout)
+    together = multiprocessing.get_context("forkserver").Barrier(4, timeout=60)
+    finish([fork(run_over_others, folders, together) for _ in range(4)])
+    assert all(files(folder) == expected for folder in folders)
+
+
+def test_a_result_that_comes_meanwhile_is_no_stranger(
+    tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process finishes the job just when this one has seen that it is not."""
+    look = shards.finished
+
+    def look_too_early(looked: Job) -> dict[str, Any] | None:
+        monkeypatch.setattr(shards, "finished", look)
+        before = look(looked)
+        rewrite(looked, lambda: LINES, shout)
+        return before
+
+    monkeypatch.setattr(shards, "finished", look_too_early)
+    rewrite(job(tmp_path / "new"), lambda: LINES, shout)
+    assert files(tmp_path / "new") == expected
+
+
+def count_alone(prefix: Path, counter: Path) -> None:
+    for _ in range(40):
+        with alone(prefix):
+            count = int(counter.read_text())
+            time.sleep(0.0005)
+            counter.write_text(str(count + 1))
+
+
+def test_only_one_is_alone_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    (tmp_path / ".out.lock").touch()  # of one who was killed
+    finish([fork(count_alone, tmp_path / "out", counter) for _ in range(4)])
+    assert files(tmp_path) == {"counter": b"160"}
+
+
+def test_a_line_left_out_may_have_a_number_of_its_own(tmp_path: Path) -> None:
+    record = rewrite(job(tmp_path), lambda: LINES, lambda part: [Left("odd", 2 * int(line[5:])) for line in part])
+    assert record["left"] == {"odd": list(range(2, 47, 2))}
 
 
 def test_a_merge_that_was_cut_short_is_done_again(

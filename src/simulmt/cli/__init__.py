@@ -60,7 +60,7 @@ def main() -> None:
             command = error.ctx.command_path if error.ctx else "simulmt"
             print(f"simulmt: {message.rstrip('.')}; see {command} --help", file=sys.stderr)
         sys.exit(2)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):  # the second, if Ctrl-C comes twice
         sys.exit(130)
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):

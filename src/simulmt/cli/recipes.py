@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from simulmt.recipe.state import Standing
 
 SHARED = (("train",), ("rewrite", "distil"), ("rewrite", "pseudo"))  # commands that several processes can share
+GO_ON = ("train", "sweep", "rewrite")  # commands that go on where a killed call was
+SCRATCH = "checkpoints"  # what a training run needs only while it lasts, and by far its largest part
+PRELOADED = ("simulmt.train.loop", "simulmt.train.export", "simulmt.eval.report", "simulmt.eval.evaluate")
 
 
 def register(app: typer.Typer) -> None:
@@ -68,7 +71,7 @@ def run(
 
     from simulmt.cli.recipe_view import WIDEST, open_view, plan_tree
     from simulmt.recipe.plan import Places, Recipe
-    from simulmt.recipe.runner import run_stages
+    from simulmt.recipe.runner import Program, run_stages
     from simulmt.recipe.state import survey
 
     plan = Recipe.read(recipe, assignments or ())
@@ -83,13 +86,13 @@ def run(
         return
     todo = [standing for standing in chosen if standing.state != "done"]
     _check_possible(todo, standings, places)
-    places.write_settings(plan)
     jobs = jobs or (1 if _has_gpu() else _cores())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // jobs)))
     signal.signal(signal.SIGTERM, _stop)
     view = open_view(Console(stderr=True), len(chosen) - len(todo), len(todo))
     try:
-        went_well = run_stages(todo, places, jobs, partial(perform, gpus=gpus), view)
+        program = Program(partial(perform, gpus=gpus), PRELOADED, GO_ON, SCRATCH)
+        went_well = run_stages(todo, places, jobs, program, view)
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
@@ -105,7 +108,8 @@ def perform(words: list[str], gpus: int) -> int:
 
     if gpus > 1 and any(words[: len(verbs)] == [*verbs] for verbs in SHARED):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
-        return subprocess.run([*torchrun, "-m", "simulmt", *words], check=False).returncode
+        # It inherits the lock of its stage: killed, it takes a while to end the others, and nobody may start meanwhile.
+        return subprocess.run([*torchrun, "-m", "simulmt", *words], check=False, close_fds=False).returncode
     sys.argv = ["simulmt", *words]
     try:
         main()
@@ -150,9 +154,9 @@ def _check_possible(todo: Sequence[Standing], standings: dict[str, Standing], pl
             raise ConfigError(f"--work {places.work}: {directory} was not made by a recipe; move it or work elsewhere")
     names = {standing.stage.name for standing in todo}
     for standing in todo:
-        if standing.missing:
+        if missing := places.not_at_hand(standing.stage):
             where = places.given or "DIR"
-            raise ConfigError(f"--data {where}: {standing.stage.name} reads {standing.missing[0]}, which is not there")
+            raise ConfigError(f"--data {where}: {standing.stage.name} reads {missing[0]}, which is not there")
         for need in standing.stage.needs:
             if standings[need].state != "done" and need not in names:
                 raise ConfigError(f"--only {standing.stage.name}: needs {need}, which is {in_words(standings[need])}")

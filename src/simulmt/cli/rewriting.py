@@ -1,4 +1,4 @@
-"""The commands that make new training text from old: rewrite distil, pseudo, reorder, join."""
+"""The commands that make new training text from old: rewrite distil, pseudo, reorder, speech, join."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a result o
 app = typer.Typer(
     name="rewrite",
     no_args_is_help=True,
-    help="Make new training text from old: distil, pseudo, reorder, join.\n\nEvery command goes on where a killed one "
-    "was, and returns at once when its result is there. Several processes share the work of one command: start it "
-    "under torchrun --nproc-per-node N -m simulmt, or several times.",
+    help="Make new training text from old: distil, pseudo, reorder, speech, join.\n\nEvery command goes on where a "
+    "killed one was, and returns at once when its result is there. Several processes share the work of one command: "
+    "start it under torchrun --nproc-per-node N -m simulmt, or several times.",
 )
 
 
@@ -129,11 +129,13 @@ def reorder(
     """
     with _needing_train("simulmt rewrite reorder"):
         from simulmt.train.rewrite import reorder_corpus
+        from simulmt.train.shards import alone, writing
 
-    if cut_chinese:
-        target, target_unit = _cut(target, output.with_name(f"{output.name}.words")), UnitChoice.WORD
-    units = _unit(source, source_unit), _unit(target, target_unit)
-    aligned = links or _align(source, target, units, output.with_name(f"{output.name}.links"))
+    with writing(output), alone(output):
+        if cut_chinese:
+            target, target_unit = _cut(target, output.with_name(f"{output.name}.words")), UnitChoice.WORD
+        units = _unit(source, source_unit), _unit(target, target_unit)
+        aligned = links or _align(source, target, units, output.with_name(f"{output.name}.links"))
     display = _Display(source)
     display.summarise(output, reorder_corpus(source, target, aligned, output, units, overwrite, display))
 

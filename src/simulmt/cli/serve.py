@@ -63,7 +63,7 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     limits = _limits(limit or [])
     keys = ApiKeys.read(api_keys_file) if api_keys_file else ApiKeys()
-    app = create_app(model or default_models(), limits, keys, origin or (), threads)
+    app = create_app(model or default_models(), limits, keys, origin or (), threads, host)
     run(app, host, port)
 
 

@@ -43,12 +43,12 @@ def inference_path_loss(
 
 def bigram_loss(logits: Float[Tensor, "B U V"], alignments: Alignments) -> Loss:
     """1 - F1 of each sentence, weighted by its labels; sentences without labels or frames add nothing."""
-    labels, lengths = alignments.columns[:, 1:], alignments.label_lengths
+    lengths = alignments.label_lengths
     matched, written = _matched_and_written(logits, alignments)
     f1 = 2 * matched / (written + lengths).clamp(min=1e-6)
     counted = (lengths > 0) & (alignments.frame_lengths > 0)
     total = ((1 - f1) * lengths * counted).sum()
-    return Loss(total, total.detach(), (lengths * counted).sum(), labels.shape[0] - counted.sum())
+    return Loss(total, total.detach(), (lengths * counted).sum(), len(lengths) - counted.sum())
 
 
 def _matched_and_written(logits: Tensor, alignments: Alignments) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:

@@ -1,7 +1,8 @@
 """Which of simulmt's source files a command depends on, as one hash: found by reading imports, never by running them.
 
 Commands import what they need inside their handlers, so of a module of commands only what the handler reaches counts;
-any other module counts whole, with all that it imports. A change to the report does not make a trained model stale.
+any other module counts whole, with all that it imports. A change to the report does not make a trained model stale,
+nor does one to a comment, a docstring or the layout of the lines.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ COMMANDS = f"{PACKAGE}.cli"
 @cache
 def code_hash(module: str, handler: str, root: Path = ROOT) -> str:
     """The hash of the handler of a command and of every module that it comes to import."""
-    parts = dict[str, bytes]()
+    parts = dict[str, str]()
     queue = [(module, handler)]
     while queue:
         name, member = queue.pop()
@@ -30,19 +31,19 @@ def code_hash(module: str, handler: str, root: Path = ROOT) -> str:
             parts[key], imports = _whole(name, root) if is_whole else _reached(name, member, root)
             queue += imports
     digest = hashlib.sha256()
-    for key, source in sorted(parts.items()):
-        digest.update(f"{key} {len(source)}\n".encode() + source)
+    for key, meaning in sorted(parts.items()):
+        digest.update(f"{key} {meaning}\n".encode())
     return digest.hexdigest()
 
 
-def _whole(module: str, root: Path) -> tuple[bytes, list[tuple[str, str]]]:
-    tree, source = _parsed(module, root)
-    return source, list(_imports(tree, root))
+def _whole(module: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
+    tree = _parsed(module, root)
+    return _meaning(tree), list(_imports(tree, root))
 
 
-def _reached(module: str, member: str, root: Path) -> tuple[bytes, list[tuple[str, str]]]:
-    """The source of a member of a module with all other members that it uses, and what these import."""
-    tree, source = _parsed(module, root)
+def _reached(module: str, member: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
+    """The meaning of a member of a module with all other members that it uses, and what these import."""
+    tree = _parsed(module, root)
     members = {name: node for statement in tree.body for name, node in _members(statement)}
     reached = set[str]()
     queue = [member]
@@ -52,9 +53,21 @@ def _reached(module: str, member: str, root: Path) -> tuple[bytes, list[tuple[st
             reached.add(name)
             queue += [node.id for node in ast.walk(members[name]) if isinstance(node, ast.Name)]
     nodes = [members[name] for name in members if name in reached]
-    lines = source.splitlines(keepends=True)
-    text = b"".join(b"".join(lines[node.lineno - 1 : node.end_lineno]) for node in nodes)
-    return text, [found for node in nodes for found in _imports(node, root)]
+    return _meaning(nodes), [found for node in nodes for found in _imports(node, root)]
+
+
+def _meaning(part: object) -> str:
+    """What Python reads, without docstrings; unlike `ast.dump`, in the same words for each version of Python."""
+    if isinstance(part, list):
+        return f"[{','.join(map(_meaning, part))}]"
+    if not isinstance(part, ast.AST):
+        return repr(part)
+    fields = dict(ast.iter_fields(part))
+    if isinstance(part, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        fields["body"] = part.body[ast.get_docstring(part, clean=False) is not None :]
+    # What is left empty is left out, since newer versions know fields that older ones do not.
+    said = (f"{name}={_meaning(value)}" for name, value in fields.items() if value not in (None, []))
+    return f"{type(part).__name__}({','.join(said)})"
 
 
 def _members(statement: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
@@ -65,8 +78,7 @@ def _members(statement: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
         yield from ((target.id, statement) for target in statement.targets if isinstance(target, ast.Name))
     elif isinstance(statement, ast.ImportFrom):
         for alias in statement.names:
-            part = ast.ImportFrom(statement.module, [alias], statement.level)
-            yield alias.asname or alias.name, ast.copy_location(part, alias)
+            yield alias.asname or alias.name, ast.ImportFrom(statement.module, [alias], statement.level)
 
 
 def _imports(node: ast.AST, root: Path) -> Iterator[tuple[str, str]]:
@@ -85,11 +97,10 @@ def _imports(node: ast.AST, root: Path) -> Iterator[tuple[str, str]]:
 
 
 @cache
-def _parsed(module: str, root: Path) -> tuple[ast.Module, bytes]:
+def _parsed(module: str, root: Path) -> ast.Module:
     path = _file(module, root)
     assert path is not None, f"{module} is not there"
-    source = path.read_bytes()
-    return ast.parse(source), source
+    return ast.parse(path.read_bytes())
 
 
 @cache

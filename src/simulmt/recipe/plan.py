@@ -5,7 +5,7 @@
     [values]                           # what {source} below stands for
     source = "en"
 
-    [settings.student]                 # a training configuration; a stage gets it as a file
+    [settings.student]                 # a training configuration; a stage gets it as a file in its directory
     system = "ctc"
 
     [stages.data]
@@ -28,6 +28,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ OUT, GIVEN, SETTINGS = "out", "given", "settings"  # in braces, these are no sta
 _REFERENCE = re.compile(r"\{([^{}]*)\}")
 _GIVEN_FILE = re.compile(r"\{given\}/(.+)")
 _NAME = re.compile(r"[a-z0-9][a-z0-9+-]*")
+_KEY = re.compile(r"[A-Za-z0-9_-]+")  # what TOML takes without quotation marks
 
 Value = str | int | float
 Values = Mapping[str, Value]
@@ -141,8 +143,13 @@ class Places:
     def directory(self, stage: str) -> Path:
         return self.work / stage
 
-    def settings_file(self, name: str) -> Path:
-        return self.work / SETTINGS / f"{name}.toml"
+    def not_at_hand(self, stage: Stage) -> list[str]:
+        """The user's files that the stage reads and that are not there."""
+        return [name for name in stage.given if self.given_file(name) is None]
+
+    def given_file(self, name: str) -> Path | None:
+        path = None if self.given is None else self.given / name
+        return path if path is not None and path.is_file() else None
 
     def command_line(self, stage: Stage) -> list[str]:
         """The words with real paths in them."""
@@ -153,29 +160,39 @@ class Places:
                 return str(self.directory(stage.name))
             if name == GIVEN:
                 return str(self.given or "DATA")
-            return str(self.settings_file(name.partition(".")[2]) if _is_settings(name) else self.directory(name))
+            if _is_settings(name):
+                return str(settings_file(self.directory(stage.name), name.partition(".")[2]))
+            return str(self.directory(name))
 
         return [_REFERENCE.sub(path, word) for word in stage.words]
 
-    def write_settings(self, recipe: Recipe) -> None:
-        """Each of the recipe's configurations as a file."""
-        for name, table in recipe.settings.items():
-            path = self.settings_file(name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(as_toml(table), encoding="utf-8")
+
+def settings_file(directory: Path, name: str) -> Path:
+    """Where in its directory a stage finds a configuration."""
+    return directory / f"{SETTINGS}.{name}.toml"
 
 
 def as_toml(table: Mapping[str, Any], section: str = "") -> str:
-    """A table of plain values, arrays of them and tables, as TOML."""
+    """A table of plain values, arrays of them and tables, as TOML; all else is a ConfigError that names the key."""
     text, tables = "", ""
     for key, value in table.items():
+        name = f"{section}.{key}" if section else key
+        if not _KEY.fullmatch(key):
+            raise ConfigError(f"{name}: '{key}' is no key; use letters, digits, - and _")
         if isinstance(value, Mapping):
-            name = f"{section}.{key}" if section else key
             tables += f"\n[{name}]\n{as_toml(value, name)}"
+        elif not _is_plain(value):
+            raise ConfigError(f"{name}: expected text, a finite number, true, false or an array of these, got {value}")
         else:  # JSON spells values as TOML does, but for one character
             spelled = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
             text += f"{key} = {spelled}\n"
     return text + tables
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
@@ -231,7 +248,7 @@ def _variants(family: str, table: _StageTable) -> Iterator[_Variant]:
         values = dict(zip(table.each, combination, strict=True))
         parts = (value if isinstance(value, str) else f"{axis}{value}" for axis, value in values.items())
         name = "-".join((family, *parts))
-        if not _NAME.fullmatch(name) or name in (OUT, GIVEN, SETTINGS):
+        if not _NAME.fullmatch(name) or name in (OUT, GIVEN):
             raise ConfigError(f"stages.{family}: '{name}' is no name for a stage; use a-z, 0-9, - and +")
         yield name, values
 
@@ -298,6 +315,7 @@ def _check_settings(settings: Mapping[str, Any], stages: Iterable[Stage]) -> Non
         raise ConfigError(f"there is no settings.{min(missing)}{_nearest(min(missing), settings)}")
     if unused := settings.keys() - used:
         raise ConfigError(f"settings.{min(unused)} is used by no stage{_nearest(min(unused), used)}")
+    as_toml({SETTINGS: settings})  # what cannot be written is found now
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

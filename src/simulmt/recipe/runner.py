@@ -10,6 +10,7 @@ import fcntl
 import multiprocessing
 import os
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -26,9 +27,18 @@ from typing import Protocol
 from simulmt.recipe.plan import Places, Stage
 from simulmt.recipe.state import LOG, Basis, Standing, begin, finish, is_done
 
-PRELOADED = ("simulmt.train.loop", "simulmt.train.export", "simulmt.eval.report", "simulmt.eval.evaluate")
 GRACE = 60.0  # seconds that a stage has to stop when it is told to
 GLANCE = 0.5  # seconds between two looks at what is running
+
+
+@dataclass(frozen=True)
+class Program:
+    """All that the runner knows of the commands."""
+
+    run: Callable[[list[str]], int]  # a command line to its exit code; it can be sent to another process
+    modules: tuple[str, ...] = ()  # to be imported once for all stages
+    go_on: tuple[str, ...] = ()  # commands that go on where a killed call was; others start afresh
+    scratch: str = ""  # what a stage needs only while it lasts, in its directory; nothing if empty
 
 
 @dataclass(frozen=True)
@@ -73,23 +83,20 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-def run_stages(
-    standings: Sequence[Standing], places: Places, jobs: int, command: Callable[[list[str]], int], view: View
-) -> bool:
+def run_stages(standings: Sequence[Standing], places: Places, jobs: int, program: Program, view: View) -> bool:
     """Do these stages, given in an order that puts each after what it needs; whether all went well.
 
-    `command` runs a command line of simulmt to its exit code. After a failure, what does not need the failed stage
-    goes on.
+    After a failure, what does not need the failed stage goes on.
     """
     waiting, lost = list(standings), set[str]()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload(list(program.modules))
     with _running() as running:
         while waiting or running:
             open_names = {standing.stage.name for standing in waiting} | {stage.name for stage in running}
             for standing in _ready(waiting, open_names)[: jobs - len(running)]:
                 waiting.remove(standing)
-                running.append(_start(standing, places, command, context.Process))
+                running.append(_start(standing, places, program, context.Process))
                 view.started(running[-1])
             view.running(running)
             wait([stage.process.sentinel for stage in running], GLANCE)
@@ -144,32 +151,33 @@ def _signal(process: ForkServerProcess, number: int) -> None:
             (os.killpg if os.getpgid(process.pid) == process.pid else os.kill)(process.pid, number)
 
 
-def _start(
-    standing: Standing, places: Places, command: Callable[[list[str]], int], process: type[ForkServerProcess]
-) -> Running:
+def _start(standing: Standing, places: Places, program: Program, process: type[ForkServerProcess]) -> Running:
     directory = places.directory(standing.stage.name)
     words = places.command_line(standing.stage)
-    started = process(target=_perform, args=(directory, standing.basis, words, command), name=standing.stage.name)
+    started = process(target=_perform, args=(directory, standing.basis, words, program), name=standing.stage.name)
     started.start()
     return Running(standing, started, directory / LOG)
 
 
-def _perform(directory: Path, basis: Basis, words: list[str], command: Callable[[list[str]], int]) -> None:
+def _perform(directory: Path, basis: Basis, words: list[str], program: Program) -> None:
     """What the process of a stage does: run the command, and leave the record if it went well."""
     os.setsid()  # Ctrl-C on the terminal is for the runner, which passes it on
     threading.Thread(target=_die_with_runner, daemon=True).start()
     locks = directory.parent / ".locks"
     locks.mkdir(parents=True, exist_ok=True)
     with (locks / directory.name).open("w") as lock:
+        os.set_inheritable(lock.fileno(), True)  # so that a command can hand it to what may outlive it
         fcntl.flock(lock, fcntl.LOCK_EX)  # a killed runner's process may still be dying, another runner be at it
         if is_done(directory, basis):
             return
-        begin(directory, basis)
+        begin(directory, basis, words[0] in program.go_on)
         _redirect(directory / LOG)
         print(f"$ simulmt {shlex.join(words)}", flush=True)
         begun = time.monotonic()
-        if code := command(words):
+        if code := program.run(words):
             sys.exit(code)
+        if program.scratch:
+            shutil.rmtree(directory / program.scratch, ignore_errors=True)
         used = os.times()
         cpu = used.user + used.system + used.children_user + used.children_system
         finish(directory, basis, time.monotonic() - begun, cpu, datetime.now(UTC).isoformat(timespec="seconds"))
@@ -183,7 +191,10 @@ def _redirect(log: Path) -> None:
 
 
 def _die_with_runner() -> None:
+    """End the group once the runner is gone: first by asking, since a launcher has processes in groups of their own."""
     runner = multiprocessing.parent_process()
     assert runner is not None
     runner.join()
+    os.killpg(os.getpgrp(), signal.SIGTERM)
+    time.sleep(GRACE)
     os.killpg(os.getpgrp(), signal.SIGKILL)

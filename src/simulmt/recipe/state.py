@@ -1,7 +1,8 @@
 """What of a recipe is done: each stage's record, and what has changed since it was written.
 
 A stage that is done has `stage.json` in its directory: what it was made from, and the files that it left. It holds no
-path of the machine, so a directory that was made elsewhere counts here too. A stage that was begun has `begun.json`.
+path of the machine, so a directory that was made elsewhere counts here too. A stage that was begun has `begun.json`;
+the result that it is to replace stays beside it, as `.NAME.old`, until it is done.
 """
 
 from __future__ import annotations
@@ -18,12 +19,10 @@ from typing import Any, Literal
 
 from simulmt.config import as_table, build
 from simulmt.errors import ConfigError
-from simulmt.recipe.plan import Places, Recipe, Stage
+from simulmt.recipe.plan import Places, Recipe, Stage, as_toml, settings_file
 
 RECORD, BEGUN, LOG = "stage.json", "begun.json", "stage.log"
 MISSING = "missing"  # stands for the hash of a file that is not there
-SCRATCH = "checkpoints"  # what a training run needs only while it lasts, and by far its largest part
-GO_ON = ("train", "sweep", "rewrite")  # commands that go on where a killed call was; others start afresh
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,6 @@ class Standing:
     state: Literal["done", "stale", "begun", "new"]
     reasons: tuple[str, ...] = ()
 
-    @property
-    def missing(self) -> list[str]:
-        """The user's files that it reads and that are not there."""
-        return [name for name, digest in self.basis.given.items() if digest == MISSING]
-
 
 def survey(
     recipe: Recipe, places: Places, code_of: Callable[[Stage], str], ignore_code: bool = False
@@ -127,32 +121,42 @@ def is_foreign(directory: Path) -> bool:
     return bool(names) and not names & {RECORD, BEGUN}
 
 
-def begin(directory: Path, basis: Basis) -> None:
+def begin(directory: Path, basis: Basis, can_go_on: bool) -> None:
     """Make room for a stage: what an unfinished call left is kept only if the command can go on from it."""
-    if _read(directory / BEGUN, Basis) == basis and basis.command[0] in GO_ON:
-        return
-    # Whole directories are moved, so that at no moment there is a mixture of old and new.
-    old, new = (directory.with_name(f".{directory.name}.{kind}") for kind in ("old", "new"))
-    for leftover in (old, new):
-        shutil.rmtree(leftover, ignore_errors=True)
+    if not (can_go_on and _read(directory / BEGUN, Basis) == basis):
+        _make_room(directory, basis)
+    for name, table in basis.settings.items():
+        settings_file(directory, name).write_text(as_toml(table), encoding="utf-8")
+
+
+def _make_room(directory: Path, basis: Basis) -> None:
+    """Begin afresh; whole directories are moved, so that at no moment there is a mixture of old and new."""
+    new = _beside(directory, "new")
+    shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     _write(new / BEGUN, basis)
     if directory.exists():
-        directory.rename(old)
+        aside = _beside(directory, "old" if (directory / RECORD).exists() else "unfinished")
+        shutil.rmtree(aside, ignore_errors=True)
+        directory.rename(aside)
     new.rename(directory)
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(_beside(directory, "unfinished"), ignore_errors=True)
+
+
+def _beside(directory: Path, kind: str) -> Path:
+    return directory.with_name(f".{directory.name}.{kind}")
 
 
 def finish(directory: Path, basis: Basis, seconds: float, cpu_seconds: float, finished: str) -> None:
-    """Write the record, the last thing that a stage does."""
-    shutil.rmtree(directory / SCRATCH, ignore_errors=True)
-    own = {RECORD, BEGUN, LOG}
+    """Write the record, the last thing that a stage does but for throwing away what it replaces."""
+    own = {RECORD, BEGUN, LOG, *(settings_file(directory, name).name for name in basis.settings)}
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name not in own)
     sizes = {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
     for path in files:
         _synchronise(path)
     _write(directory / RECORD, Record(basis, sizes, round(seconds, 1), round(cpu_seconds, 1), finished))
     (directory / BEGUN).unlink()
+    shutil.rmtree(_beside(directory, "old"), ignore_errors=True)
 
 
 def read_record(directory: Path) -> Record | None:
@@ -185,8 +189,7 @@ def _size(path: Path) -> int | None:
 
 def _given_hash(places: Places, name: str, earlier: Basis | None) -> str:
     """The hash of a file of the user's; where it is not at hand, what it was when the stage was made elsewhere."""
-    path = None if places.given is None else places.given / name
-    if path is not None and path.is_file():
+    if path := places.given_file(name):
         status = path.stat()
         return _sha256(path, status.st_mtime_ns, status.st_size)
     return earlier.given.get(name, MISSING) if earlier else MISSING

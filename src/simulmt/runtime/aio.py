@@ -54,18 +54,20 @@ class AsyncTranslator:
             raise
 
     async def _work(self) -> None:
-        while self._waiting:
-            self._turn = dict(islice(self._waiting.items(), self._together))
-            for stream in self._turn:
-                del self._waiting[stream]
-            self._on_step(len(self._turn))
-            await self._take(self._turn)
-            self._turn = {}
-            await asyncio.sleep(0)  # those who are still due line up again
-        self._worker = None
+        try:
+            while self._waiting:
+                self._turn = dict(islice(self._waiting.items(), self._together))
+                for stream in self._turn:
+                    del self._waiting[stream]
+                await self._take(self._turn)
+                self._turn = {}
+                await asyncio.sleep(0)  # those who are still due line up again
+        finally:
+            self._turn, self._worker = {}, None
 
     async def _take(self, turn: Turn) -> None:
         try:
+            self._on_step(len(turn))
             steps = await asyncio.to_thread(self.translator.step, list(turn))
         except Exception as error:
             for result in turn.values():

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from simulmt.config import as_table, build, require
 from simulmt.errors import BundleError, ConfigError, VocabularyError
-from simulmt.runtime.memory import use_large_pages
+from simulmt.runtime.memory import large_pages
 from simulmt.text import Tokenizer
 
 # From 1.29 on onnxruntime reports what it runs to its makers, from the moment it is imported; simulmt works offline and
@@ -111,12 +111,11 @@ class Bundle:
         options.add_session_config_entry("session.force_spinning_stop", "1")  # an idle translator uses no CPU
         path = self.directory / f"{graph}.onnx"
         try:
-            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            with large_pages():
+                return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors share no base class of their own
             reason = str(error).splitlines()[0]
             raise BundleError(f"{path}: onnxruntime cannot load it ({reason}); {self._cure()}") from None
-        use_large_pages()
-        return session
 
     def _check_sizes(self) -> None:
         for name, entry in self._manifest.items():

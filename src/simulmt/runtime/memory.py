@@ -8,28 +8,48 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 LARGE_PAGE = 2 * 2**20
 MADV_COLLAPSE = 25  # since Linux 6.1: move to large pages now, if there are any
 
+Blocks = dict[int, int]  # the end of each block of memory, by its start
 
-def use_large_pages() -> None:
-    """Move this process's large blocks of memory to large pages, where the system can; else nothing changes."""
-    if sys.platform != "linux":
-        return
+
+@contextmanager
+def large_pages() -> Iterator[None]:
+    """Move the memory that is taken inside to large pages, where the system can; else nothing changes."""
+    before = _blocks_of_this_process()
+    yield
+    for start, stop in _blocks_of_this_process().items():
+        first, end = -(-start // LARGE_PAGE) * LARGE_PAGE, stop // LARGE_PAGE * LARGE_PAGE
+        if first < end and before.get(start) != stop:
+            collapse(first, end - first)
+
+
+def collapse(start: int, size: int) -> int:
+    """Move a block that begins and ends with a large page; 0 if that was possible."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    for start, stop in _anonymous_blocks(Path("/proc/self/maps").read_text()):
-        first, end = -(-start // LARGE_PAGE) * LARGE_PAGE, stop // LARGE_PAGE * LARGE_PAGE
-        if first < end:
-            madvise(first, end - first, MADV_COLLAPSE)
+    return int(madvise(start, size, MADV_COLLAPSE))
 
 
-def _anonymous_blocks(maps: str) -> Iterator[tuple[int, int]]:
-    """Start and end of every writable block that is no file's, from the lines of /proc/self/maps."""
+def _blocks_of_this_process() -> Blocks:
+    if sys.platform != "linux":
+        return {}
+    try:
+        return anonymous_blocks(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return {}
+
+
+def anonymous_blocks(maps: str) -> Blocks:
+    """Every writable block that is no file's, from the lines of /proc/self/maps."""
+    blocks = {}
     for line in maps.splitlines():
         addresses, permissions, *rest = line.split()
         if permissions.startswith("rw") and len(rest) == 3:  # no path behind offset, device and inode
             start, stop = addresses.split("-")
-            yield int(start, 16), int(stop, 16)
+            blocks[int(start, 16)] = int(stop, 16)
+    return blocks

@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from simulmt.serve.access import ApiKeys, is_same_origin
+from simulmt.serve.access import ApiKeys, Pages
 from simulmt.serve.connection import Connection, Service
 from simulmt.serve.http import HttpApi, error_response
 from simulmt.serve.limits import Limits
@@ -47,17 +47,21 @@ def create_app(
     keys: ApiKeys | None = None,
     origins: Collection[str] = (),
     threads: int = 0,
+    host: str | None = None,
 ) -> Starlette:
-    """An ASGI application that serves models given by name or path; `app.state.service` is what it consists of."""
-    metrics, limits = Metrics(), limits or Limits()
+    """An ASGI application that serves models given by name or path; `app.state.service` is what it consists of.
+
+    `host`, where it will listen, lets it tell its own pages from those that lead to it under another name.
+    """
+    metrics, limits, keys = Metrics(), limits or Limits(), keys or ApiKeys()
     sessions = Sessions(limits, metrics)
     loaded = load_models(models, metrics, threads)
-    service = Service(
-        loaded, limits, metrics, sessions, keys or ApiKeys(), frozenset(origin.rstrip("/") for origin in origins)
-    )
+    # Who has a key is let in under any name.
+    pages = Pages(origins, host if keys.are_optional else None)
+    service = Service(loaded, limits, metrics, sessions, keys, pages)
 
     async def stream(websocket: WebSocket) -> None:
-        if not is_same_origin(websocket.headers, service.origins):
+        if not pages.admit(websocket.headers):
             await websocket.close()  # before it was accepted: the browser is told 403
             return
         await Connection(websocket, service).run()
@@ -74,7 +78,7 @@ def create_app(
             *(Route(path, _page(name)) for path, name in PAGES.items()),
             Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
         ],
-        middleware=_middleware(service.origins),
+        middleware=_middleware(pages.origins),
         exception_handlers={HTTPException: _answer_error},
         lifespan=lifespan,
     )
@@ -85,8 +89,10 @@ def create_app(
 def _middleware(origins: Collection[str]) -> list[Middleware]:
     chain = [Middleware(WithHeaders)]
     if origins:
-        headers = ["Authorization", "Content-Type"]
-        chain.append(Middleware(CORSMiddleware, allow_origins=list(origins), allow_headers=headers))
+        methods, headers = ["GET", "POST"], ["Authorization", "Content-Type"]
+        chain.append(
+            Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=methods, allow_headers=headers)
+        )
     return chain
 
 

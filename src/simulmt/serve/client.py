@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from types import TracebackType
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -50,8 +51,9 @@ UNREAD = 256  # messages from the server that wait to be iterated over; further 
 class LiveTranslation:
     """One session with a server: send with its methods, iterate over the commits and ends of sentences.
 
-    While no server can be reached it tries again for `patience` seconds. What it cannot get over is raised by the
-    iteration: a RefusedError by the server, or the OSError of the last attempt.
+    While no server can be reached, or the one that is fails time after time, it tries again for `patience` seconds.
+    What it cannot get over is raised by the iteration: a RefusedError by the server, the OSError of the last attempt,
+    or whatever is wrong with the address or a message.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class LiveTranslation:
         self._commits = 0  # that arrived
         self._sentence = 0  # the last commit of the last sentence
         self._has_spoken = False  # over the last connection
+        self._has_failed = False  # the server, over the last connection, before it wrote anything new
         self._heard = 0.0  # when a server was last there
 
     async def __aenter__(self) -> LiveTranslation:
@@ -106,18 +109,25 @@ class LiveTranslation:
         self._news.set()
 
     async def _run(self) -> None:
+        """See the session through; whatever ends it reaches the iteration."""
+        try:
+            await self._persist()
+        except Exception as failure:
+            await self._output.put(failure)
+        else:
+            await self._output.put(Done())
+
+    async def _persist(self) -> None:
         """Connect, and connect again, until all is done or nothing helps."""
         self._heard = _now()
         while (failure := await self._connect()) is not None:
             silence = _now() - self._heard
             if _is_final(failure) or silence > self._patience:
-                await self._output.put(failure)
-                return
+                raise failure
             if isinstance(failure, RefusedError):
                 await self._prepare_return(failure.code)
             # Many clients lose a server at the same time; they must not all come back at the same time.
             await asyncio.sleep(min(max(FIRST_PAUSE, silence), LONGEST_PAUSE) * random.uniform(0.5, 1.0))
-        await self._output.put(Done())
 
     async def _connect(self) -> Exception | None:
         """Speak with the server over one connection; what ended it, or None when all is done."""
@@ -140,14 +150,29 @@ class LiveTranslation:
         ready = await self._open(connection)
         self._session = ready.session
         self._has_spoken = False
-        sender = asyncio.create_task(self._send_from(ready.received, connection))
+        commits, has_failed = self._commits, False
         try:
-            while not isinstance(message := await _receive(connection), Done):
-                await self._take(message)
+            await self._exchange(ready.received, connection)
+        except RefusedError as refusal:
+            has_failed = refusal.code is ErrorCode.INTERNAL and self._commits == commits
+            raise
         finally:
-            self._heard = _now()
+            if not (has_failed and self._has_failed):  # a server that fails again and again is as good as none
+                self._heard = _now()
+            self._has_failed = has_failed
+
+    async def _exchange(self, position: int, connection: ClientConnection) -> None:
+        sender = asyncio.create_task(self._send_from(position, connection))
+        receiver = asyncio.create_task(self._receive_all(connection))
+        try:
+            await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()
+            await receiver
+        finally:
             sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
+            receiver.cancel()
+            await asyncio.gather(sender, receiver, return_exceptions=True)
 
     async def _open(self, connection: ClientConnection) -> Ready:
         if self._session is None:
@@ -161,13 +186,19 @@ class LiveTranslation:
         return ready
 
     async def _send_from(self, position: int, connection: ClientConnection) -> None:
-        while True:
-            self._news.clear()
-            while position < len(self._messages):
-                self._has_spoken = True
-                await connection.send(write(self._messages[position]))
-                position += 1
-            await self._news.wait()
+        with suppress(ConnectionClosed):  # the receiver finds out too, once it has read why
+            while True:
+                self._news.clear()
+                while position < len(self._messages):
+                    self._has_spoken = True
+                    # Encoded here: where the library cannot, it does not say so but closes the connection.
+                    await connection.send(write(self._messages[position]).encode(), text=True)
+                    position += 1
+                await self._news.wait()
+
+    async def _receive_all(self, connection: ClientConnection) -> None:
+        while not isinstance(message := await _receive(connection), Done):
+            await self._take(message)
 
     async def _take(self, message: ServerMessage) -> None:
         if isinstance(message, Commit) and message.seq > self._commits:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from simulmt.serve.access import ApiKeys
+from simulmt.serve.access import ApiKeys, Pages
 from simulmt.serve.limits import Limits
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import Model
@@ -19,6 +19,7 @@ from simulmt.serve.protocol import (
     Done,
     Error,
     ErrorCode,
+    Opening,
     Ready,
     RefusedError,
     Remedy,
@@ -46,7 +47,7 @@ class Service:
     metrics: Metrics
     sessions: Sessions
     keys: ApiKeys
-    origins: frozenset[str]
+    pages: Pages
 
 
 class Connection:
@@ -86,24 +87,24 @@ class Connection:
             self._service.sessions.disconnect(session, tenure, is_resumable)
 
     async def _open(self) -> Session:
-        """The session that the first message asks for; a client that asks for an unknown one may try again."""
-        seconds = self._service.limits.opening_seconds
-        while True:
-            message = await self._receive(seconds)
-            if not isinstance(message, Start | Resume):
-                raise RefusedError(ErrorCode.OUT_OF_ORDER, "the first message must be start or resume")
-            if not self._service.keys.admit(message.api_key, self._websocket.headers):
-                raise RefusedError(
-                    ErrorCode.UNAUTHORIZED, "this server asks for an API key, and this is none of its keys"
-                )
-            try:
-                return self._session_for(message)
-            except RefusedError as refusal:
-                if refusal.code is not ErrorCode.UNKNOWN_SESSION:
-                    raise
-                await self._report(refusal)
+        """The session that the first message asks for; a client that asks for an unknown one may try again, once."""
+        try:
+            return self._session_for(await self._receive_opening())
+        except RefusedError as refusal:
+            if refusal.code is not ErrorCode.UNKNOWN_SESSION:
+                raise
+            await self._report(refusal)
+        return self._session_for(await self._receive_opening())
 
-    def _session_for(self, message: Start | Resume) -> Session:
+    async def _receive_opening(self) -> Opening:
+        message = await self._receive(self._service.limits.opening_seconds)
+        if not isinstance(message, Start | Resume):
+            raise RefusedError(ErrorCode.OUT_OF_ORDER, "the first message must be start or resume")
+        if not self._service.keys.admit(message.api_key, self._websocket.headers):
+            raise RefusedError(ErrorCode.UNAUTHORIZED, "this server asks for an API key, and this is none of its keys")
+        return message
+
+    def _session_for(self, message: Opening) -> Session:
         if isinstance(message, Resume):
             return self._service.sessions.find(message.session, message.seq)
         if message.model not in self._service.models:
@@ -188,6 +189,6 @@ class Connection:
 
     async def _part(self, refusal: RefusedError) -> None:
         logger.info("stream closed: %s", refusal.code)
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, RefusedError):  # whichever limit is reached first
             async with asyncio.timeout(PARTING_SECONDS):
                 await self._report(refusal)

@@ -17,7 +17,6 @@ from starlette.routing import Route
 from simulmt.config import build
 from simulmt.errors import ConfigError
 from simulmt.serve import openapi, protocol
-from simulmt.serve.access import is_same_origin
 from simulmt.serve.connection import Service
 from simulmt.serve.models import Description, Model, log_failure
 
@@ -70,8 +69,8 @@ class HttpApi:
     async def _translate(self, request: Request) -> str | list[str]:
         if self._service.sessions.is_draining:
             raise HTTPException(503, "this server is shutting down")
-        if not is_same_origin(request.headers, self._service.origins):
-            raise HTTPException(403, "pages of another origin may not use this server")
+        if not self._service.pages.admit(request.headers):
+            raise HTTPException(403, "pages of another origin may not use this server; --origin lets them in")
         wanted = await self._wanted(request)
         if not self._service.keys.admit(wanted.api_key, request.headers):
             raise HTTPException(403, "this server asks for an API key, and this is none of its keys")

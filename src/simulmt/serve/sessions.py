@@ -260,4 +260,6 @@ class Sessions:
 
     def _forget(self, session: Session) -> None:
         self._sessions.pop(session.name, None)
+        if session.expiry is not None:
+            session.expiry.cancel()  # a timer that is set would keep the session, and its rows of caches, in memory
         session.stop()

@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice, pairwise, repeat, zip_longest
 from pathlib import Path
 from typing import Any, Literal
+from unicodedata import category, normalize
 
 import numpy as np
 import torch
@@ -24,21 +25,26 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from simulmt.alignment import Link, parse_pharaoh, read_alignments, reorder_target
 from simulmt.config import as_table, require
 from simulmt.corpus import Pair, ParallelFiles, file_sha256, read_lines
-from simulmt.errors import ConfigError, DataError, VocabularyError
+from simulmt.errors import CheckpointError, ConfigError, DataError, VocabularyError
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.text import END, PAD, Tokenizer, split_words
 from simulmt.train.batches import cut_by_length
 from simulmt.train.loop import precision
 from simulmt.train.settings import TrainingConfig
-from simulmt.train.shards import Job, Left, Progress, Rewritten, rewrite
+from simulmt.train.shards import Job, Left, Progress, Rewritten, finished, rewrite
 from simulmt.train.systems import SystemConfig, load_model
 
 EMPTY, TOO_LONG, NO_TRANSLATION = "empty", "too_long", "no_translation"
 SHARD_LINES = {"cuda": 65_536, "cpu": 2_048}  # some seconds of translation
 SHORTEST = 8  # tokens that a sentence counts for at least, or a batch of very short ones would have very many
 
-_NOT_SPOKEN = re.compile(r"(?<!\w)['’-]|['’-](?!\w)|(?<!\d)[.,:]|[.,:](?!\d)|[^\w\s%$€£+'’.,:-]|_")
+# Vowel signs and accents are no \w, yet part of a word; all that Unicode has lie in these two ranges.
+_MARKS = "".join(c for c in map(chr, chain(range(0x300, 0x20000), range(0xE0100, 0xE01F0))) if category(c)[0] == "M")
+_IN_WORD = rf"[\w{_MARKS}]"
+_NOT_SPOKEN = re.compile(
+    rf"(?<!{_IN_WORD})['’-]|['’-](?!{_IN_WORD})|(?<!\d)[.,:]|[.,:](?!\d)|[^\w{_MARKS}\s%$€£+'’.,:-]|_"
+)
 
 Unit = Literal["word", "char"]
 Report = Callable[[Progress], None]
@@ -70,7 +76,6 @@ def translate_corpus(
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
     """Pair each source sentence with its translation: by a teacher, Seq-KD; by a wait-k model, pseudo references."""
-    translator = CorpusTranslator.load(model, vocabularies, config, device)
     facts = {
         "rewrite": "distil" if config.delay is None else "pseudo",
         "settings": {**as_table(config), "device": device.type},
@@ -81,7 +86,10 @@ def translate_corpus(
         },
     }
     job = Job(prefix, facts, overwrite, SHARD_LINES[device.type])
-    return rewrite(job, lambda: read_lines(source), translator, report)
+    translator = cache(lambda: CorpusTranslator.load(model, vocabularies, config, device))
+    if finished(job) is None:
+        translator()  # before anything is overwritten, for the model may not fit
+    return rewrite(job, lambda: read_lines(source), lambda lines: translator()(lines), report)
 
 
 class CorpusTranslator:
@@ -201,15 +209,17 @@ def speech_corpus(
         return (pair for pair in ParallelFiles(source, target).pairs() if chance.random() < config.share)
 
     def speak(pairs: Sequence[Pair]) -> list[Rewritten]:
-        spoken = ((as_speech(pair.source), pair.target) for pair in pairs)
-        return [pair if pair[0] and pair[1] else Left(EMPTY) for pair in spoken]
+        spoken = (pair._replace(source=as_speech(pair.source)) for pair in pairs)
+        return [
+            (each.source, each.target) if each.source and each.target else Left(EMPTY, each.line) for each in spoken
+        ]
 
     return rewrite(job, chosen, speak, report)
 
 
 def as_speech(text: str) -> str:
     """Lower case, and no punctuation but what joins the parts of a word or number: don't, well-known, 3.5, 50%."""
-    return " ".join(_NOT_SPOKEN.sub(" ", text.lower()).split())
+    return " ".join(_NOT_SPOKEN.sub(" ", normalize("NFC", text).lower()).split())
 
 
 @dataclass(frozen=True)
@@ -244,8 +254,10 @@ def join_corpora(
 
 
 def _weights(model: Path) -> Path:
-    path = model / "model.safetensors"
-    return path if path.exists() else model / "final" / "model.safetensors"
+    for path in (model / "model.safetensors", model / "final" / "model.safetensors"):
+        if path.exists():
+            return path
+    raise CheckpointError(f"{model}: no trained model here; a finished run has one in final/")
 
 
 def _check_system(model: Path, system: SystemConfig, delay: int | None) -> None:

@@ -33,9 +33,10 @@ SIDES = ("source", "target")
 
 
 class Left(NamedTuple):
-    """Why a line has no place in the result."""
+    """Why a line has no place in the result, and its number where that is not its place among the lines of the job."""
 
     reason: str
+    line: int = 0
 
 
 Rewritten = tuple[str, str] | Left  # the sentence pair that a line becomes, or why there is none
@@ -76,18 +77,18 @@ def rewrite(
 
     `lines` reads the input anew, `work` makes as many results of a shard's lines, in their order.
     """
-    try:
-        _refuse_to_mix(job)
+    with writing(job.prefix):
+        if finished(job) is None:
+            with alone(job.prefix):
+                _refuse_to_mix(job)
         folder = job.path("shards") / job.identity
         others = _make_shards(job, lines, work, progress, folder, wanted=None)
         if others:
             _make_shards(job, lines, work, progress, folder, wanted=others)
         return _merge(job, folder)
-    except OSError as error:
-        raise DataError(f"{job.prefix}: cannot be written: {error}") from error
 
 
-def _record(job: Job) -> dict[str, Any] | None:
+def finished(job: Job) -> dict[str, Any] | None:
     """The record of the result, if that is there and whole."""
     with suppress(OSError, ValueError):
         record: dict[str, Any] = json.loads(job.path("json").read_bytes())
@@ -98,7 +99,7 @@ def _record(job: Job) -> dict[str, Any] | None:
 
 def _refuse_to_mix(job: Job) -> None:
     """Files of this name that are no work on this job are removed on purpose only."""
-    if _record(job) is not None:
+    if finished(job) is not None:
         return
     shards = job.path("shards")
     begun = list(shards.iterdir()) if shards.is_dir() else []
@@ -111,7 +112,7 @@ def _refuse_to_mix(job: Job) -> None:
             "choose another --output, or replace it with --overwrite"
         )
     for path in strangers:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _make_shards(
@@ -126,7 +127,7 @@ def _make_shards(
 
     With `wanted`, wait for these shards, and make what is still missing because its maker was killed.
     """
-    if _record(job) is not None:
+    if finished(job) is not None:
         return set()
     began, made, others = time.perf_counter(), 0, set()
     for number, part in enumerate(_parts(lines(), job.shard_lines)):
@@ -136,7 +137,7 @@ def _make_shards(
         with _locked(path.with_suffix(".lock"), patient=wanted is not None) as mine:
             if not mine:
                 others.add(number)
-            elif not path.exists() and _record(job) is None:
+            elif not path.exists() and finished(job) is None:
                 write_whole(path, json.dumps(_sort_out(work(part), number * job.shard_lines), ensure_ascii=False))
                 made += len(part)
                 done = job.shard_lines * (len(list(folder.glob("[0-9]*.json"))) - 1) + len(part)
@@ -149,7 +150,7 @@ def _sort_out(results: Sequence[Rewritten], first: int) -> dict[str, Any]:
     left: dict[str, list[int]] = {}
     for line, result in enumerate(results, start=first + 1):
         if isinstance(result, Left):
-            left.setdefault(result.reason, []).append(line)
+            left.setdefault(result.reason, []).append(result.line or line)
     return {
         "lines": len(results),
         "left": left,
@@ -159,15 +160,15 @@ def _sort_out(results: Sequence[Rewritten], first: int) -> dict[str, Any]:
 
 def _merge(job: Job, folder: Path) -> dict[str, Any]:
     """Join the shards in order; the record, renamed last, says that the result is whole."""
-    with _locked(folder / "merge.lock", patient=True):
-        record = _record(job)
+    with alone(job.prefix):
+        record = finished(job)
         if record is None:
             record = {"identity": job.identity, **job.facts, "lines": 0, "kept": 0, "left": {}}
             with _replacing(job.path("source")) as source, _replacing(job.path("target")) as target:
                 for path in sorted(folder.glob("[0-9]*.json")):
                     _append(json.loads(path.read_bytes()), record, source, target)
             write_whole(job.path("json"), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-    shutil.rmtree(folder.parent, ignore_errors=True)
+        shutil.rmtree(folder.parent, ignore_errors=True)
     return record
 
 
@@ -184,6 +185,38 @@ def _parts(lines: Iterable[T], size: int) -> Iterator[list[T]]:
     remaining = iter(lines)
     while part := list(islice(remaining, size)):
         yield part
+
+
+@contextmanager
+def writing(prefix: Path) -> Iterator[None]:
+    """Turn whatever the system has against writing there into a DataError that names the prefix."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{prefix}: cannot be written: {error}") from error
+
+
+@contextmanager
+def alone(prefix: Path) -> Iterator[None]:
+    """Wait until no other process is in here for the same prefix; whoever leaves takes the lock's file away."""
+    path = prefix.with_name(f".{prefix.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_at(path, file):  # the one before took it away while we waited, so the lock is worth nothing
+                continue
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
+
+
+def _is_at(path: Path, file: TextIO) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    return False
 
 
 @contextmanager

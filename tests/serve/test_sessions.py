@@ -1,0 +1,40 @@
+"""What sessions leave behind when they go: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+from simulmt.serve.limits import Limits
+from simulmt.serve.metrics import Metrics
+from simulmt.serve.models import load_models
+from simulmt.serve.protocol import Source
+from simulmt.serve.sessions import Session, Sessions
+
+STREAMS, ROUNDS = 4, 40
+
+
+def test_sessions_that_give_way_to_others_hold_no_memory() -> None:
+    async def churn() -> tuple[int, int]:
+        metrics = Metrics()
+        model = load_models(["toy"], metrics, threads=1)["toy"]
+        sessions = Sessions(Limits(streams=STREAMS), metrics)
+        seen: weakref.WeakSet[Session] = weakref.WeakSet()
+        for _ in range(ROUNDS):
+            await leave_half_way(sessions, sessions.open(model, 3, "127.0.0.1"), seen)
+            gc.collect()
+        rows = sum(pool.block.shape[1] for pool in model.translator.decoder.caches.pools.values())
+        sessions.close()
+        return len(seen), rows
+
+    async def leave_half_way(sessions: Sessions, session: Session, seen: weakref.WeakSet[Session]) -> None:
+        seen.add(session)
+        tenure = sessions.connect(session)
+        await session.accept(Source("kyo tsi myi za yok "), tenure)
+        await session.outbox.news()  # so it takes up a row of caches
+        sessions.disconnect(session, tenure, is_resumable=True)
+
+    alive, rows = asyncio.run(churn())
+    assert alive == STREAMS
+    assert rows <= 2 * STREAMS
