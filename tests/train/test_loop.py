@@ -75,6 +75,13 @@ def test_without_warm_up_the_learning_rate_falls_at_once() -> None:
     assert [learning_rate(update, settings) for update in (1, 4, 9)] == pytest.approx([0.3, 0.15, 0.1])
 
 
+def test_in_the_cooldown_the_learning_rate_falls_to_zero() -> None:
+    settings = TrainingConfig(warmup_updates=16, learning_rate=0.4, max_updates=100, cooldown=0.2)
+    plain = TrainingConfig(warmup_updates=16, learning_rate=0.4, max_updates=100)
+    shares = [learning_rate(update, settings) / learning_rate(update, plain) for update in (1, 80, 81, 82, 91, 100)]
+    assert shares == pytest.approx([1.0, 1.0, 1.0, 0.95, 0.5, 0.05])
+
+
 @pytest.mark.parametrize(
     ("batch_tokens", "update_tokens", "processes", "batches"),
     [(8192, 32_768, 1, 4), (8192, 32_768, 3, 6), (8192, 32_768, 8, 8), (100, 100, 1, 1), (100, 160, 1, 2)],

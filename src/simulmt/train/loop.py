@@ -131,9 +131,11 @@ def batches_in_update(settings: TrainingConfig, processes: int) -> int:
 
 
 def learning_rate(update: int, settings: TrainingConfig) -> float:
-    """Linear warm-up to the peak, then falling with the inverse square root of the update."""
+    """Linear warm-up to the peak, then falling with the inverse square root of the update, at last linearly to zero."""
     warmup = max(1, settings.warmup_updates)
-    return settings.learning_rate * min(update / warmup, math.sqrt(warmup / update))
+    rate = settings.learning_rate * min(update / warmup, math.sqrt(warmup / update))
+    cooldown = settings.cooldown * settings.max_updates
+    return rate * min(1.0, (settings.max_updates + 1 - update) / max(1.0, cooldown))
 
 
 def compile_layers(model: nn.Module, settings: TrainingConfig, device: torch.device) -> None:

@@ -20,6 +20,7 @@ class TrainingConfig:
     update_tokens: int = 32_768  # source tokens in one update, over all devices, by accumulation
     learning_rate: float = 5e-4
     warmup_updates: int = 4000
+    cooldown: float = 0.0  # the share of max_updates, at their end, over which the rate falls to zero
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 1e-4
     clip_norm: float = 10.0
@@ -50,6 +51,7 @@ class TrainingConfig:
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}")
         require(all(0 <= beta < 1 for beta in self.betas), f"betas must be in 0..1, got {self.betas}")
+        require(0 <= self.cooldown <= 1, f"cooldown must be in 0..1, got {self.cooldown}")
         require(0 <= self.smoothing < 1, f"smoothing must be in 0..1, got {self.smoothing}")
         require(0 <= self.ema_decay < 1, f"ema_decay must be in 0..1, got {self.ema_decay}")
         require(self.clip_norm > 0, f"clip_norm must be above 0, got {self.clip_norm}")
