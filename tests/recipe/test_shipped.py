@@ -71,7 +71,7 @@ def test_the_papers_own_settings(name: str) -> None:
     configs = training_configurations(recipe)
     assert "--source-vocabulary=32000" in recipe.stages["corpus"].words
     assert {config.training.max_updates for config in configs.values()} == {300_000}
-    assert {config.training.learning_rate for config in configs.values()} == {5e-4}
+    assert {(config.training.learning_rate, config.training.cooldown) for config in configs.values()} == {(5e-4, 0.0)}
     tokens = {config.system: config.training.update_tokens for config in configs.values()}
     assert tokens == {"teacher": 131_072, "wait-k": 32_768, "ctc": 32_768, "ctc+asn": 32_768}
     seven = ("wait-k", "wait-k-pseudo", "wait-k-reorder", "ctc", "ctc-pseudo", "ctc-reorder", "ctc-asn")
