@@ -156,6 +156,31 @@ def test_an_error_reaches_whoever_waits(model: Translator, monkeypatch: pytest.M
         asyncio.run(push())
 
 
+def test_who_is_to_blame_fails_alone(model: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, guilty = model.step, list[Stream]()
+
+    def fail_with_the_guilty(streams: Sequence[Stream]) -> list[list[Commit]]:
+        if set(guilty) & set(streams):
+            raise RuntimeError("out of memory")
+        return step(streams)
+
+    async def all_at_once() -> list[list[Commit] | BaseException]:
+        front = AsyncTranslator(model)
+        bad = front.stream(1)
+        guilty.append(bad.stream)
+        good = (live(front, text, 1 + index % 3) for index, text in enumerate(TEXTS))
+        return await asyncio.gather(bad.push(TEXTS[0]), *good, return_exceptions=True)
+
+    monkeypatch.setattr(model, "step", fail_with_the_guilty)
+    failed, *found = asyncio.run(all_at_once())
+    monkeypatch.undo()
+    assert isinstance(failed, RuntimeError)
+    for index, (text, commits) in enumerate(zip(TEXTS, found, strict=True)):
+        assert isinstance(commits, list)
+        stream = model.stream(1 + index % 3)
+        assert facts(commits) == facts(stream.push(text) + stream.finish())
+
+
 def test_an_error_of_whoever_is_told_does_not_stop_the_others(model: Translator) -> None:
     told = []
 

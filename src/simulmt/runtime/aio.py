@@ -12,11 +12,14 @@ nobody.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from itertools import islice
 
 from simulmt.runtime.decoding import ROWS
 from simulmt.stream import Commit, Stream, Translator
+
+logger = logging.getLogger("simulmt.runtime")
 
 CANCELLATION_POLL = 0.001  # seconds
 
@@ -66,10 +69,16 @@ class AsyncTranslator:
             self._turn, self._worker = {}, None
 
     async def _take(self, turn: Turn) -> None:
+        """Advance the streams of a turn together; if that fails, one by one, so that who is to blame fails alone."""
         try:
             self._on_step(len(turn))
             steps = await asyncio.to_thread(self.translator.step, list(turn))
         except Exception as error:
+            if len(turn) > 1:
+                logger.warning("a step of %d streams failed: %s; each is now alone", len(turn), type(error).__name__)
+                for stream, result in turn.items():
+                    await self._take({stream: result})
+                return
             for result in turn.values():
                 if not result.cancelled():
                     result.set_exception(error)

@@ -50,26 +50,23 @@ class Seq2SeqSentence(Sentence):
         return longest_translation(len(self.tokens))
 
     def next_due(self) -> Due:
+        """What is due first; it stays due until something is written."""
         if not self.due:
             self._plan(len(self.tokens), delay=0)
-        return self.due.popleft()
+        return self.due[0]
 
-    def write(self, symbol: int, due: Due) -> Written:
-        """Take the next target token."""
-        self.last = symbol
-        self._ended = symbol == END or (self.closed and due.position + 1 == self.longest)
-        return self._written([symbol], due)
-
-    def write_all(self, tokens: list[int], due: Due) -> Written:
-        """Take the whole translation."""
-        self._ended = True
-        return self._written(tokens, due)
+    def write(self, tokens: list[int]) -> Written:
+        """Take the next target token or, with a beam, the whole translation."""
+        due = self.due.popleft()
+        if self.beam > 1:
+            self._ended = True
+        else:
+            (self.last,) = tokens
+            self._ended = self.last == END or (self.closed and due.position + 1 == self.longest)
+        return Written(tokens, min(due.position, len(self.tokens) - 1), due.trigger)
 
     def _plan_rest(self, delay: int) -> None:
         """How much is left to write only the model knows: `next_due` plans it token by token."""
-
-    def _written(self, tokens: list[int], due: Due) -> Written:
-        return Written(tokens, min(due.position, len(self.tokens) - 1), due.trigger)
 
 
 class Seq2SeqDecoder:
@@ -91,15 +88,15 @@ class Seq2SeqDecoder:
         for sentence in sentences:
             self.caches.reserve(sentence.slot, max(due[sentence].visible, due[sentence].position + 1))
         self.read({sentence: due[sentence].visible for sentence in sentences})
-        written: dict[Seq2SeqSentence, Written] = {}
+        found: dict[Seq2SeqSentence, list[int]] = {}
         for batch in batches([sentence for sentence in sentences if sentence.beam == 1], lambda s: s.slot.pool):
             rows = [Row(sentence.slot, sentence.last, due[sentence]) for sentence in batch]
             for sentence, symbol in zip(batch, self.follow(rows, "symbols").tolist(), strict=True):
-                written[sentence] = sentence.write(symbol, due[sentence])
+                found[sentence] = [symbol]
         for sentence in sentences:
             if sentence.beam > 1:
-                written[sentence] = sentence.write_all(self._search(sentence, due[sentence]), due[sentence])
-        return [[written[sentence]] for sentence in sentences]
+                found[sentence] = self._search(sentence, due[sentence])
+        return [[sentence.write(found[sentence])] for sentence in sentences]
 
     def read(self, ends: dict[Seq2SeqSentence, int]) -> None:
         """Put the source tokens before each end through the encoder, unless the slots, once reserved, hold them."""

@@ -1,6 +1,7 @@
 """How a CTC model decodes: sentences read tokens, positions become due, and many sentences advance together.
 
-What a sentence writes depends on its own tokens and delays only, never on the company it advances in.
+What a sentence writes depends on its own tokens and delays only, never on the company it advances in. A step that fails
+has advanced none of its sentences: what was due is still due, and to compute it again fills the caches with the same.
 
 Axis letters: B rows (sentences), N positions, R tokens read, F frames, V vocabulary, C capacity of a cache.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -114,14 +116,18 @@ class CTCDecoder:
         """Compute something for each of these sentences, all of which are due; what each of them wrote."""
         for sentence in sentences:
             self.caches.reserve(sentence.slot, len(sentence.tokens))
-        written: dict[CTCSentence, list[Written]] = {}
+        frames: dict[CTCSentence, Array] = {}
         for batch in batches(sentences, lambda sentence: (sentence.slot.pool, sentence.search is None)):
-            written.update(self._step(batch))
-        return [written[sentence] for sentence in sentences]
+            frames.update(self._step(batch))
+        return [
+            [sentence.write(position, sentence.due.popleft()) for position in frames[sentence]]
+            for sentence in sentences
+        ]
 
-    def _step(self, batch: Sequence[CTCSentence]) -> Iterator[tuple[CTCSentence, list[Written]]]:
+    def _step(self, batch: Sequence[CTCSentence]) -> Iterator[tuple[CTCSentence, Array]]:
+        """The frames of the next few positions that are due, the same number of them in each sentence."""
         N = min(max(1, POSITIONS // len(batch)), *(len(sentence.due) for sentence in batch))
-        due = {sentence: [sentence.due.popleft() for _ in range(N)] for sentence in batch}
+        due = {sentence: list(islice(sentence.due, N)) for sentence in batch}
         # The furthest, not the last: when the delay falls, a position sees less than the one before it.
         ends = {sentence: max(each.visible for each in due[sentence]) for sentence in batch}
         R = max(1, *(ends[sentence] - sentence.cached for sentence in batch))
@@ -130,13 +136,13 @@ class CTCDecoder:
         batch = sorted(batch, key=lambda sentence: sentence.slot.row)
         binding.place("read_", *last_tokens(batch, [ends[sentence] for sentence in batch], R))
         self._fill(binding, batch, [due[sentence] for sentence in batch])
-        frames = binding.run()[output]
+        frames = binding.run()[output].copy()  # the next batch may be written to the same place
         if output == "scores":
             frames[..., BLANK] -= binding.inputs["penalty"][..., 0]
             frames = log_softmax(frames)
         for sentence, rows in zip(batch, frames, strict=True):
             sentence.cached = max(sentence.cached, ends[sentence])
-            yield sentence, [sentence.write(*pair) for pair in zip(rows, due[sentence], strict=True)]
+            yield sentence, rows
 
     def _fill(self, binding: Binding, batch: Sequence[CTCSentence], due: Sequence[Sequence[Due]]) -> None:
         tokens = [[s.tokens[d.position] for d in row] for s, row in zip(batch, due, strict=True)]

@@ -1,0 +1,85 @@
+"""A step that fails has advanced nobody: done again, together or alone, it gives what it would have given."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulmt.runtime.bundle import Kind
+from simulmt.runtime.engine import Array, Binding
+from simulmt.stream import Commit, Stream, Translator
+from simulmt.text import Tokenizer
+from tiny_models import facts, trained, translator
+
+KINDS: tuple[Kind, ...] = ("ctc", "wait-k", "full-sentence")
+SPOKEN = [
+    "the old bridge over the river was closed. nobody knows why",
+    "河 and 大! the wind is getting colder",
+    9 * "the driver was waiting behind the barn in the cold wind ",
+    "we",
+]
+
+
+@pytest.fixture(scope="module")
+def translators(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Kind, Translator]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return {kind: translator(trained(kind, source_tokenizer, target_tokenizer), kind, "fp32", folder) for kind in KINDS}
+
+
+@contextmanager
+def faults(seed: int, share: float) -> Iterator[None]:
+    """A share of all runs of a graph fail, half of these only after they have written into the caches."""
+    dice, run = random.Random(seed), Binding.run
+
+    def faulty(binding: Binding) -> dict[str, Array]:
+        (what,) = dice.choices(["works", "fails before", "fails behind"], [1 - share, share / 2, share / 2])
+        found = run(binding) if what != "fails before" else {}
+        if what != "works":
+            raise RuntimeError("a fault of the engine")
+        return found
+
+    with patch.object(Binding, "run", faulty):
+        yield
+
+
+def opened(model: Translator, kind: Kind) -> list[Stream]:
+    delays = (None,) if kind == "full-sentence" else (1, 2, 3, 5)
+    beams = (1,) if kind == "wait-k" else (1, 3)
+    return [model.stream(delays[n % len(delays)], beams[n % len(beams)]) for n in range(len(SPOKEN))]
+
+
+def drain(model: Translator, streams: list[Stream], seed: int) -> list[list[Commit]]:
+    """Advance streams until none is due, whatever fails; the commits of each."""
+    dice, commits = random.Random(seed), [list[Commit]() for _ in streams]
+    while due := [stream for stream in streams if stream.is_due]:
+        some = dice.sample(due, dice.randint(1, len(due)))
+        try:
+            steps = model.step(some)
+        except RuntimeError:
+            continue
+        for stream, news in zip(some, steps, strict=True):
+            commits[streams.index(stream)] += news
+    return commits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(seed=st.integers(0, 1_000))
+@settings(max_examples=8, deadline=None)
+def test_a_step_that_fails_can_be_done_again(translators: dict[Kind, Translator], kind: Kind, seed: int) -> None:
+    model = translators[kind]
+    found, alone = opened(model, kind), opened(model, kind)
+    for stream, text in zip(found, SPOKEN, strict=True):
+        stream.accept(text)
+        stream.accept_finish()
+    with faults(seed, share=0.03 if kind == "full-sentence" else 0.3):  # a beam search is many runs in one step
+        commits = drain(model, found, seed)
+    for stream, text, written in zip(alone, SPOKEN, commits, strict=True):
+        assert facts(written) == facts(stream.push(text) + stream.finish())
