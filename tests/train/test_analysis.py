@@ -253,7 +253,9 @@ def test_a_run_that_cannot_be_loaded(
         Sorter.load(finished, tmp_path)
     (tmp_path / "source.model").write_bytes(source_tokenizer.model)
     (tmp_path / "target.model").write_bytes(target_tokenizer.model)
-    with pytest.raises(ConfigError, match=r"vocabularies of \(150, 150\) pieces, but .* was trained with \(300, 300\)"):
+    with pytest.raises(
+        VocabularyError, match=r"vocabularies of \(150, 150\) pieces, but .* was trained with \(300, 300\)"
+    ):
         Sorter.load(finished, tmp_path)
     run(tiny(data, "ctc", max_updates=1, validate_every=1), tmp_path / "plain")
     with pytest.raises(CheckpointError, match="a 'ctc' model has no sorting network"):

@@ -26,6 +26,7 @@ from simulmt.train.loop import Outcome
 from simulmt.train.monitor import UpdateReport
 from simulmt.train.settings import RunConfig
 from simulmt.train.state import Progress
+from simulmt.train.systems import load_model
 
 from .helpers import Recorder, fork, outcome_of, run, tiny
 
@@ -162,6 +163,8 @@ def test_killed_at_every_touch_of_a_file(data: Path, tmp_path: Path) -> None:
     assert len(stages) >= 4  # before, while and after the third checkpoint was written, and pruned
     for directory in killed:
         assert (directory / "exitcode").read_text() == str(-signal.SIGKILL)
+        if (directory / "final").exists():
+            load_model(directory)  # what has this name is whole
         recorder = Recorder()
         run(config, directory, recorder)
         assert recorder.warnings == []

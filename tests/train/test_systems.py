@@ -1,7 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +15,21 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from simulmt.errors import CheckpointError, ConfigError
+from simulmt.errors import CheckpointError, ConfigError, VocabularyError
 from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCModel
 from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.text import Tokenizer
 from simulmt.train.systems import (
     System,
     SystemConfig,
     build_model,
+    check_vocabularies,
     initialise_from,
     load_model,
     save_model,
     translator_of,
+    vocabulary_checksums,
 )
 
 from .helpers import SIZES, same, snapshot
@@ -149,6 +157,78 @@ def test_a_model_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path
     (tmp_path / "final").write_text("a file in place of the directory")
     with pytest.raises(CheckpointError, match=str(tmp_path / "final")):
         saved("ctc", tmp_path / "final")
+
+
+@pytest.mark.parametrize("touched", range(1, 8))
+def test_a_model_is_whole_or_absent_whenever_its_writing_ends(
+    touched: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every step of writing it, over an earlier model; the next call writes it well."""
+
+    class Killed(BaseException):
+        pass
+
+    def killing(deed: Callable[..., Any]) -> Callable[..., Any]:
+        def do(*arguments: Any, **options: Any) -> Any:
+            if next(deeds) == touched:
+                raise Killed
+            return deed(*arguments, **options)
+
+        return do
+
+    earlier, deeds = saved("ctc", tmp_path / "final", seed=1), count(1)
+    with monkeypatch.context() as patch, suppress(Killed):
+        for place, name in ((Path, "mkdir"), (Path, "write_text"), (Path, "rename"), (os, "fsync")):
+            patch.setattr(place, name, killing(getattr(place, name)))
+        saved("ctc", tmp_path / "final", seed=2)
+    if (tmp_path / "final").exists():
+        assert same(snapshot(load_model(tmp_path)[0]), snapshot(earlier if touched < 7 else fresh(config_of("ctc"), 2)))
+    else:
+        assert touched == 6  # the earlier one is gone, the new one has not got its name yet
+    later = saved("ctc", tmp_path / "final", seed=3)
+    assert same(snapshot(load_model(tmp_path)[0]), snapshot(later))
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]
+
+
+class TestVocabularies:
+    """Two of the same size are told apart by their checksums, where these are known."""
+
+    @pytest.fixture
+    def known(self, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> SystemConfig:
+        sizes = source_tokenizer.size, target_tokenizer.size
+        assert sizes[0] == sizes[1]
+        checksums = vocabulary_checksums(source_tokenizer, target_tokenizer)
+        return SystemConfig("ctc", *sizes, SIZES, vocabulary_sha256=checksums)
+
+    def test_they_are_stored_with_the_model(self, known: SystemConfig, tmp_path: Path) -> None:
+        save_model(build_model(known), known, tmp_path / "final", {})
+        assert load_model(tmp_path)[1] == known
+
+    def test_a_run_starts_only_from_a_model_with_its_own(self, known: SystemConfig, tmp_path: Path) -> None:
+        model, (source, target) = build_model(known), known.vocabulary_sha256 or ("", "")
+        save_model(model, known, tmp_path / "final", {})
+        initialise_from(model, tmp_path, known)
+        initialise_from(model, tmp_path, replace(known, vocabulary_sha256=None))
+        for checksums, side in (((target, target), "source"), ((source, source), "target")):
+            with pytest.raises(VocabularyError, match=f"another {side} vocabulary .* --vocabularies"):
+                initialise_from(model, tmp_path, replace(known, vocabulary_sha256=checksums))
+
+    def test_a_model_of_an_older_version_is_taken_at_its_word(self, known: SystemConfig, tmp_path: Path) -> None:
+        save_model(build_model(known), known, tmp_path / "final", {})
+        break_json(tmp_path / "final", lambda description: description["config"].pop("vocabulary_sha256"))
+        initialise_from(build_model(known), tmp_path, known)
+
+    def test_a_data_directory_must_have_those_of_the_model(
+        self, known: SystemConfig, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
+    ) -> None:
+        model, data = Path("runs/a"), Path("data/b")
+        check_vocabularies(model, known, data, source_tokenizer, target_tokenizer)
+        with pytest.raises(VocabularyError, match=r"data/b: target\.model .* but is another; give the data"):
+            check_vocabularies(model, known, data, source_tokenizer, source_tokenizer)
+        older = replace(known, vocabulary_sha256=None)
+        check_vocabularies(model, older, data, source_tokenizer, source_tokenizer)
+        with pytest.raises(VocabularyError, match=r"data/b: vocabularies of \(150, 150\) pieces, but runs/a"):
+            check_vocabularies(model, replace(older, target_vocabulary=9), data, source_tokenizer, source_tokenizer)
 
 
 def test_an_unknown_or_impossible_setting_is_an_error() -> None:

@@ -26,7 +26,7 @@ from simulmt.errors import CheckpointError
 from simulmt.model.asn import SortedCTCModel
 from simulmt.text import BLANK, END, PAD, Tokenizer
 from simulmt.train.decode import collapse
-from simulmt.train.systems import load_model
+from simulmt.train.systems import check_vocabularies, load_model
 
 BATCH_TOKENS = 1024  # source tokens in one forward pass; its logits over 32,000 pieces take a quarter of a gigabyte
 NO_LABEL = "·"  # how a blank frame is shown
@@ -52,8 +52,7 @@ class Sorter:
             raise CheckpointError(f"{run}: a '{config.system}' model has no sorting network; train with ctc+asn")
         data = _data_directory(run) if data is None else data
         source, target = Tokenizer.load(data / "source.model"), Tokenizer.load(data / "target.model")
-        found, expected = (source.size, target.size), (config.source_vocabulary, config.target_vocabulary)
-        require(found == expected, f"{data}: vocabularies of {found} pieces, but {run} was trained with {expected}")
+        check_vocabularies(run, config, data, source, target)
         return Sorter(model.to(device).eval(), source, target, config.delays)
 
     def delay_or_default(self, delay: int | None) -> int:

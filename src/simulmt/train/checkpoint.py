@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,22 +46,13 @@ class CheckpointFolder:
 
     def save(self, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Write a checkpoint; on any failure the earlier ones are untouched and nothing half-written stays."""
-        temporary = self.folder / WRITING
         try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            safetensors.torch.save_file(dict(tensors), temporary / TENSORS)
-            record = {**state, "update": update}
-            record["sha256"] = _checksum(temporary / TENSORS, record)
-            (temporary / STATE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-            for path in (temporary / TENSORS, temporary / STATE, temporary):
-                _sync(path)
-            final = self.path(update)
-            shutil.rmtree(final, ignore_errors=True)
-            temporary.rename(final)
-            _sync(self.folder)
+            with whole_directory(self.path(update)) as temporary:
+                safetensors.torch.save_file(dict(tensors), temporary / TENSORS)
+                record = {**state, "update": update}
+                record["sha256"] = _checksum(temporary / TENSORS, record)
+                (temporary / STATE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         except (OSError, safetensors.SafetensorError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
             kept = self.updates()
             last = f"the last good checkpoint is update {kept[-1]}" if kept else "there is no earlier checkpoint"
             raise CheckpointError(
@@ -115,6 +107,24 @@ class CheckpointFolder:
 
     def path(self, update: int) -> Path:
         return self.folder / f"update-{update:09d}"
+
+
+@contextmanager
+def whole_directory(directory: Path) -> Iterator[Path]:
+    """Yield an empty directory that replaces `directory` once the block has ended well; else nothing of it stays."""
+    temporary = directory.with_name(WRITING)
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        yield temporary
+        for path in (*temporary.iterdir(), temporary):
+            _sync(path)
+        shutil.rmtree(directory, ignore_errors=True)
+        temporary.rename(directory)
+        _sync(directory.parent)
+    except Exception:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def average(folder: CheckpointFolder, updates: list[int], prefix: str) -> dict[str, Tensor]:

@@ -36,6 +36,7 @@ from simulmt.train.systems import (
     initialise_from,
     save_model,
     translator_of,
+    vocabulary_checksums,
 )
 from simulmt.train.world import World
 
@@ -63,7 +64,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     torch.manual_seed(settings.seed)
     model = build_model(system)
     if newest is None and config.init is not None:
-        initialise_from(model, config.init)
+        initialise_from(model, config.init, system)
     state = RunState.start(model.to(world.device).train(), settings)
     if newest is not None:
         # The teacher and wait-k have the same tensors, so a mix-up of the two would go unnoticed.
@@ -120,8 +121,9 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
 
 def system_of(config: RunConfig, dataset: Dataset) -> SystemConfig:
     """The run's network with the vocabularies of its data."""
-    sizes = dataset.source_tokenizer.size, dataset.target_tokenizer.size
-    return SystemConfig(config.system, *sizes, config.model, config.asn, config.delays)
+    source, target = dataset.source_tokenizer, dataset.target_tokenizer
+    checksums = vocabulary_checksums(source, target)
+    return SystemConfig(config.system, source.size, target.size, config.model, config.asn, config.delays, checksums)
 
 
 def batches_in_update(settings: TrainingConfig, processes: int) -> int:

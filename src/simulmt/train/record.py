@@ -20,7 +20,7 @@ import torch
 
 from simulmt import __version__
 from simulmt.config import as_table
-from simulmt.errors import CheckpointError, TrainingError
+from simulmt.errors import CheckpointError, DataError, TrainingError
 from simulmt.store import TokenStore
 from simulmt.train.settings import RunConfig
 from simulmt.train.world import World
@@ -53,8 +53,12 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Hold a run directory for this process alone; the lock goes with the process, however that ends."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".lock").open("w") as file:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("w")
+    except OSError as error:
+        raise CheckpointError(f"{directory}: cannot be written: {error.strerror}") from None
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -64,6 +68,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 def describe_run(config: RunConfig, world: World) -> dict[str, Any]:
     """All that is needed to know what produced a result."""
+    _require_prepared(config.data)
     manifests = {name: TokenStore.open(config.data / name).manifest for name in ("train", "dev")}
     return {
         "config": as_table(replace(config, data=config.data.resolve())),
@@ -83,6 +88,15 @@ def describe_run(config: RunConfig, world: World) -> dict[str, Any]:
         "command": sys.argv,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _require_prepared(data: Path) -> None:
+    for name in ("source.model", "target.model", "train", "dev"):
+        if not (data / name).exists():
+            found = f"there is no {name} in it" if data.is_dir() else "no such directory"
+            raise DataError(
+                f"{data}: {found}; `data` must name a data directory: make one with simulmt prepare ... --output {data}"
+            )
 
 
 def _commit() -> str | None:

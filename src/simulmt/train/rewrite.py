@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from simulmt.alignment import Link, parse_pharaoh, read_alignments, reorder_target
 from simulmt.config import as_table, require
 from simulmt.corpus import Pair, ParallelFiles, file_sha256, read_lines
-from simulmt.errors import CheckpointError, ConfigError, DataError, VocabularyError
+from simulmt.errors import CheckpointError, ConfigError, DataError
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.text import END, PAD, Tokenizer, split_words
@@ -33,7 +33,7 @@ from simulmt.train.batches import cut_by_length
 from simulmt.train.loop import precision
 from simulmt.train.settings import TrainingConfig
 from simulmt.train.shards import Job, Left, Progress, Rewritten, finished, rewrite
-from simulmt.train.systems import SystemConfig, load_model
+from simulmt.train.systems import SystemConfig, check_vocabularies, load_model
 
 EMPTY, TOO_LONG, NO_TRANSLATION = "empty", "too_long", "no_translation"
 SHARD_LINES = {"cuda": 65_536, "cpu": 2_048}  # some seconds of translation
@@ -113,12 +113,7 @@ class CorpusTranslator:
         network, system = load_model(model)
         source, target = (Tokenizer.load(vocabularies / f"{side}.model") for side in ("source", "target"))
         _check_system(model, system, config.delay)
-        found, expected = (source.size, target.size), (system.source_vocabulary, system.target_vocabulary)
-        if found != expected:
-            raise VocabularyError(
-                f"{vocabularies}: vocabularies of {found} pieces, but {model} was trained with {expected}; "
-                "give the data directory it was trained on"
-            )
+        check_vocabularies(model, system, vocabularies, source, target)
         assert isinstance(network, Seq2SeqModel)
         return CorpusTranslator(network, source, target, config, device)
 

@@ -1,11 +1,12 @@
 """The four systems that go through one training loop, and how a trained one is stored.
 
 A trained model is a directory with `model.safetensors` and `model.json`: tensors and plain data, never pickle, so
-loading a model cannot run code.
+loading a model cannot run code. The directory is written like a checkpoint: it is whole or absent.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,11 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from simulmt.config import as_table, build, require
-from simulmt.errors import CheckpointError
+from simulmt.errors import CheckpointError, VocabularyError
 from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.output import Loss
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.text import Tokenizer
+from simulmt.train.checkpoint import whole_directory
 
 System = Literal["ctc", "ctc+asn", "wait-k", "teacher"]
 Translator = CTCModel | Seq2SeqModel  # what is left of a system when training is over
@@ -52,6 +55,7 @@ class SystemConfig:
     model: dict[str, Any] = field(default_factory=dict)
     asn: ASNConfig = field(default_factory=ASNConfig)
     delays: tuple[int, ...] = (1,)
+    vocabulary_sha256: tuple[str, str] | None = None  # of source and target; models of older versions do not tell
 
     def __post_init__(self) -> None:
         require(len(self.delays) > 0, "delays must name at least one k")
@@ -83,9 +87,42 @@ def translator_of(model: nn.Module) -> Translator:
     return cast(Translator, model.translator if isinstance(model, SortedCTCModel) else model)
 
 
-def initialise_from(model: nn.Module, directory: Path) -> None:
-    """Start from another trained model: every weight the two share, and all the shared part must fit."""
-    other, _ = load_model(directory)
+def vocabulary_checksums(source: Tokenizer, target: Tokenizer) -> tuple[str, str]:
+    """What a SystemConfig knows its vocabularies by."""
+    return hashlib.sha256(source.model).hexdigest(), hashlib.sha256(target.model).hexdigest()
+
+
+def check_vocabularies(model: Path, config: SystemConfig, data: Path, source: Tokenizer, target: Tokenizer) -> None:
+    """Raise VocabularyError unless a model was trained with the vocabularies of a data directory."""
+    found, expected = (source.size, target.size), (config.source_vocabulary, config.target_vocabulary)
+    cure = "give the data directory it was trained on"
+    if found != expected:
+        raise VocabularyError(
+            f"{data}: vocabularies of {found} pieces, but {model} was trained with {expected}; {cure}"
+        )
+    if other := _other_side(vocabulary_checksums(source, target), config.vocabulary_sha256):
+        raise VocabularyError(
+            f"{data}: {other}.model has the size of the vocabulary that {model} was trained with but is another; {cure}"
+        )
+
+
+def _other_side(found: tuple[str, str] | None, expected: tuple[str, str] | None) -> str | None:
+    """The side whose vocabularies differ, as far as is known."""
+    sides = zip(("source", "target"), found or (), expected or (), strict=False)
+    return next((side for side, here, there in sides if here != there), None)
+
+
+def initialise_from(model: nn.Module, directory: Path, config: SystemConfig | None = None) -> None:
+    """Start from another trained model: every weight the two share, and all the shared part must fit.
+
+    With the configuration of the model to be trained, the two must have the same vocabularies, too.
+    """
+    other, other_config = load_model(directory)
+    if config and (side := _other_side(config.vocabulary_sha256, other_config.vocabulary_sha256)):
+        raise VocabularyError(
+            f"{directory}: was trained with another {side} vocabulary than that of the data, so its weights mean other "
+            "pieces; prepare the data with its vocabularies (simulmt prepare --vocabularies DIR)"
+        )
     if type(model) is not type(other):
         model, other = translator_of(model), translator_of(other)
     try:
@@ -96,15 +133,14 @@ def initialise_from(model: nn.Module, directory: Path) -> None:
 
 
 def save_model(model: nn.Module, config: SystemConfig, directory: Path, facts: Mapping[str, Any]) -> None:
-    """Write a trained model; `facts` (scores, data, commit) are stored beside its configuration."""
+    """Write a trained model in place of `directory`; `facts` (such as scores) are stored beside its configuration."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     description = {"format": 1, "config": as_table(config), **facts}
+    text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        safetensors.torch.save_file(tensors, directory / "model.safetensors")
-        (directory / "model.json").write_text(
-            json.dumps(description, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        with whole_directory(directory) as temporary:
+            safetensors.torch.save_file(tensors, temporary / "model.safetensors")
+            (temporary / "model.json").write_text(text, encoding="utf-8")
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{directory}: cannot write the model: {error}") from None
 
