@@ -15,7 +15,7 @@ from simulmt.alignment import (
     read_alignments,
     reorder_target,
 )
-from simulmt.errors import ConfigError
+from simulmt.errors import ConfigError, DataError
 from simulmt.synthetic import (
     LONGEST,
     Construction,
@@ -270,6 +270,23 @@ def test_write_corpus_writes_disjoint_splits(tmp_path: Path) -> None:
     generated = sample(1.0, 37, 600)
     assert len({pair.source for pair in generated}) < 600  # this seed does repeat a sentence
     assert {pair for pairs in splits.values() for pair in pairs} <= set(generated)
+
+
+def test_what_is_there_is_overwritten_on_purpose_only(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("what else lies there does not matter")
+    write_corpus(tmp_path, 0.5, train=3, dev=2, test=1, seed=2)
+    before = (tmp_path / "train.source").read_text()
+    with pytest.raises(DataError, match=r"test.source: already exists; choose another .* --overwrite"):
+        write_corpus(tmp_path, 0.5, train=3, dev=2, test=1, seed=3)
+    assert (tmp_path / "train.source").read_text() == before
+    write_corpus(tmp_path, 0.5, train=3, dev=2, test=1, seed=3, overwrite=True)
+    assert (tmp_path / "train.source").read_text() != before
+
+
+def test_a_place_that_cannot_be_written_to_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "corpus").write_text("a file in place of the directory")
+    with pytest.raises(DataError, match="corpus: cannot be written: File exists"):
+        write_corpus(tmp_path / "corpus", 0.5, train=1, dev=1, test=1)
 
 
 def test_development_and_test_sets_do_not_depend_on_the_size_of_train(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ between a number and its noun; and a few words are ambiguous until one looks at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
 from functools import cache
@@ -28,7 +28,7 @@ from random import Random
 from typing import NamedTuple, TextIO
 
 from simulmt.alignment import Link, format_pharaoh
-from simulmt.errors import ConfigError
+from simulmt.errors import ConfigError, DataError
 
 LONGEST = 25  # words in a source sentence, punctuation included; the grammar makes none of fewer than 4
 
@@ -49,7 +49,13 @@ def generate(count: int, reorder: float, seed: int) -> Iterator[SyntheticPair]:
 
 
 def write_corpus(
-    directory: Path, reorder: float, train: int = 20_000, dev: int = 500, test: int = 500, seed: int = 1
+    directory: Path,
+    reorder: float,
+    train: int = 20_000,
+    dev: int = 500,
+    test: int = 500,
+    seed: int = 1,
+    overwrite: bool = False,
 ) -> None:
     """Write train, dev and test, each as NAME.source, NAME.target and NAME.links (Pharaoh format).
 
@@ -59,14 +65,25 @@ def write_corpus(
     for name, count in splits.items():
         _require_count(name, count)
     pairs = _distinct(_pairs(_mirrored_at(reorder), seed))
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, count in splits.items():
-        _write_split(directory, name, islice(pairs, count))
+    if not overwrite:
+        _refuse_to_lose(directory, splits)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, count in splits.items():
+            _write_split(directory, name, islice(pairs, count))
+    except OSError as error:
+        raise DataError(f"{directory}: cannot be written: {error.strerror}") from None
 
 
 def _require_count(name: str, count: int) -> None:
     if count < 0:
         raise ConfigError(f"{name} = {count}: expected a number of sentences, 0 or more")
+
+
+def _refuse_to_lose(directory: Path, names: Iterable[str]) -> None:
+    for path in (directory / f"{name}.{side}" for name in names for side in ("source", "target", "links")):
+        if path.exists():
+            raise DataError(f"{path}: already exists; choose another directory or replace it with --overwrite")
 
 
 def _pairs(mirrored: frozenset[Construction], seed: int) -> Iterator[SyntheticPair]:

@@ -106,7 +106,7 @@ def test_a_dry_run_tells_what_is_stale_and_why(
 
 
 def test_a_failing_stage_says_where_its_log_is(recipe: Path, tmp_path: Path) -> None:
-    recipe.write_text(RECIPE.replace("--source-vocabulary=500", "--source-vocabulary=3"))
+    recipe.write_text(RECIPE.replace("--source-vocabulary=500", "--source-vocabulary=9999"))
     done = simulmt("run", recipe, "--work", tmp_path / "work")
     assert done.returncode == 1
     assert f"its log: {tmp_path}/work/prepared/stage.log" in done.stderr

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from simulmt.errors import ConfigError
+from simulmt.errors import ConfigError, DataError
 from simulmt.serve.access import ApiKeys, Pages
 from simulmt.serve.limits import Limits, Throttle
 
@@ -55,9 +55,9 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
     assert not any(keys.admit(key, Headers()) for key in ("# ours", "# old", "", "firs", "first ", None))
     assert "first" not in repr(vars(keys))
     file.write_text("# nothing\n")
-    with pytest.raises(ConfigError, match="no key"):
+    with pytest.raises(DataError, match="no key"):
         ApiKeys.read(file)
-    with pytest.raises(ConfigError, match="missing"):
+    with pytest.raises(DataError, match="missing"):
         ApiKeys.read(file.with_name("missing"))
 
 

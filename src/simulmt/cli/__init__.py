@@ -3,7 +3,8 @@
 Nothing heavy is imported here or at the top of the sub-commands' modules: each handler imports what it needs, so that
 `simulmt --help` answers at once and `simulmt translate` never loads PyTorch.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 stopped by Ctrl-C or SIGTERM.
+Exit codes: 0 done; 1 failed, which is also what a file or model is that is not there or of no use; 2 wrong usage, that
+is, an option or a setting that is wrong in itself; 130 and 143 stopped by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from simulmt import __version__
-from simulmt.cli import evaluation, figures, live, recipes, rewriting, serve, training
+from simulmt.cli import evaluation, export, figures, live, recipes, rewriting, serve, training
 from simulmt.errors import ConfigError, SimulmtError
 
 # The class of all errors of usage has moved between versions of typer; it is found from one that has not.
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (live, serve, training, rewriting, evaluation, figures, recipes):
+for group in (live, serve, training, export, rewriting, recipes, evaluation, figures):
     group.register(app)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from simulmt.cli import panels
 from simulmt.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class LogJob(NamedTuple):
 def register(app: typer.Typer) -> None:
     """Add this module's commands to the application."""
     for command in (evaluate, compare):
-        app.command()(command)
+        app.command(rich_help_panel=panels.MEASURE)(command)
 
 
 def evaluate(
@@ -82,7 +83,9 @@ def evaluate(
     timed: Annotated[int, typer.Option(min=0, help="Sentences that computation is timed on; 0 for none.")] = 100,
     runs: Annotated[int, typer.Option(min=1, help="How often each of them is timed.")] = 3,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with; 0 takes all cores.")] = 2,
-    words_per_second: Annotated[float, typer.Option(help="Pace of the speaker in the speech-paced lag.")] = 2.5,
+    words_per_second: Annotated[
+        float, typer.Option(min=0.1, help="Pace of the speaker in the speech-paced lag.")
+    ] = 2.5,
 ) -> None:
     """Score models, or logs of SimulEval, for quality and latency.
 

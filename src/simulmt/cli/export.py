@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simulmt.cli import panels
+from simulmt.cli.inputs import require_vocabularies
 from simulmt.errors import ConfigError, DataError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -20,6 +23,11 @@ PENALTIES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)  # of the blank's logit, that --
 class Precision(StrEnum):
     INT8 = "int8"
     FP32 = "fp32"
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command to the application."""
+    app.command(rich_help_panel=panels.TRAIN)(export)
 
 
 def export(
@@ -40,7 +48,7 @@ def export(
         bool,
         typer.Option("--tune-penalty", help="CTC: choose the penalty of each delay by BLEU on the development set."),
     ] = False,
-    longest: Annotated[int, typer.Option(help="Source pieces after which a sentence is cut.")] = 256,
+    longest: Annotated[int, typer.Option(min=2, help="Source pieces after which a sentence is cut.")] = 256,
     development: Annotated[
         int, typer.Option(min=0, help="Development sentences on which int8 is held to full precision.")
     ] = 200,
@@ -63,27 +71,31 @@ def export(
         from simulmt.model.ctc import CTCModel
         from simulmt.train.export import ExportConfig, Trained
         from simulmt.train.export import export as export_bundle
-        from simulmt.train.systems import load_model, translator_of
+        from simulmt.train.systems import check_vocabularies, load_model, translator_of
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("simulmt"):
             raise
         raise MissingExtraError("simulmt export", "train") from None
 
     network, system = load_model(model)
+    require_vocabularies(data)
     dataset = Dataset.open(data)
+    check_vocabularies(model, system, data, dataset.source_tokenizer, dataset.target_tokenizer)
     translator = translator_of(network)
     trained = Trained(translator, dataset.source_tokenizer, dataset.target_tokenizer)
     if tune_penalty:
         if blank_penalty or not isinstance(translator, CTCModel):
             raise ConfigError("--tune-penalty: for a CTC model and without --blank-penalty only")
         blank_penalty = [_best_penalty(translator, dataset, delay) for delay in system.delays]
+    delays = () if system.system == "teacher" else system.delays
+    _check_delays(delays, default_delay, blank_penalty or [])
     described = export_bundle(
         trained,
         output,
         ExportConfig(
             source_language,
             target_language,
-            delays=() if system.system == "teacher" else system.delays,
+            delays=delays,
             default_delay=default_delay,
             blank_penalties=tuple(blank_penalty or ()),
             precision=precision.value,
@@ -95,6 +107,14 @@ def export(
     write_system_configs(output)
     checks = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in described.checks.items())
     typer.echo(f"{output}: {described.kind} {described.precision}; {checks}", err=True)
+
+
+def _check_delays(delays: Sequence[int], default: int | None, penalties: Sequence[float]) -> None:
+    trained = ", ".join(map(str, delays)) or "whole sentences only"
+    if default is not None and default not in delays:
+        raise ConfigError(f"--default-delay {default}: the model was trained for {trained}")
+    if penalties and len(penalties) != len(delays):
+        raise ConfigError(f"{len(penalties)} --blank-penalty: give one for each delay of the model ({trained})")
 
 
 def _best_penalty(model: CTCModel, dataset: Dataset, delay: int) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
 
+from simulmt.cli import panels
 from simulmt.cli.evaluation import UnitChoice
 from simulmt.errors import ConfigError, DataError, MissingExtraError
 
@@ -37,7 +38,7 @@ WIDEST_TABLE = 1000  # characters; no screen is so wide, so that no column is sq
 def register(app: typer.Typer) -> None:
     """Add this module's commands to the application."""
     for command in (plot, report, anticipation, analyse):
-        app.command()(command)
+        app.command(rich_help_panel=panels.MEASURE)(command)
 
 
 def plot(
@@ -181,7 +182,7 @@ def analyse(
     model = name or run.resolve().name
     with join_world(device) as world:
         sorter = Sorter.load(run, data, world.device)
-        delays = [sorter.delay_or_default(k) for k in _numbers("--delay", delay) or sorter.delays]
+        delays = [_checked_delay(sorter, k) for k in _numbers("--delay", delay) or sorter.delays]
         scores = [_oracle_score(sorter, texts, model, k, blank_penalty) for k in delays]
         sortings = _sortings(sorter, texts, model, delays[0], _numbers("--sentences", sentences))
     _print(oracle_table(scores))
@@ -225,7 +226,14 @@ def _align_with_network(pairs: Sequence[WordPair], run: Path, network: _Network)
         raise _missing("--aligner asn", error, "train") from None
     with join_world(network.device) as world:
         sorter = Sorter.load(run, network.data, world.device)
-        return align_words(sorter, pairs, sorter.delay_or_default(network.delay))
+        return align_words(sorter, pairs, _checked_delay(sorter, network.delay))
+
+
+def _checked_delay(sorter: Sorter, delay: int | None) -> int:
+    try:
+        return sorter.delay_or_default(delay)
+    except ConfigError as error:
+        raise ConfigError(f"--{error}") from None
 
 
 def _read_pairs(

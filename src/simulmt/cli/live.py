@@ -1,4 +1,4 @@
-"""The commands around a finished model: translate, demo, bench; and those of models.py and export.py."""
+"""The commands around a finished model: translate, demo, bench; and those of models.py."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from simulmt.cli import export, models
+from simulmt.cli import models, panels
 from simulmt.cli.captions import Format, open_writer
-from simulmt.errors import BundleError, ConfigError, StreamError
+from simulmt.errors import BundleError, ConfigError, DataError, StreamError
 
 if TYPE_CHECKING:
     from simulmt.stream import Translator
@@ -31,16 +31,14 @@ Delay = Annotated[
     typer.Option(metavar="K", help="Source pieces to wait for before writing.", show_default="the model's own"),
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 takes all cores.")]
-TextFile = Annotated[
-    Path | None, typer.Option("--text", exists=True, dir_okay=False, help="Sentences to use, one a line.")
-]
+TextFile = Annotated[Path | None, typer.Option("--text", help="Sentences to use, one a line.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands to the application."""
-    for command in (translate, demo, bench, export.export):
-        app.command()(command)
-    app.add_typer(models.app, name="models")
+    for command in (translate, demo, bench):
+        app.command(rich_help_panel=panels.TRANSLATE)(command)
+    app.add_typer(models.app, name="models", rich_help_panel=panels.TRANSLATE)
 
 
 def translate(
@@ -181,7 +179,7 @@ def _opened(file: Path) -> Iterator[int]:
     try:
         opened = file.open("rb", buffering=0)
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None
+        raise DataError(f"{file}: cannot be read: {error.strerror}") from None
     with opened:
         yield opened.fileno()
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from simulmt.errors import ConfigError
+from simulmt.cli import panels
+from simulmt.cli.inputs import require_file
+from simulmt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from simulmt.recipe.plan import Places, Recipe
@@ -28,7 +30,7 @@ PRELOADED = ("simulmt.train.loop", "simulmt.train.export", "simulmt.eval.report"
 
 def register(app: typer.Typer) -> None:
     """Add this module's command to the application."""
-    app.command()(run)
+    app.command(rich_help_panel=panels.TRAIN)(run)
 
 
 def run(
@@ -74,7 +76,7 @@ def run(
     from simulmt.recipe.runner import Program, run_stages
     from simulmt.recipe.state import survey
 
-    plan = Recipe.read(recipe, assignments or ())
+    plan = Recipe.read(require_file(recipe), assignments or ())
     places = Places(work or Path("runs") / recipe.stem, data)
     handlers = _check_commands(plan, places, context.find_root().command)
     standings = survey(plan, places, lambda stage: _code(handlers[stage.name]), ignore_code)
@@ -155,8 +157,8 @@ def _check_possible(todo: Sequence[Standing], standings: dict[str, Standing], pl
     names = {standing.stage.name for standing in todo}
     for standing in todo:
         if missing := places.not_at_hand(standing.stage):
-            where = places.given or "DIR"
-            raise ConfigError(f"--data {where}: {standing.stage.name} reads {missing[0]}, which is not there")
+            where, kind = (places.given, DataError) if places.given else ("DIR", ConfigError)
+            raise kind(f"--data {where}: {standing.stage.name} reads {missing[0]}, which is not there")
         for need in standing.stage.needs:
             if standings[need].state != "done" and need not in names:
                 raise ConfigError(f"--only {standing.stage.name}: needs {need}, which is {in_words(standings[need])}")

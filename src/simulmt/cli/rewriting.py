@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from simulmt.cli import panels
 from simulmt.cli.evaluation import UnitChoice
+from simulmt.cli.inputs import require_vocabularies
 from simulmt.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -28,12 +30,13 @@ Run = Annotated[Path, typer.Argument(help="A finished run, or a directory with m
 Data = Annotated[Path, typer.Option(help="Data directory it was trained on; its two vocabularies are used.")]
 Source = Annotated[Path, typer.Option(help="Source text, one sentence a line; plain, .gz or .xz.")]
 Output = Annotated[Path, typer.Option(metavar="PREFIX", help="Writes PREFIX.source, PREFIX.target and PREFIX.json.")]
-Beam = Annotated[int, typer.Option(help="Width of the beam.")]
-LengthPenalty = Annotated[float, typer.Option(help="Scores are divided by length to this power.")]
-MaxRatio = Annotated[float, typer.Option(help="Longest translation: this times the source's pieces ...")]
-MaxExtra = Annotated[int, typer.Option(help="... plus this.")]
+Beam = Annotated[int, typer.Option(min=1, help="Width of the beam.")]
+LengthPenalty = Annotated[float, typer.Option(min=0, help="Scores are divided by length to this power.")]
+MaxRatio = Annotated[float, typer.Option(min=0, help="Longest translation: this times the source's pieces ...")]
+MaxExtra = Annotated[int, typer.Option(min=0, help="... plus this.")]
 BatchTokens = Annotated[
-    int | None, typer.Option(help="Source pieces translated together.", show_default="65536 on a GPU, 2048 on a CPU")
+    int | None,
+    typer.Option(min=1, help="Source pieces translated together.", show_default="65536 on a GPU, 2048 on a CPU"),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a result or unfinished work of another kind.")]
@@ -49,7 +52,7 @@ app = typer.Typer(
 
 def register(application: typer.Typer) -> None:
     """Add this module's commands to the application."""
-    application.add_typer(app)
+    application.add_typer(app, rich_help_panel=panels.TRAIN)
 
 
 @app.command()
@@ -83,7 +86,7 @@ def pseudo(
     data: Data,
     source: Source,
     output: Output,
-    delay: Annotated[int, typer.Option(help="The k that the wait-k policy translates with.")] = 9,
+    delay: Annotated[int, typer.Option(min=1, help="The k that the wait-k policy translates with.")] = 9,
     beam: Beam = 5,
     length_penalty: LengthPenalty = 1.0,
     max_ratio: MaxRatio = 1.2,
@@ -156,6 +159,8 @@ def speech(
     with _needing_train("simulmt rewrite speech"):
         from simulmt.train.rewrite import SpeechConfig, speech_corpus
 
+    if not 0 < share <= 1:
+        raise ConfigError(f"--share {share:g}: expected a number above 0 and at most 1")
     display = _Display()
     display.summarise(output, speech_corpus(source, target, output, SpeechConfig(share, seed), overwrite, display))
 
@@ -166,11 +171,11 @@ def join(
     target: Annotated[list[Path], typer.Option(help="Its target side, as many files in the same order.")],
     output: Output,
     repeat: Annotated[
-        list[int] | None, typer.Option(help="How often a set is taken, once for each set.", show_default="1")
+        list[int] | None, typer.Option(min=1, help="How often a set is taken, once for each set.", show_default="1")
     ] = None,
     limit: Annotated[
         list[int] | None,
-        typer.Option(help="Pairs taken from its beginning, once for each set; 0 for all.", show_default="0"),
+        typer.Option(min=0, help="Pairs taken from its beginning, once for each set; 0 for all.", show_default="0"),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -201,6 +206,7 @@ def _translate(
     from simulmt.train.rewrite import TranslationConfig, translate_corpus
     from simulmt.train.world import join_world
 
+    require_vocabularies(data)
     with join_world(device) as world:
         tokens = BATCH_TOKENS[world.device.type] if batch_tokens is None else batch_tokens
         config = TranslationConfig(search, delay, tokens)

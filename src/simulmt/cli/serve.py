@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simulmt.cli import panels
 from simulmt.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -15,13 +16,17 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add this module's command to the application."""
-    app.command()(serve)
+    app.command(rich_help_panel=panels.TRANSLATE)(serve)
 
 
 def serve(
     model: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME_OR_DIR", help="A shipped model, or the directory of any.", show_default="all"),
+        typer.Option(
+            metavar="NAME_OR_DIR",
+            help="A shipped model, or the directory of any; may be repeated.",
+            show_default="all shipped ones, toy only where it is alone",
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is open to the network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8000,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simulmt.cli import panels
+from simulmt.cli.inputs import require_file
 from simulmt.errors import ConfigError, DataError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -29,21 +31,24 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 def register(app: typer.Typer) -> None:
     """Add this module's commands to the application."""
     for command in (synthetic, prepare, train, sweep):
-        app.command()(command)
+        app.command(rich_help_panel=panels.TRAIN)(command)
 
 
 def synthetic(
     output: Annotated[Path, typer.Option(help="Directory to write train, dev and test files into.")],
-    reorder: Annotated[float, typer.Option(help="How far constituents move: 0 not at all, 1 very far.")] = 1.0,
-    train: Annotated[int, typer.Option(help="Training pairs.")] = 20_000,
-    dev: Annotated[int, typer.Option(help="Development pairs.")] = 500,
-    test: Annotated[int, typer.Option(help="Test pairs.")] = 500,
+    reorder: Annotated[
+        float, typer.Option(min=0, max=1, help="How far constituents move: 0 not at all, 1 very far.")
+    ] = 1.0,
+    train: Annotated[int, typer.Option(min=0, help="Training pairs.")] = 20_000,
+    dev: Annotated[int, typer.Option(min=0, help="Development pairs.")] = 500,
+    test: Annotated[int, typer.Option(min=0, help="Test pairs.")] = 500,
     seed: Annotated[int, typer.Option(help="Another seed, other sentences.")] = 1,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files of these names that exist.")] = False,
 ) -> None:
     """Write a corpus in two invented languages, with its word alignments."""
     from simulmt.synthetic import write_corpus
 
-    write_corpus(output, reorder, train=train, dev=dev, test=test, seed=seed)
+    write_corpus(output, reorder, train, dev, test, seed, overwrite)
     typer.echo(f"{output}: {train} training, {dev} development and {test} test pairs", err=True)
 
 
@@ -65,15 +70,15 @@ def prepare(
     vocabularies: Annotated[
         Path | None, typer.Option(help="Data directory whose vocabularies to take instead of learning them.")
     ] = None,
-    source_vocabulary: Annotated[int, typer.Option(help="Pieces in the source vocabulary.")] = 32_000,
-    target_vocabulary: Annotated[int, typer.Option(help="Pieces in the target vocabulary.")] = 32_000,
+    source_vocabulary: Annotated[int, typer.Option(min=7, help="Pieces in the source vocabulary.")] = 32_000,
+    target_vocabulary: Annotated[int, typer.Option(min=7, help="Pieces in the target vocabulary.")] = 32_000,
     source_language: Annotated[str, typer.Option(help="Language code; for --tmx, which has many languages.")] = "",
     target_language: Annotated[
         str, typer.Option(help="Language code; zh, ja and yue are written without spaces.")
     ] = "",
     cased_source: Annotated[bool, typer.Option("--cased-source", help="Keep upper case in the source.")] = False,
-    max_length: Annotated[int, typer.Option(help="Longest training sentence, in pieces.")] = 1024,
-    max_ratio: Annotated[float, typer.Option(help="Largest ratio of lengths in a training pair.")] = 9.0,
+    max_length: Annotated[int, typer.Option(min=1, help="Longest training sentence, in pieces.")] = 1024,
+    max_ratio: Annotated[float, typer.Option(min=1, help="Largest ratio of lengths in a training pair.")] = 9.0,
     drop_duplicates: Annotated[bool, typer.Option("--drop-duplicates", help="Keep one of equal pairs.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace token stores that exist.")] = False,
 ) -> None:
@@ -137,7 +142,7 @@ def train(
     except ImportError as error:
         raise _missing("simulmt train", error) from None
 
-    settings = RunConfig.read(config, assignments or ())
+    settings = RunConfig.read(require_file(config), assignments or ())
     with join_world(device) as world, exclusive(run) if world.is_first else nullcontext():
         monitor = Monitor(run, quiet=not world.is_first, wandb_project=wandb or None)
         if world.is_first:
@@ -150,7 +155,7 @@ def train(
 def sweep(
     config: Annotated[Path, typer.Argument(help="Training configuration of every trial, a TOML file.")],
     output: Annotated[Path, typer.Option(help="Sweep directory; an existing sweep goes on where it was.")],
-    trials: Annotated[int, typer.Option(help="Trials in all, those that were run before included.")] = 20,
+    trials: Annotated[int, typer.Option(min=1, help="Trials in all, those that were run before included.")] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 1,
     space: Annotated[
         list[str] | None,
@@ -169,7 +174,7 @@ def sweep(
         raise _missing("simulmt sweep", error) from None
 
     settings = build(SweepConfig, {"trials": trials, "seed": seed, "space": override({}, space or ())}, "--space")
-    outcome = run_sweep(RunConfig.read(config, assignments or ()), output, settings, device)
+    outcome = run_sweep(RunConfig.read(require_file(config), assignments or ()), output, settings, device)
     if outcome.signal:
         raise typer.Exit(128 + outcome.signal)
 
@@ -216,7 +221,7 @@ def _copy_vocabularies(data: Path, output: Path) -> None:
         for name in ("source.model", "target.model"):
             shutil.copyfile(data / name, output / name)
     except OSError as error:
-        raise ConfigError(f"--vocabularies {data}: cannot be copied: {error}") from None
+        raise DataError(f"--vocabularies {data}: cannot be copied: {error}") from None
 
 
 def _missing(command: str, error: ImportError) -> Exception:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from simulmt.errors import ConfigError
+from simulmt.errors import DataError
 
 BEARER = "bearer "
 ANY_ORIGIN = "*"
@@ -31,10 +31,10 @@ class ApiKeys:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-keys-file {path}: cannot be read ({type(error).__name__})") from None
+            raise DataError(f"--api-keys-file {path}: cannot be read ({type(error).__name__})") from None
         keys = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
         if not keys:
-            raise ConfigError(f"--api-keys-file {path}: there is no key in it; write one a line")
+            raise DataError(f"--api-keys-file {path}: there is no key in it; write one a line")
         return ApiKeys(keys)
 
     @property
