@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simulmt.errors import StreamError
 from simulmt.model.ctc import CTCModel
 from simulmt.runtime.bundle import Kind
-from simulmt.runtime.search import PrefixBeam
+from simulmt.runtime.search import PrefixBeam, Repeats
 from simulmt.runtime.segment import ends_sentence
 from simulmt.stream import Commit, Lag, Stream, StreamState, Translator
 from simulmt.text import BLANK, END, Tokenizer, split_words
@@ -27,6 +27,7 @@ from tiny_models import DELAYS, LONGEST, collapse, facts, joined, penalty_of, re
 SYSTEMS: list[tuple[Kind, str]] = [
     ("ctc", "fp32"),
     ("ctc", "int8"),
+    ("ctc", "paying"),
     ("wait-k", "fp32"),
     ("wait-k", "int8"),
     ("full-sentence", "fp32"),
@@ -39,6 +40,8 @@ WORDS = [
 ]
 # fmt: on
 texts = st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join)
+REPEAT_PENALTY = 3.0  # of the bundle that is called "paying", in fp32
+PAYING = "河 河 河 河 河 河"  # on which it does pay
 delays = st.sampled_from(DELAYS)
 fuzz = settings(max_examples=25, deadline=None)
 
@@ -54,10 +57,12 @@ def translators(
     networks: dict[Kind, Trained], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], Translator]:
     folder = tmp_path_factory.mktemp("bundles")
-    return {
+    made: dict[tuple[str, str], Translator] = {
         (kind, precision): translator(networks[kind], kind, precision, folder)  # type: ignore[arg-type]
         for kind, precision in SYSTEMS
+        if precision != "paying"
     }
+    return {**made, ("ctc", "paying"): translator(networks["ctc"], "ctc", "fp32", folder, REPEAT_PENALTY)}
 
 
 @pytest.fixture(scope="session")
@@ -106,6 +111,22 @@ class TestAgainstPyTorch:
             sentences = [s for s in sentences_of(text, network.source) if len(network.source.encode(s)) < LONGEST]
             commits = [at_once(translators[kind, "fp32"], sentence, k) for sentence in sentences]
             assert [joined(c) for c in commits] == [reference(network, sentence, k) for sentence in sentences]
+
+    @given(text=texts, delay=delays)
+    @example(text=PAYING, delay=1)
+    @fuzz
+    def test_what_is_written_again_pays(
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], text: str, delay: int
+    ) -> None:
+        network = networks["ctc"]
+        for sentence in sentences_of(text, network.source):
+            if len(network.source.encode(sentence)) < LONGEST:
+                found = joined(at_once(translators["ctc", "paying"], sentence, delay))
+                assert found == network.target.decode(paying(network, sentence, delay))
+
+    def test_the_penalty_is_paid_at_all(self, networks: dict[Kind, Trained]) -> None:
+        network = networks["ctc"]
+        assert network.target.decode(paying(network, PAYING, 1)) != reference(network, PAYING, 1)
 
     @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
     @fuzz
@@ -159,6 +180,22 @@ def by_steps(network: Trained, words: Sequence[str], schedule: Sequence[int]) ->
         logits, _ = model.step(torch.tensor([[END]]), state, schedule[-1], end=True)
         frames.append(penalised(logits[0], schedule[-1]))
     return network.target.decode(collapse(torch.cat(frames), 0.0)) if frames else ""
+
+
+@torch.inference_mode()
+def paying(network: Trained, sentence: str, delay: int) -> list[int]:
+    """Greedy choice frame by frame, where every symbol that would write the last one again has paid for it."""
+    assert isinstance(network.model, CTCModel)
+    tokens = [*network.source.encode(sentence), END]
+    logits = network.model(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay)[0]
+    repeats, written, previous = Repeats(network.target.pieces, REPEAT_PENALTY), list[int](), BLANK
+    for frame in penalised(logits, delay).numpy():
+        penalties = repeats.penalties(written[-1] if written else BLANK)
+        penalties[previous] = 0
+        symbol = int((frame - penalties).argmax())
+        written += [symbol] * (symbol not in (BLANK, previous))
+        previous = symbol
+    return written
 
 
 def penalised(logits: torch.Tensor, delay: int) -> torch.Tensor:

@@ -50,9 +50,11 @@ def export_config(kind: Kind, precision: Precision, **settings: object) -> Expor
     return ExportConfig("en", "de", precision=precision, **table)  # type: ignore[arg-type]
 
 
-def translator(model: Trained, kind: Kind, precision: Precision, directory: Path) -> Translator:
-    path = directory / f"{kind}-{precision}"
-    export(model, path, export_config(kind, precision))
+def translator(
+    model: Trained, kind: Kind, precision: Precision, directory: Path, repeat_penalty: float = 0.0
+) -> Translator:
+    path = directory / f"{kind}-{precision}-{repeat_penalty}"
+    export(model, path, export_config(kind, precision, repeat_penalty=repeat_penalty))
     return load(path, threads=1)
 
 

@@ -48,6 +48,10 @@ def export(
         bool,
         typer.Option("--tune-penalty", help="CTC: choose the penalty of each delay by BLEU on the development set."),
     ] = False,
+    repeat_penalty: Annotated[
+        float,
+        typer.Option(min=0.0, help="CTC: what a piece pays that would write again what was written last; try 6."),
+    ] = 0.0,
     longest: Annotated[int, typer.Option(min=2, help="Source pieces after which a sentence is cut.")] = 256,
     development: Annotated[
         int, typer.Option(min=0, help="Development sentences on which int8 is held to full precision.")
@@ -87,6 +91,8 @@ def export(
         if blank_penalty or not isinstance(translator, CTCModel):
             raise ConfigError("--tune-penalty: for a CTC model and without --blank-penalty only")
         blank_penalty = [_best_penalty(translator, dataset, delay) for delay in system.delays]
+    if repeat_penalty and not isinstance(translator, CTCModel):
+        raise ConfigError("--repeat-penalty: for a CTC model only")
     delays = () if system.system == "teacher" else system.delays
     _check_delays(delays, default_delay, blank_penalty or [])
     described = export_bundle(
@@ -98,6 +104,7 @@ def export(
             delays=delays,
             default_delay=default_delay,
             blank_penalties=tuple(blank_penalty or ()),
+            repeat_penalty=repeat_penalty,
             precision=precision.value,
             longest=longest,
         ),

@@ -32,7 +32,7 @@ import onnxruntime as untyped_onnxruntime
 onnxruntime: Any = untyped_onnxruntime  # it does not declare its names for type checkers
 Session = Any  # an onnxruntime.InferenceSession
 
-FORMAT = 1  # raised when an older simulmt could not run a bundle any more
+FORMAT = 2  # raised when an older simulmt could not run a bundle any more
 SHIPPED = Path(__file__).parents[1] / "bundles"
 CONFIG, MANIFEST, CARD = "config.json", "manifest.json", "README.md"
 SOURCE, TARGET = "source.model", "target.model"
@@ -59,6 +59,7 @@ class BundleConfig:
     delays: tuple[int, ...] = ()  # the k it was trained for; none for a full-sentence model
     default_delay: int | None = None
     blank_penalties: tuple[float, ...] = ()  # for CTC: one for each delay, or none
+    repeat_penalty: float = 0.0  # for CTC: what a symbol pays that would write the last one again
     checks: dict[str, Any] = field(default_factory=dict)  # what export measured against the trained model
 
     def __post_init__(self) -> None:
@@ -73,6 +74,9 @@ class BundleConfig:
             len(self.blank_penalties) in (0, len(self.delays)),
             f"blank_penalties must be one for each of the {len(self.delays)} delays",
         )
+
+        require(self.repeat_penalty >= 0, f"repeat_penalty must not be negative, got {self.repeat_penalty}")
+        require(self.kind == "ctc" or not self.repeat_penalty, "repeat_penalty is for ctc only")
 
     def blank_penalty(self, delay: int) -> float:
         """What is taken off the blank's logit at a delay."""

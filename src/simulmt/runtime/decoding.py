@@ -17,7 +17,7 @@ import numpy as np
 
 from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.engine import Array, Binding, Caches, GraphRunner, Slot
-from simulmt.runtime.search import Collapse, PrefixBeam, log_softmax
+from simulmt.runtime.search import Collapse, PrefixBeam, Repeats, log_softmax
 from simulmt.text import BLANK, END, PAD
 
 ROWS = 32  # sentences in one call of a graph
@@ -85,15 +85,15 @@ class Sentence:
 class CTCSentence(Sentence):
     """A sentence whose frames are collapsed as they come, or searched with a prefix beam."""
 
-    def __init__(self, beam: int) -> None:
+    def __init__(self, beam: int, repeats: Repeats | None = None) -> None:
         super().__init__()
-        self.search = PrefixBeam(beam) if beam > 1 else None
-        self._collapse = Collapse()
+        self.search = PrefixBeam(beam, repeats) if beam > 1 else None
+        self.collapse = Collapse()
 
     def write(self, frames: Array, due: Due) -> Written:
         """What the frames of a position write: symbols [F], or with a beam their log-probabilities [F V]."""
         if self.search is None:
-            return Written(self._collapse.push(frames.tolist()), due.position, due.trigger)
+            return Written(self.collapse.push(frames.tolist()), due.position, due.trigger)
         tokens = self.search.push(frames)
         if self.closed and due.position == len(self.tokens) - 1:
             tokens += self.search.finish()
@@ -108,9 +108,11 @@ class CTCDecoder:
         self.config = bundle.config
         self.caches = Caches([session])
         self._graph = GraphRunner(session, self.caches)
+        penalty = self.config.repeat_penalty
+        self._repeats = Repeats(bundle.target.pieces, penalty) if penalty else None
 
     def open(self, beam: int) -> CTCSentence:
-        return CTCSentence(beam)
+        return CTCSentence(beam, self._repeats)
 
     def advance(self, sentences: Sequence[CTCSentence]) -> list[list[Written]]:
         """Compute something for each of these sentences, all of which are due; what each of them wrote."""
@@ -131,18 +133,33 @@ class CTCDecoder:
         # The furthest, not the last: when the delay falls, a position sees less than the one before it.
         ends = {sentence: max(each.visible for each in due[sentence]) for sentence in batch}
         R = max(1, *(ends[sentence] - sentence.cached for sentence in batch))
-        output = "symbols" if batch[0].search is None else "scores"
-        binding = self._graph.bind([sentence.slot for sentence in batch], [output], N=N, R=R)
+        outputs = self._outputs(batch)
+        binding = self._graph.bind([sentence.slot for sentence in batch], outputs, N=N, R=R)
         batch = sorted(batch, key=lambda sentence: sentence.slot.row)
         binding.place("read_", *last_tokens(batch, [ends[sentence] for sentence in batch], R))
         self._fill(binding, batch, [due[sentence] for sentence in batch])
-        frames = binding.run()[output].copy()  # the next batch may be written to the same place
-        if output == "scores":
-            frames[..., BLANK] -= binding.inputs["penalty"][..., 0]
-            frames = log_softmax(frames)
-        for sentence, rows in zip(batch, frames, strict=True):
+        for sentence, rows in zip(batch, self._frames(binding, batch), strict=True):
             sentence.cached = max(sentence.cached, ends[sentence])
             yield sentence, rows
+
+    def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:
+        if batch[0].search is not None:
+            return ["scores"]
+        return ["symbols"] if self._repeats is None else ["symbols", "scores"]
+
+    def _frames(self, binding: Binding, batch: Sequence[CTCSentence]) -> Array:
+        """The symbols [B N F] of these sentences, or with a beam the log-probabilities [B N F V]."""
+        found = binding.run()
+        if "scores" in found:
+            found["scores"][..., BLANK] -= binding.inputs["penalty"][..., 0]
+        if batch[0].search is not None:
+            return log_softmax(found["scores"])
+        if self._repeats is None:
+            return found["symbols"].copy()  # the next batch may be written to the same place
+        B, N, F, V = found["scores"].shape
+        symbols, scores = found["symbols"].reshape(B, N * F).tolist(), found["scores"].reshape(B, N * F, V)
+        choices = map(self._repeats.choose, symbols, scores, (sentence.collapse for sentence in batch))
+        return np.array(list(choices)).reshape(B, N, F)
 
     def _fill(self, binding: Binding, batch: Sequence[CTCSentence], due: Sequence[Sequence[Due]]) -> None:
         tokens = [[s.tokens[d.position] for d in row] for s, row in zip(batch, due, strict=True)]

@@ -9,8 +9,10 @@ Axis letters: B rows, N positions, R tokens read, C capacity of a cache.
 
 from __future__ import annotations
 
+import math
 import weakref
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -129,11 +131,24 @@ class Caches:
         pool.block[:, rows[: len(origins)]] = pool.block[:, [rows[origin] for origin in origins]]
 
 
+class Room:
+    """Memory for an output, one for all bindings of a graph: nobody looks at it after the next run."""
+
+    def __init__(self) -> None:
+        self._block: Array = np.zeros(0)
+
+    def array(self, entry: Any, sizes: Mapping[str, int]) -> Array:
+        shape = _shape(entry, sizes)
+        if self._block.size < math.prod(shape):  # bindings to the smaller block keep it
+            self._block = np.zeros(math.prod(shape), dtype=TYPES[entry.type])
+        return self._block[: math.prod(shape)].reshape(shape)
+
+
 class Binding:
     """A graph bound to some rows of a pool and to arrays that hold its other inputs and outputs."""
 
     def __init__(
-        self, session: Session, caches: Caches, rows: Array, sizes: Mapping[str, int], outputs: Sequence[str]
+        self, session: Session, caches: Caches, rows: Array, sizes: Mapping[str, int], rooms: Mapping[str, Room]
     ) -> None:
         self._session = session
         self._masks = visibility(sizes["C"])
@@ -153,8 +168,8 @@ class Binding:
         for entry in session.get_outputs():
             if entry.name.startswith(PRESENT):
                 _bind(self._binding.bind_output, entry.name, rows[caches.index[entry.name.removeprefix(PRESENT)]])
-            elif entry.name in outputs:
-                array = self.outputs[entry.name] = _zeros(entry, sizes)
+            elif entry.name in rooms:
+                array = self.outputs[entry.name] = rooms[entry.name].array(entry, sizes)
                 _bind(self._binding.bind_output, entry.name, array)
 
     def place(self, prefix: str, tokens: Array, positions: Array) -> None:
@@ -168,7 +183,7 @@ class Binding:
         self.inputs[mask][:, :, 0, 0] = self._masks[visible]
 
     def run(self) -> dict[str, Array]:
-        """Run the graph; its outputs, which the next run overwrites."""
+        """Run the graph; its outputs, which the next run of any binding overwrites."""
         self._session.run_with_iobinding(self._binding)
         return self.outputs
 
@@ -179,6 +194,7 @@ class GraphRunner:
     def __init__(self, session: Session, caches: Caches) -> None:
         self._session = session
         self._caches = caches
+        self._rooms: defaultdict[str, Room] = defaultdict(Room)
 
     def bind(self, slots: Sequence[Slot], outputs: Sequence[str] = (), **sizes: int) -> Binding:
         """The graph bound to slots of one pool; in its inputs they come in the order of their rows after this."""
@@ -191,7 +207,8 @@ class GraphRunner:
             if len(pool.bindings) == BINDINGS_KEPT:
                 pool.bindings.clear()
             rows = pool.block[:, start : start + len(slots)]
-            pool.bindings[key] = Binding(self._session, self._caches, rows, sizes, outputs)
+            rooms = {name: self._rooms[name] for name in outputs}
+            pool.bindings[key] = Binding(self._session, self._caches, rows, sizes, rooms)
         return pool.bindings[key]
 
 
@@ -203,8 +220,11 @@ def visibility(capacity: int) -> Array:
 
 
 def _zeros(entry: Any, sizes: Mapping[str, int]) -> Array:
-    shape = [sizes[size] if isinstance(size, str) else size for size in entry.shape]
-    return np.zeros(shape, dtype=TYPES[entry.type])
+    return np.zeros(_shape(entry, sizes), dtype=TYPES[entry.type])
+
+
+def _shape(entry: Any, sizes: Mapping[str, int]) -> list[int]:
+    return [sizes[size] if isinstance(size, str) else size for size in entry.shape]
 
 
 def _bind(bind: Any, name: str, array: Array) -> None:

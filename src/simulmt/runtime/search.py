@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
+from simulmt.text import BLANK, END, SPACE, SPECIAL_SYMBOLS
 
 Scores = np.ndarray[Any, np.dtype[Any]]
 Hypotheses = dict[tuple[int, ...], tuple[float, float]]
+
+# Kana are left out: they are letters, and many a Japanese word has the same one twice in a row.
+_IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 PATIENCE = 8  # frames for which hypotheses of a beam may disagree before the best one is followed
 
@@ -24,16 +28,62 @@ class Collapse:
     """CTC's many-to-one map, online: a symbol counts if it is no blank and differs from the frame before."""
 
     def __init__(self) -> None:
-        self._previous = BLANK
+        self.previous = BLANK  # the symbol of the frame before
+        self.last = BLANK  # what was written last, blank if nothing was
 
     def push(self, symbols: Iterable[int]) -> list[int]:
         """The symbols that these frames write."""
         written = []
         for symbol in symbols:
-            if symbol not in (BLANK, self._previous):
+            if symbol not in (BLANK, self.previous):
                 written.append(symbol)
-            self._previous = symbol
+                self.last = symbol
+            self.previous = symbol
         return written
+
+
+class Repeats:
+    """A penalty for symbols that would write again what was written last.
+
+    CTC chooses the symbols of neighbouring frames independently of each other, so both may write the word that lies
+    between them. Something is written again if a symbol is the last one once more and more than a letter or a number,
+    or if it begins with the ideograph that the last one ends with. A penalty, not a ban: some words are said twice.
+    """
+
+    def __init__(self, pieces: Sequence[str], penalty: float) -> None:
+        self.penalty = np.float32(penalty)
+        texts = [piece.replace(SPACE, "") for piece in pieces]
+        self._beginnings = np.array([_code(text[:1], 0) for text in texts])
+        self._endings = np.array([_code(text[-1:], -1) for text in texts])  # -1, for no ideograph is like no other
+        letters = np.array([sum(map(str.isalpha, text)) for text in texts])
+        self._counts_whole = (letters > 1) | (self._beginnings > 0)
+        self._counts_whole[: len(SPECIAL_SYMBOLS)] = False
+
+    def penalties(self, last: int) -> Scores:
+        """What is taken off each symbol [V] after the symbol that was written last."""
+        again = self._beginnings == self._endings[last]
+        again[last] |= self._counts_whole[last]
+        return again * self.penalty
+
+    def choose(self, symbols: Sequence[int], scores: Scores, written: Collapse) -> list[int]:
+        """The best symbols of these frames, given the best without a penalty and all scores [F V].
+
+        `written` is what stands before them, and is left as it is.
+        """
+        chosen, previous, last = [], written.previous, written.last
+        for symbol, frame in zip(symbols, scores, strict=True):
+            if symbol != previous and self._is_again(symbol, last):  # or no penalty falls on the best, which stays so
+                penalties = self.penalties(last)
+                penalties[previous] = 0  # which goes on and writes nothing
+                symbol = int((frame - penalties).argmax())
+            if symbol not in (BLANK, previous):
+                last = symbol
+            previous = symbol
+            chosen.append(symbol)
+        return chosen
+
+    def _is_again(self, symbol: int, last: int) -> bool:
+        return bool(self._beginnings[symbol] == self._endings[last] or (symbol == last and self._counts_whole[last]))
 
 
 class PrefixBeam:
@@ -44,8 +94,9 @@ class PrefixBeam:
     begin like the best one survive, so a commit never waits longer than that.
     """
 
-    def __init__(self, size: int, patience: float = PATIENCE) -> None:
+    def __init__(self, size: int, repeats: Repeats | None = None, patience: float = PATIENCE) -> None:
         self._size = size
+        self._repeats = repeats
         self._patience = patience
         self._last = BLANK  # the last committed symbol
         self._hypotheses: Hypotheses = {(): (0.0, -math.inf)}
@@ -75,10 +126,11 @@ class PrefixBeam:
             either = _log_add(blank, symbol)
             repeated = symbol + frame[last] if last != BLANK else -math.inf
             _raise(grown, hypothesis, either + frame[BLANK], repeated)
+            penalised = frame if self._repeats is None else frame - self._repeats.penalties(last)
             for candidate in candidates:
                 # The same symbol again is a second one only if a blank stood between the two.
                 before = blank if candidate == last else either
-                _raise(grown, (*hypothesis, candidate), -math.inf, before + frame[candidate])
+                _raise(grown, (*hypothesis, candidate), -math.inf, before + penalised[candidate])
         ranked = sorted(grown, key=lambda hypothesis: _log_add(*grown[hypothesis]), reverse=True)
         self._hypotheses = {hypothesis: grown[hypothesis] for hypothesis in ranked[: self._size]}
 
@@ -150,6 +202,11 @@ class BeamSearch:
         if length > 0:
             allowed[:, END] = end
         return allowed
+
+
+def _code(character: str, otherwise: int) -> int:
+    """The number of an ideograph."""
+    return ord(character) if _IDEOGRAPH.match(character) else otherwise
 
 
 def log_softmax(scores: Scores) -> Scores:

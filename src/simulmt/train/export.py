@@ -46,6 +46,7 @@ class ExportConfig:
     delays: tuple[int, ...] = ()  # none for a full-sentence model
     default_delay: int | None = None  # the first of the delays, if none is given
     blank_penalties: tuple[float, ...] = ()
+    repeat_penalty: float = 0.0
     precision: Precision = "int8"
     longest: int = 256
     least_agreement: float = 0.95  # share of symbols that int8 must choose like the trained model
@@ -132,6 +133,7 @@ def _describe(model: Model, config: ExportConfig) -> BundleConfig:
         delays=config.delays,
         default_delay=default,
         blank_penalties=config.blank_penalties,
+        repeat_penalty=config.repeat_penalty,
     )
 
 
@@ -292,6 +294,12 @@ def _card(described: BundleConfig, text: str) -> str:
         "",
         f"- delays: {delays}",
         f"- longest sentence: {described.longest} source pieces",
+        *(
+            [f"- blank penalties: {', '.join(map(str, described.blank_penalties))}"]
+            if described.blank_penalties
+            else []
+        ),
+        *([f"- repeat penalty: {described.repeat_penalty}"] if described.repeat_penalty else []),
         *(f"- {name.replace('_', ' ')}: {value:.6g}" for name, value in described.checks.items()),
     ]
     return "\n".join(lines) + "\n" + (f"\n{text.strip()}\n" if text.strip() else "")
