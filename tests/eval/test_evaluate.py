@@ -14,6 +14,7 @@ import pytest
 from eval.sentences import CHINESE, ENGLISH, GERMAN
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.evaluate import Evaluation, Evaluator, TestSet, Timing, evenly_spread, read_test_set
+from simulmt.eval.flaws import Lexicon
 from simulmt.eval.instances import Instance, read_instances, write_instances
 from simulmt.eval.results import INSTANCES, SCORES, read_results
 from simulmt.stream import Translator
@@ -151,6 +152,16 @@ def test_shuffled_and_empty_hypotheses_score_lower(test_set: TestSet, tmp_path: 
     assert scores[1].BLEU > scores[2].BLEU == 0
     assert [result.empty_hypotheses for result in scores] == [0, 0, 5]
     assert scores[2].AL == scores[0].AL  # silence is not fast
+
+
+def test_flaws_are_counted(test_set: TestSet, tmp_path: Path) -> None:
+    first, *others = GERMAN
+    word = first.split()[1]
+    flawed = [first.replace(word, f"{word} {word} {word[:-2]}xq"), *others]
+    entries = logged(test_set, flawed, tmp_path)
+    with_lexicon = Evaluator(test_set, "auto", UNTIMED, lexicon=Lexicon(GERMAN)).log("logged", entries, 3).result
+    assert (with_lexicon.written_twice, with_lexicon.reference_written_twice, with_lexicon.torn_words) == (1, 0, 1)
+    assert Evaluator(test_set, "auto", UNTIMED).log("logged", entries, 3).result.torn_words is None
 
 
 def test_a_long_hypothesis_is_not_fast(test_set: TestSet, tmp_path: Path) -> None:

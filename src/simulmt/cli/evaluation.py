@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 COLUMNS = {  # heading: field of a result
     **{name: name for name in ("BLEU", "chrF2", "BP", "AL", "LAAL", "DAL", "AP")},
+    "twice": "written_twice",
+    "torn": "torn_words",
     "AL_CA ms": "AL_CA",
     "ms/piece": "compute_ms_median",
     "p99": "compute_ms_p99",
@@ -80,6 +82,9 @@ def evaluate(
     unit: Annotated[UnitChoice, typer.Option(help="What the target is counted in for latency.")] = UnitChoice.AUTO,
     test_set: Annotated[str, typer.Option(help="Name of the test set; that of its source file if not given.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Score the first sentences only.")] = None,
+    lexicon: Annotated[
+        Path | None, typer.Option(help="Target text, such as that of training; words it does not have count as torn.")
+    ] = None,
     timed: Annotated[int, typer.Option(min=0, help="Sentences that computation is timed on; 0 for none.")] = 100,
     runs: Annotated[int, typer.Option(min=1, help="How often each of them is timed.")] = 3,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with; 0 takes all cores.")] = 2,
@@ -92,7 +97,9 @@ def evaluate(
     A system whose delays are models of their own is given by several --model options with the same name.
     """
     try:
+        from simulmt.corpus import read_lines
         from simulmt.eval.evaluate import Evaluator, Timing, read_test_set
+        from simulmt.eval.flaws import Lexicon
     except ImportError as error:
         raise _missing("simulmt evaluate", error) from None
     from rich.console import Console
@@ -102,10 +109,11 @@ def evaluate(
     jobs = _jobs(model or [], log or [], delay)
     timing = Timing(timed, runs, words_per_second)
     sentences = read_test_set(source, reference, test_set, limit)
+    known = None if lexicon is None else Lexicon(read_lines(lexicon))
     require_room(output, sentences.name)
     results = []
     with Console(stderr=True).status("") as status:
-        evaluator = Evaluator(sentences, unit.value, timing, status.update)
+        evaluator = Evaluator(sentences, unit.value, timing, status.update, known)
         for evaluation in _evaluations(evaluator, jobs, threads):
             evaluation.write(output)
             results.append(evaluation.result)
@@ -209,7 +217,9 @@ def _print_results(results: Sequence[Result]) -> None:
 
 
 def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.2f}"
 
 
 def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -24,6 +24,7 @@ from simulmt import __version__
 from simulmt.config import require
 from simulmt.corpus import read_lines
 from simulmt.errors import ConfigError, DataError
+from simulmt.eval.flaws import Lexicon, written_twice
 from simulmt.eval.instances import Instance, read_instances, split_units, unit_of, write_instances
 from simulmt.eval.lag import Timed, computation, latency
 from simulmt.eval.results import INSTANCES, Result, Unit, result_name, write_results
@@ -106,12 +107,18 @@ class Evaluator:
     """Scores systems on one test set; `unit` is what their targets are counted in, found out if it is auto."""
 
     def __init__(
-        self, test_set: TestSet, unit: Unit | Literal["auto"], timing: Timing, progress: Progress = lambda _: None
+        self,
+        test_set: TestSet,
+        unit: Unit | Literal["auto"],
+        timing: Timing,
+        progress: Progress = lambda _: None,
+        lexicon: Lexicon | None = None,
     ) -> None:
         self._test_set = test_set
         self._unit = unit
         self._timing = timing
         self._progress = progress
+        self._lexicon = lexicon
         self._title = ""  # of what is being scored
         self._scorers: dict[Unit, QualityScorer] = {}
 
@@ -207,12 +214,21 @@ class Evaluator:
             "BP": quality.brevity_penalty,
             "sentences": len(hypotheses),
             "empty_hypotheses": sum(not hypothesis.strip() for hypothesis in hypotheses),
+            "written_twice": sum(written_twice(hypothesis, unit) for hypothesis in hypotheses),
+            "reference_written_twice": sum(written_twice(line, unit) for line in self._test_set.references[0]),
+            "torn_words": self._torn_words(hypotheses),
             "files": self._test_set.files,
             **latency(instances, unit),
             **provenance(),
             **facts,
         }
         return Evaluation(Result(system, delay, self._test_set.name, unit, **table), hypotheses, instances)
+
+    def _torn_words(self, hypotheses: Sequence[str]) -> int | None:
+        if self._lexicon is None:
+            return None
+        pairs = zip(hypotheses, self._test_set.sources, strict=True)
+        return sum(len(self._lexicon.torn(hypothesis, source)) for hypothesis, source in pairs)
 
 
 def evenly_spread(items: Sequence[T], count: int) -> list[T]:

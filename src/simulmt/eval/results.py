@@ -57,6 +57,9 @@ class Result:
     BLEU_cased_interval: Interval | None = None
     chrF2_cased: float | None = None  # noqa: N815
     chrF2_cased_interval: Interval | None = None  # noqa: N815
+    written_twice: int | None = None  # words, or ideographs, that stand twice in a row
+    reference_written_twice: int | None = None  # in the first reference
+    torn_words: int | None = None  # that neither the lexicon nor the source knows
     signature: str = ""  # of BLEU
     signatures: dict[str, str] = field(default_factory=dict)  # of each of the four scores, by its field
 

@@ -69,6 +69,9 @@ def quality_table(results: Iterable[Result]) -> Table:
         "chrF2 cased": lambda r: with_interval(r.chrF2_cased, r.chrF2_cased_interval),
         **{f"{n + 1}-gram": lambda r, n=n: _precision(r, n) for n in range(4)},  # type: ignore[misc]
         "BP": lambda r: shown(r.BP, 3),
+        "written twice": lambda r: shown(r.written_twice, 0),
+        "in the reference": lambda r: shown(r.reference_written_twice, 0),
+        "torn words": lambda r: shown(r.torn_words, 0),
         "empty": lambda r: shown(r.empty_hypotheses, 0),
         "sentences": lambda r: shown(r.sentences, 0),
     }
