@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import parse_args as torchrun_arguments
 
 from simulmt.cli.recipes import perform
 
@@ -169,10 +170,32 @@ def test_what_can_be_shared_is_spread_over_the_gpus(monkeypatch: pytest.MonkeyPa
         return subprocess.CompletedProcess(command, 7)
 
     monkeypatch.setattr(subprocess, "run", pretend)
-    monkeypatch.setattr(sys, "argv", [])  # which it changes
+    monkeypatch.setattr(sys, "argv", ["torchrun"])  # which it changes
     assert perform(["rewrite", "distil", "run"], gpus=4) == 7
-    assert commands[0][-6:] == ["--nproc-per-node=4", "-m", "simulmt", "rewrite", "distil", "run"]
+    assert perform(["train", "c.toml", "--run=r"], gpus=4) == 7
+    for command, words in zip(commands, (["rewrite", "distil", "run"], ["train", "c.toml", "--run=r"]), strict=True):
+        understood = torchrun_arguments(command[3:])  # behind "python -m torch.distributed.run"
+        assert (understood.nproc_per_node, understood.module, understood.training_script) == ("4", True, "simulmt")
+        assert understood.training_script_args == words
     assert perform(["synthetic", f"--output={tmp_path}", "--train=5", "--dev=5", "--test=5"], gpus=4) == 0
     assert perform(["synthetic", f"--output={tmp_path}", "--reorder=7"], gpus=1) == 2
-    assert len(commands) == 1
+    assert len(commands) == 2
     assert (tmp_path / "train.source").exists()
+
+
+def test_training_is_really_shared_by_processes(recipe: Path, tmp_path: Path) -> None:
+    options = ("--work", tmp_path / "work", "--only", "text", "--only", "prepared", "--only", "ctc-k1")
+    done = simulmt("run", recipe, *options, "--gpus", "2")
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "work" / "ctc-k1" / "stage.log").read_text()
+    assert "2 processes make updates of 512 tokens" in log
+    assert "finished after update 30" in log
+
+
+def test_a_place_that_cannot_be_written_is_named(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    done = call("run", recipe, "--work", tmp_path / "file", capture=capsys)
+    assert done.returncode == 1
+    assert f"--work {tmp_path / 'file'}: cannot be written" in done.stderr

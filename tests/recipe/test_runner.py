@@ -138,6 +138,9 @@ def test_what_is_needed_only_while_a_stage_lasts_is_thrown_away(tmp_path: Path) 
     other = stand({"a": "touch {out} words"}, tmp_path)[0]
     assert run_stages(other, places, 1, Program(command), Witness())
     assert (tmp_path / "a" / "scratch").exists()
+    # As if it had been killed when its record was there and the rest was still to be tidied up.
+    assert run_stages(other, places, 1, DOUBLES, Witness())
+    assert not (tmp_path / "a" / "scratch").exists()
 
 
 def test_only_commands_that_can_go_on_find_what_a_failed_call_left(tmp_path: Path) -> None:

@@ -186,6 +186,8 @@ def test_a_directory_of_somebody_else_is_known(places: Places) -> None:
     (directory / "thesis.txt").write_text("mine")
     assert is_foreign(directory)
     (directory / "thesis.txt").unlink()
+    (places.work / "file").write_text("mine")
+    assert is_foreign(places.work / "file")
     begin(directory, basis, can_go_on=True)
     assert not is_foreign(directory)
     finish(directory, basis, 1.0, 1.0, "today")
@@ -205,3 +207,28 @@ def test_settings_and_logs_are_no_result(places: Places) -> None:
     assert list(record.files) == ["model.json"]
     (directory / LOG).unlink()
     assert look(recipe(), places)["ctc"].state == "done"
+
+
+def test_nothing_depends_on_what_is_hidden_or_lies_beside_the_result(places: Places) -> None:
+    directory, basis = places.directory("ctc"), look(recipe(), places)["ctc"].basis
+    begin(directory, basis, can_go_on=True)
+    for name in ("final/model.json", "final/curves", ".lock", "curves/1.events", "final/.writing/half"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(name)
+    finish(directory, basis, 1.0, 1.0, "today", {"curves"})
+    record = read_record(directory)
+    assert record is not None
+    assert sorted(record.files) == ["final/curves", "final/model.json"]
+
+
+def test_equal_numbers_are_equal_settings_for_all_stages(places: Places) -> None:
+    do(recipe(seed=1), places)
+    assert set(states(look(recipe(seed=1.0), places)).values()) == {"done"}  # type: ignore[arg-type]
+
+
+def test_what_was_begun_otherwise_is_said_to_be_lost(places: Places) -> None:
+    begin(places.directory("ctc"), look(recipe(), places)["ctc"].basis, can_go_on=True)
+    assert look(recipe(), places)["ctc"].state == "begun"
+    standing = look(recipe(seed=2), places)["ctc"]
+    assert standing.state == "new"
+    assert standing.reasons == ("what was begun is of no use", "settings.student.training.seed was 1, is 2")

@@ -267,3 +267,8 @@ def test_a_checkpoint_is_safetensors_and_json(folder: CheckpointFolder) -> None:
     files = {path.name for path in folder.path(10).iterdir()}
     assert files == {TENSORS, STATE}
     assert json.loads((folder.path(10) / STATE).read_text(encoding="utf-8"))["update"] == 10
+
+
+def test_without_a_validation_there_is_no_best(folder: CheckpointFolder) -> None:
+    with pytest.raises(CheckpointError, match=r"no update was validated yet; raise training\.max_updates"):
+        folder.whole([], warn=lambda _: None)

@@ -20,7 +20,7 @@ from simulmt.train import loop
 from simulmt.train.batches import BatchPlan, DeviceStore
 from simulmt.train.checkpoint import CheckpointFolder
 from simulmt.train.decode import translate_store
-from simulmt.train.loop import batches_in_update, learning_rate
+from simulmt.train.loop import batches_in_update, larger_updates, learning_rate
 from simulmt.train.monitor import Monitor
 from simulmt.train.settings import TrainingConfig
 from simulmt.train.state import RunState
@@ -91,6 +91,12 @@ def test_an_update_is_a_whole_number_of_batches_for_each_process(
 ) -> None:
     settings = TrainingConfig(batch_tokens=batch_tokens, update_tokens=update_tokens)
     assert batches_in_update(settings, processes) == batches
+    warning = larger_updates(settings, processes)
+    assert bool(warning) == (batches * batch_tokens >= 1.25 * update_tokens)
+    if warning:  # its advice helps
+        advised = TrainingConfig(batch_tokens=update_tokens // processes, update_tokens=update_tokens)
+        assert f"training.batch_tokens to {advised.batch_tokens:,}" in warning
+        assert not larger_updates(advised, processes)
 
 
 @pytest.mark.parametrize(

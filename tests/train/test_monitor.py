@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from simulmt.errors import MissingExtraError
+from simulmt.errors import SimulmtError
 from simulmt.train.batches import BatchPlan
 from simulmt.train.monitor import Monitor, UpdateReport, memory_gib
 from simulmt.train.state import Progress
@@ -183,5 +183,23 @@ def test_weights_and_biases_that_are_not_installed_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingExtraError, match=r"--wandb needs the extra 'wandb'"):
+    with pytest.raises(SimulmtError, match=r"^--wandb needs .*: pip install wandb$"):
         Monitor(tmp_path, wandb_project="project")
+
+
+def test_a_full_disk_ends_the_curves_and_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Full:
+        def add_scalar(self, *_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    for at_once in (True, False):
+        monitor = Monitor(tmp_path, log_every=1 if at_once else 1000)
+        monitor._curves = [Full()]
+        start(monitor)
+        with monitor:
+            monitor.update(report(1), Progress())
+            monitor.update(report(2), Progress())
+        assert capsys.readouterr().err.count("no more curves: [Errno 28] No space left on device") == 1

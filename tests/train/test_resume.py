@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,16 @@ import pytest
 import safetensors.torch
 import torch
 
+from simulmt.errors import CheckpointError
 from simulmt.train.checkpoint import CheckpointFolder
 from simulmt.train.loop import Outcome
 from simulmt.train.monitor import UpdateReport
+from simulmt.train.record import record_run
 from simulmt.train.settings import RunConfig
 from simulmt.train.state import Progress
 from simulmt.train.systems import load_model
 
-from .helpers import Recorder, fork, outcome_of, run, tiny
+from .helpers import ALONE, Recorder, fork, outcome_of, run, tiny
 
 
 class Slow(Recorder):
@@ -210,3 +214,21 @@ def test_stopped_again_and_again(config: RunConfig, undisturbed: dict[str, bytes
     names = [name for name in undisturbed if "update-000000015" not in name]
     assert {name: found.get(name) for name in names} == {name: undisturbed[name] for name in names}
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_finished_run_without_its_checkpoints_is_not_begun_anew(config: RunConfig, tmp_path: Path) -> None:
+    short = replace(config, training=replace(config.training, max_updates=2, validate_every=1))
+    run(short, tmp_path)
+    before = load_model(tmp_path)[0].state_dict()
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match="a finished run without its checkpoints; choose another run directory"):
+        run(config, tmp_path)
+    after = load_model(tmp_path)[0].state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b'{"config": {}}'])
+def test_a_damaged_record_is_named_with_its_cure(content: bytes, config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"run\.json: damaged; remove it"):
+        record_run(config, tmp_path, ALONE, warn=lambda _: None)

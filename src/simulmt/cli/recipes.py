@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 SHARED = (("train",), ("rewrite", "distil"), ("rewrite", "pseudo"))  # commands that several processes can share
 GO_ON = ("train", "sweep", "rewrite")  # commands that go on where a killed call was
 SCRATCH = "checkpoints"  # what a training run needs only while it lasts, and by far its largest part
+ASIDE = ("tensorboard",)  # what nothing is made from
 PRELOADED = ("simulmt.train.loop", "simulmt.train.export", "simulmt.eval.report", "simulmt.eval.evaluate")
 
 
@@ -88,12 +90,13 @@ def run(
         return
     todo = [standing for standing in chosen if standing.state != "done"]
     _check_possible(todo, standings, places)
+    _check_writable(places.work)
     jobs = jobs or (1 if _has_gpu() else _cores())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // jobs)))
     signal.signal(signal.SIGTERM, _stop)
     view = open_view(Console(stderr=True), len(chosen) - len(todo), len(todo))
     try:
-        program = Program(partial(perform, gpus=gpus), PRELOADED, GO_ON, SCRATCH)
+        program = Program(partial(perform, gpus=gpus), PRELOADED, GO_ON, SCRATCH, ASIDE)
         went_well = run_stages(todo, places, jobs, program, view)
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on from here", err=True)
@@ -104,14 +107,23 @@ def run(
         raise typer.Exit(1)
 
 
+def _check_writable(work: Path) -> None:
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=work).close()
+    except OSError as error:
+        raise DataError(f"--work {work}: cannot be written: {error.strerror}") from None
+
+
 def perform(words: list[str], gpus: int) -> int:
     """Run a command line of simulmt in this process, or, if it can be shared, in one for each GPU; its exit code."""
     from simulmt.cli import main
 
     if gpus > 1 and any(words[: len(verbs)] == [*verbs] for verbs in SHARED):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
-        # It inherits the lock of its stage: killed, it takes a while to end the others, and nobody may start meanwhile.
-        return subprocess.run([*torchrun, "-m", "simulmt", *words], check=False, close_fds=False).returncode
+        # Behind "--", or torchrun takes --run for the beginning of its own --run-path. It inherits the lock of its
+        # stage: killed, it takes a while to end the others, and nobody may start meanwhile.
+        return subprocess.run([*torchrun, "-m", "--", "simulmt", *words], check=False, close_fds=False).returncode
     sys.argv = ["simulmt", *words]
     try:
         main()

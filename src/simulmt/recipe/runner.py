@@ -27,6 +27,7 @@ from typing import Protocol
 from simulmt.recipe.plan import Places, Stage
 from simulmt.recipe.state import LOG, Basis, Standing, begin, finish, is_done
 
+LOCKS = ".locks"  # a directory beside those of the stages
 GRACE = 60.0  # seconds that a stage has to stop when it is told to
 GLANCE = 0.5  # seconds between two looks at what is running
 
@@ -39,6 +40,7 @@ class Program:
     modules: tuple[str, ...] = ()  # to be imported once for all stages
     go_on: tuple[str, ...] = ()  # commands that go on where a killed call was; others start afresh
     scratch: str = ""  # what a stage needs only while it lasts, in its directory; nothing if empty
+    aside: tuple[str, ...] = ()  # what it leaves there beside its result
 
 
 @dataclass(frozen=True)
@@ -163,12 +165,13 @@ def _perform(directory: Path, basis: Basis, words: list[str], program: Program) 
     """What the process of a stage does: run the command, and leave the record if it went well."""
     os.setsid()  # Ctrl-C on the terminal is for the runner, which passes it on
     threading.Thread(target=_die_with_runner, daemon=True).start()
-    locks = directory.parent / ".locks"
+    locks = directory.parent / LOCKS
     locks.mkdir(parents=True, exist_ok=True)
     with (locks / directory.name).open("w") as lock:
         os.set_inheritable(lock.fileno(), True)  # so that a command can hand it to what may outlive it
         fcntl.flock(lock, fcntl.LOCK_EX)  # a killed runner's process may still be dying, another runner be at it
         if is_done(directory, basis):
+            _tidy(directory, program)
             return
         begin(directory, basis, words[0] in program.go_on)
         _redirect(directory / LOG)
@@ -176,11 +179,17 @@ def _perform(directory: Path, basis: Basis, words: list[str], program: Program) 
         begun = time.monotonic()
         if code := program.run(words):
             sys.exit(code)
-        if program.scratch:
-            shutil.rmtree(directory / program.scratch, ignore_errors=True)
         used = os.times()
         cpu = used.user + used.system + used.children_user + used.children_system
-        finish(directory, basis, time.monotonic() - begun, cpu, datetime.now(UTC).isoformat(timespec="seconds"))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        finish(directory, basis, time.monotonic() - begun, cpu, now, {program.scratch, *program.aside})
+        _tidy(directory, program)
+
+
+def _tidy(directory: Path, program: Program) -> None:
+    """Throw away what a stage needed while it lasted, once its record is there: killed before, it still needs that."""
+    if program.scratch:
+        shutil.rmtree(directory / program.scratch, ignore_errors=True)
 
 
 def _redirect(log: Path) -> None:

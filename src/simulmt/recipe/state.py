@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -91,15 +91,17 @@ def survey(
             {name: standings[name].basis.fingerprint for name in stage.needs},
             code_of(stage),
         )
-        if ignore_code and earlier and replace(basis, code=earlier.code) == earlier:
-            basis = earlier
+        if earlier and (replace(basis, code=earlier.code) if ignore_code else basis) == earlier:
+            basis = earlier  # to the letter: 0 and 0.0 are equal, but their fingerprints are not
         standings[stage.name] = _standing(stage, basis, directory, record, begun)
     return standings
 
 
 def _standing(stage: Stage, basis: Basis, directory: Path, record: Record | None, begun: Basis | None) -> Standing:
+    if record is None and begun not in (None, basis):
+        return Standing(stage, basis, "new", ("what was begun is of no use", *basis.changes_since(begun)))
     if record is None:
-        return Standing(stage, basis, "begun" if begun == basis else "new")
+        return Standing(stage, basis, "new" if begun is None else "begun")
     reasons = tuple(_why_stale(directory, basis, record))
     return Standing(stage, basis, "stale" if reasons else "done", reasons)
 
@@ -117,6 +119,8 @@ def is_done(directory: Path, basis: Basis) -> bool:
 
 def is_foreign(directory: Path) -> bool:
     """Whether a directory holds something that no stage has left there."""
+    if directory.is_file():
+        return True
     names = {path.name for path in directory.iterdir()} if directory.exists() else set()
     return bool(names) and not names & {RECORD, BEGUN}
 
@@ -147,16 +151,26 @@ def _beside(directory: Path, kind: str) -> Path:
     return directory.with_name(f".{directory.name}.{kind}")
 
 
-def finish(directory: Path, basis: Basis, seconds: float, cpu_seconds: float, finished: str) -> None:
-    """Write the record, the last thing that a stage does but for throwing away what it replaces."""
+def finish(
+    directory: Path, basis: Basis, seconds: float, cpu_seconds: float, finished: str, aside: Set[str] = frozenset()
+) -> None:
+    """Write the record, the last thing that a stage does but for throwing away what it replaces.
+
+    What is called like something in `aside`, and what is hidden, does not count as its result.
+    """
     own = {RECORD, BEGUN, LOG, *(settings_file(directory, name).name for name in basis.settings)}
-    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name not in own)
-    sizes = {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
-    for path in files:
-        _synchronise(path)
+    names = sorted(path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
+    results = [name for name in names if name.name not in own and not _is_aside(name, aside)]
+    sizes = {name.as_posix(): (directory / name).stat().st_size for name in results}
+    for name in results:
+        _synchronise(directory / name)
     _write(directory / RECORD, Record(basis, sizes, round(seconds, 1), round(cpu_seconds, 1), finished))
     (directory / BEGUN).unlink()
     shutil.rmtree(_beside(directory, "old"), ignore_errors=True)
+
+
+def _is_aside(name: Path, aside: Set[str]) -> bool:
+    return name.parts[0] in aside or any(part.startswith(".") for part in name.parts)
 
 
 def read_record(directory: Path) -> Record | None:

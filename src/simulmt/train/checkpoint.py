@@ -25,7 +25,7 @@ from torch import Tensor
 from simulmt.errors import CheckpointError
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
-WRITING = ".writing"  # one name, so that what a kill leaves behind is found and removed
+WRITING, REPLACED = ".writing", ".replaced"  # always the same, so that what a kill leaves is found and removed
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ class CheckpointFolder:
                 found.append(self.load(update).update)
             except CheckpointError as error:
                 warn(f"{error}; going on without it")
+        if not updates:
+            raise CheckpointError(f"{self.folder}: no update was validated yet; raise training.max_updates")
         if not found:
             raise CheckpointError(f"{self.folder}: none of the best checkpoints is left, of updates {updates}")
         return found
@@ -112,16 +114,19 @@ class CheckpointFolder:
 @contextmanager
 def whole_directory(directory: Path) -> Iterator[Path]:
     """Yield an empty directory that replaces `directory` once the block has ended well; else nothing of it stays."""
-    temporary = directory.with_name(WRITING)
+    temporary, replaced = directory.with_name(WRITING), directory.with_name(REPLACED)
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
         for path in (*temporary.iterdir(), temporary):
             _sync(path)
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+        if directory.is_dir():
+            directory.rename(replaced)  # a directory cannot take the name of another, but half of one must not be seen
         temporary.rename(directory)
         _sync(directory.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     except Exception:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -40,6 +40,7 @@ from simulmt.train.systems import (
 )
 from simulmt.train.world import World
 
+FINAL = "final"  # the directory of the trained model, in that of its run
 EXPLOSION = 5.0  # a loss so many times its running average is taken for an accident
 
 
@@ -61,6 +62,8 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     system = system_of(config, dataset)
     checkpoints = CheckpointFolder(directory / "checkpoints")
     newest = checkpoints.load_latest(monitor.warn)
+    if newest is None and (directory / FINAL).exists():
+        raise CheckpointError(f"{directory}: a finished run without its checkpoints; choose another run directory")
     torch.manual_seed(settings.seed)
     model = build_model(system)
     if newest is None and config.init is not None:
@@ -76,6 +79,8 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     store, dev = DeviceStore(dataset.train, world.device), DeviceStore(dataset.dev, world.device)
     plan = BatchPlan(store.source_lengths, store.target_lengths, settings.batch_tokens, settings.seed)
     queue, batches = BatchQueue(store, plan), batches_in_update(settings, world.size)
+    if warning := larger_updates(settings, world.size):
+        monitor.warn(warning)
     compile_layers(model, settings, world.device)
     objective = world.distribute(_Objective(model, config))
     monitor.start(progress.update, settings.max_updates, model, plan)
@@ -130,6 +135,17 @@ def batches_in_update(settings: TrainingConfig, processes: int) -> int:
     """How many batches make an update, over all processes: a multiple of their number."""
     count = max(1, round(settings.update_tokens / settings.batch_tokens))
     return math.ceil(count / processes) * processes
+
+
+def larger_updates(settings: TrainingConfig, processes: int) -> str:
+    """What to tell the user if so many processes cannot share an update of the size that was asked for."""
+    tokens = batches_in_update(settings, processes) * settings.batch_tokens
+    if tokens < 1.25 * settings.update_tokens:
+        return ""
+    return (
+        f"{processes} processes make updates of {tokens:,} tokens, more than training.update_tokens "
+        f"({settings.update_tokens:,}); lower training.batch_tokens to {settings.update_tokens // processes:,}"
+    )
 
 
 def learning_rate(update: int, settings: TrainingConfig) -> float:
@@ -247,7 +263,7 @@ def _choose_final(
     directory: Path,
     world: World,
 ) -> Outcome:
-    """Write final/: the best checkpoint or the average of the best few, whichever validates better."""
+    """Write the trained model: the best checkpoint or the average of the best few, whichever validates better."""
     candidates = {"best": best[:1], "average of the best": best}
     scores, weights = {}, {}
     for name, updates in candidates.items():
@@ -259,9 +275,9 @@ def _choose_final(
     state.model.load_state_dict(weights[chosen])
     if world.is_first:
         facts = {"update": state.progress.update, "dev_bleu": scores, "chosen": chosen, "best_updates": best}
-        save_model(state.model, system, directory / "final", facts)
+        save_model(state.model, system, directory / FINAL, facts)
     world.wait()
-    return Outcome("finished", state.progress.update, scores[chosen], directory / "final")
+    return Outcome("finished", state.progress.update, scores[chosen], directory / FINAL)
 
 
 def _out_of_patience(progress: Progress, settings: TrainingConfig) -> bool:

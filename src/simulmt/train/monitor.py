@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
-from simulmt.errors import MissingExtraError
+from simulmt.errors import SimulmtError
 from simulmt.train.batches import BatchPlan
 from simulmt.train.state import Progress as RunProgress
 
@@ -161,8 +161,16 @@ class Monitor:
         return f"  {minutes:.0f} min left at most" if speed else ""
 
     def _record(self, tag: str, value: float, update: int) -> None:
-        for curve in self._curves:
-            curve.add_scalar(tag, value, update)
+        try:
+            for curve in self._curves:
+                curve.add_scalar(tag, value, update)
+        except OSError as error:
+            self._give_up_curves(error)
+
+    def _give_up_curves(self, error: OSError) -> None:
+        """A full disk must not stop a run that has room for its checkpoints yet."""
+        self._curves = []
+        self.warn(f"no more curves: {error}")
 
     def _say(self, message: str, style: str | None = None) -> None:
         if self._quiet:
@@ -176,8 +184,11 @@ class Monitor:
         if self._bar:
             self._bar.stop()
             self._bar = None
-        for curve in self._curves:
-            curve.close()
+        try:
+            for curve in self._curves:
+                curve.close()
+        except OSError as error:
+            self._give_up_curves(error)
 
 
 class _WeightsAndBiases:
@@ -185,7 +196,7 @@ class _WeightsAndBiases:
         try:
             import wandb  # type: ignore[import-not-found, unused-ignore]
         except ImportError:
-            raise MissingExtraError("--wandb", "wandb") from None
+            raise SimulmtError("--wandb needs Weights & Biases, which is not installed: pip install wandb") from None
         self._run = wandb.init(project=project, name=name, resume="allow", id=name)
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:

@@ -36,7 +36,7 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            earlier = json.loads(path.read_text(encoding="utf-8"))
+            earlier = _read(path)
             if earlier["data"] != record["data"]:
                 raise CheckpointError(f"{path}: the run was started on other data; choose another run directory")
             for change in _differences(_fixed(earlier["config"]), _fixed(record["config"])):
@@ -44,10 +44,24 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
             record["resumed"] = [*earlier.get("resumed", []), record["started"]]
             record["started"] = earlier["started"]
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
-    except (OSError, KeyError, json.JSONDecodeError) as error:
+    except OSError as error:
         raise CheckpointError(f"{path}: cannot record the run: {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The record of an earlier call."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if {"data", "config", "started"} <= record.keys():
+            return record
+    except (ValueError, AttributeError):
+        pass
+    raise CheckpointError(f"{path}: damaged; remove it, and the run goes on without its history")
 
 
 @contextmanager
