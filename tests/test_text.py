@@ -502,3 +502,19 @@ def test_vocabulary_settings_are_checked(wrong: dict[str, float], right: dict[st
 @pytest.mark.parametrize("edge", [{"character_coverage": 0.98}, {"sample": 101}])
 def test_what_the_settings_allow_can_be_learnt(tmp_path: Path, edge: dict[str, float]) -> None:
     assert Tokenizer.train(LINES, tmp_path / "v.model", VocabularySpec(size=30, **edge)).size == 30  # type: ignore[arg-type]
+
+
+def test_long_words_are_not_remembered(source_tokenizer: Tokenizer) -> None:
+    """Any client of a server can send them."""
+    tokenizer = Tokenizer(source_tokenizer.model)
+    short, long = "bridge", 10 * "bridge"
+    for word in (short, long, short, long):
+        assert list(tokenizer.encode_word(word)) == tokenizer.encode(word)
+    assert tokenizer._encode_short.cache_info().currsize == 1
+
+
+def test_a_vocabulary_with_damaged_pieces_is_none(source_tokenizer: Tokenizer) -> None:
+    piece = max(source_tokenizer.pieces[6:], key=len)
+    damaged = source_tokenizer.model.replace(piece.encode(), b"\xff" * len(piece.encode()), 1)
+    with pytest.raises(VocabularyError, match="mine: not a SentencePiece model"):
+        Tokenizer(damaged, "mine")

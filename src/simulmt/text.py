@@ -30,7 +30,8 @@ SPECIAL_SYMBOLS = ("<pad>", "<unk>", "<s>", "</s>", "<blank>", "<mask>")
 
 SPACE = "▁"  # how SentencePiece writes a space inside a piece
 LONGEST_WORD = 128  # a longer run of characters is cut, so that a stream without spaces stays bounded
-WORD_CACHE_SIZE = 1 << 18
+WORD_CACHE_SIZE = 1 << 16
+LONGEST_CACHED_WORD = 24  # characters; what strangers may send must not fill the memory
 
 # Han, kana and the punctuation that goes with them: written without spaces, so each counts as a word.
 _IDEOGRAPH = "\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff0f\uff1a-\uff20\U00020000-\U0003ffff"
@@ -96,17 +97,17 @@ class Tokenizer:
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
-        except RuntimeError:
+            self.size: int = self._processor.vocab_size()
+            self.pieces: list[str] = self._processor.id_to_piece(list(range(self.size)))
+        except (RuntimeError, UnicodeDecodeError):
             raise VocabularyError(f"{origin}: not a SentencePiece model") from None
-        self.size: int = self._processor.vocab_size()
-        self.pieces: list[str] = self._processor.id_to_piece(list(range(self.size)))
         if tuple(self.pieces[: len(SPECIAL_SYMBOLS)]) != SPECIAL_SYMBOLS:
             raise VocabularyError(
                 f"{origin}: its first pieces must be {' '.join(SPECIAL_SYMBOLS)}; train it with simulmt"
             )
         # A model for text without spaces was trained without the leading space that others put before a word.
         self.spaced: bool = self._processor.normalize("a").startswith(SPACE)
-        self.encode_word = lru_cache(maxsize=WORD_CACHE_SIZE)(self._encode_word)
+        self._encode_short = lru_cache(maxsize=WORD_CACHE_SIZE)(self._encode)
 
     @staticmethod
     def load(path: Path) -> Tokenizer:
@@ -163,7 +164,11 @@ class Tokenizer:
         detokenizer = Detokenizer(self)
         return "".join(detokenizer.push(token) for token in ids)
 
-    def _encode_word(self, word: str) -> tuple[int, ...]:
+    def encode_word(self, word: str) -> tuple[int, ...]:
+        """The ids of one word."""
+        return self._encode_short(word) if len(word) <= LONGEST_CACHED_WORD else self._encode(word)
+
+    def _encode(self, word: str) -> tuple[int, ...]:
         return tuple(self._processor.encode(word))
 
 

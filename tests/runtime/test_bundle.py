@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,18 @@ def test_a_damaged_manifest_is_named(bundle: Path, content: str) -> None:
         Bundle(bundle)
 
 
+def test_what_cannot_be_read_is_named(bundle: Path) -> None:
+    (bundle / MANIFEST).unlink()
+    (bundle / MANIFEST).mkdir()
+    with pytest.raises(BundleError, match=r"manifest\.json: cannot be read: Is a directory"):
+        Bundle(bundle)
+
+
+def test_a_name_that_no_file_can_have_is_no_model() -> None:
+    with pytest.raises(BundleError, match="x: no such model"):
+        find(5000 * "x")
+
+
 def test_a_bundle_without_a_manifest_is_none(bundle: Path) -> None:
     (bundle / MANIFEST).unlink()
     with pytest.raises(BundleError, match="not a complete model bundle"):
@@ -95,7 +108,18 @@ def test_an_incomplete_manifest_is_refused(bundle: Path) -> None:
         Bundle(bundle)
 
 
-@pytest.mark.parametrize(("key", "value"), [("kind", "magic"), ("longest", 1), ("spelling", 1), ("delays", [])])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("kind", "magic"),
+        ("longest", 1),
+        ("spelling", 1),
+        ("delays", []),
+        ("repeat_penalty", -1.0),
+        ("repeat_penalty", math.inf),
+        ("blank_penalties", [math.nan, 0.0, 0.0, 0.0]),
+    ],
+)
 def test_an_impossible_configuration_is_named(bundle: Path, key: str, value: Any) -> None:
     change(bundle / CONFIG, **{key: value})
     _trust_sizes(bundle)

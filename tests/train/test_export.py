@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from onnx import numpy_helper
 
 from simulmt.errors import BundleError, ConfigError
 from simulmt.model.ctc import CTCModel
@@ -52,19 +55,47 @@ def test_what_was_measured_is_in_the_card(network: Trained, tmp_path: Path) -> N
     assert card.endswith("\n## Data\n\nNone at all.\n")
 
 
+@pytest.mark.parametrize("error", [1e-2, math.nan])
 def test_a_graph_that_differs_from_the_model_is_not_written(
-    network: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: float, network: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(model: CTCModel, longest: int, precision: Precision) -> Graph:
-        model.length_projection.bias[0] += 1e-2
+        right = model.length_projection.bias[0].clone()
+        model.length_projection.bias[0] += error
         graph = ctc_graph(model, longest, precision)
-        model.length_projection.bias[0] -= 1e-2
+        model.length_projection.bias[0] = right
         return graph
 
     monkeypatch.setattr(module, "ctc_graph", wrong)
     with pytest.raises(BundleError, match=r"export refused: onnxruntime is .* off the trained model"):
         export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_that_chooses_other_symbols_is_not_written(
+    network: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rewarding(graph: Graph, *arguments: Any, **options: Any) -> None:
+        """The penalty is given instead of taken; the scores, which come before it, stay as they are."""
+        choose(graph, *arguments, **options)
+        for tensor in graph._tensors:
+            once = numpy_helper.to_array(tensor)
+            if once.size == network.target.size and once.min() == -1 == once.sum():
+                tensor.CopyFrom(numpy_helper.from_array(-once, tensor.name))
+
+    choose = Graph.choose
+    monkeypatch.setattr(Graph, "choose", rewarding)
+    with pytest.raises(BundleError, match="export refused: at delay 1 onnxruntime chooses other symbols"):
+        export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_beside_the_bundle_is_touched(network: Trained, tmp_path: Path) -> None:
+    (tmp_path / "bundle.draft").mkdir()
+    (tmp_path / "bundle.draft" / "thesis.txt").write_text("mine")
+    export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "bundle.draft"]
+    assert (tmp_path / "bundle.draft" / "thesis.txt").read_text() == "mine"
 
 
 def test_int8_that_chooses_other_symbols_is_not_written(network: Trained, tmp_path: Path) -> None:

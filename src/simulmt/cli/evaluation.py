@@ -166,7 +166,7 @@ def _bundle_jobs(models: Sequence[str], delays: Sequence[int]) -> Iterator[Bundl
 
     systems: defaultdict[str, list[Bundle]] = defaultdict(list)
     for text in models:
-        name, equals, path = text.partition("=")
+        name, equals, path = ("", "", text) if Path(text).exists() else text.partition("=")
         bundle = Bundle(find(path if equals else text))
         systems[check_system_name(name if equals else bundle.name)].append(bundle)
     for system, bundles in systems.items():

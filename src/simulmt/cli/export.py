@@ -46,7 +46,10 @@ def export(
     ] = None,
     tune_penalty: Annotated[
         bool,
-        typer.Option("--tune-penalty", help="CTC: choose the penalty of each delay by BLEU on the development set."),
+        typer.Option(
+            "--tune-penalty",
+            help="CTC: choose the blank penalty of each delay by BLEU on the development set, repeats unpunished.",
+        ),
     ] = False,
     repeat_penalty: Annotated[
         float,

@@ -13,8 +13,10 @@ Sizes are checked at every load, checksums by `verify`, since reading all the we
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -75,7 +77,10 @@ class BundleConfig:
             f"blank_penalties must be one for each of the {len(self.delays)} delays",
         )
 
-        require(self.repeat_penalty >= 0, f"repeat_penalty must not be negative, got {self.repeat_penalty}")
+        require(
+            all(map(math.isfinite, self.blank_penalties)), f"blank_penalties must be finite: {self.blank_penalties}"
+        )
+        require(0 <= self.repeat_penalty < math.inf, f"repeat_penalty must be 0 or more, got {self.repeat_penalty}")
         require(self.kind == "ctc" or not self.repeat_penalty, "repeat_penalty is for ctc only")
 
     def blank_penalty(self, delay: int) -> float:
@@ -152,9 +157,10 @@ def find(name_or_path: str | Path) -> Path:
     shipped = SHIPPED / str(name_or_path)
     if str(name_or_path) in shipped_names():
         return shipped
-    path = Path(name_or_path)
-    if path.is_dir():
-        return path
+    with suppress(OSError):  # for a name that is too long, say
+        path = Path(name_or_path)
+        if path.is_dir():
+            return path
     names = ", ".join(shipped_names()) or "none"
     raise BundleError(f"{name_or_path}: no such model; give the path of a bundle or one that is shipped ({names})")
 
@@ -212,6 +218,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         table = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BundleError(f"{path}: missing; {path.parent} is not a complete model bundle") from None
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError:
         raise BundleError(f"{path}: damaged (not JSON); copy or export the bundle again") from None
     if not isinstance(table, dict):

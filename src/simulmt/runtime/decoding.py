@@ -109,10 +109,10 @@ class CTCDecoder:
         self.caches = Caches([session])
         self._graph = GraphRunner(session, self.caches)
         penalty = self.config.repeat_penalty
-        self._repeats = Repeats(bundle.target.pieces, penalty) if penalty else None
+        self.repeats = Repeats(bundle.target.pieces, penalty) if penalty else None
 
     def open(self, beam: int) -> CTCSentence:
-        return CTCSentence(beam, self._repeats)
+        return CTCSentence(beam, self.repeats)
 
     def advance(self, sentences: Sequence[CTCSentence]) -> list[list[Written]]:
         """Compute something for each of these sentences, all of which are due; what each of them wrote."""
@@ -145,7 +145,7 @@ class CTCDecoder:
     def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:
         if batch[0].search is not None:
             return ["scores"]
-        return ["symbols"] if self._repeats is None else ["symbols", "scores"]
+        return ["symbols"] if self.repeats is None else ["symbols", "scores"]
 
     def _frames(self, binding: Binding, batch: Sequence[CTCSentence]) -> Array:
         """The symbols [B N F] of these sentences, or with a beam the log-probabilities [B N F V]."""
@@ -154,11 +154,11 @@ class CTCDecoder:
             found["scores"][..., BLANK] -= binding.inputs["penalty"][..., 0]
         if batch[0].search is not None:
             return log_softmax(found["scores"])
-        if self._repeats is None:
+        if self.repeats is None:
             return found["symbols"].copy()  # the next batch may be written to the same place
         B, N, F, V = found["scores"].shape
         symbols, scores = found["symbols"].reshape(B, N * F).tolist(), found["scores"].reshape(B, N * F, V)
-        choices = map(self._repeats.choose, symbols, scores, (sentence.collapse for sentence in batch))
+        choices = map(self.repeats.choose, symbols, scores, (sentence.collapse for sentence in batch))
         return np.array(list(choices)).reshape(B, N, F)
 
     def _fill(self, binding: Binding, batch: Sequence[CTCSentence], due: Sequence[Sequence[Due]]) -> None:

@@ -7,6 +7,7 @@ is then held to the trained model by the symbols it chooses and, where there is 
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,8 +93,8 @@ def export(
     """Write a bundle; `card` (data, scores, licences) is added to its README, `development` is (source, reference)."""
     if directory.exists():
         raise BundleError(f"{directory}: exists already; remove it or export to another place")
-    draft = directory.with_name(f"{directory.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         described = _export_checked(trained, draft, config, card, development)
         draft.joinpath(config.precision).rename(directory)
@@ -157,10 +158,26 @@ def _check_fp32(trained: Trained, bundle: Bundle) -> dict[str, Any]:
     largest = 0.0
     for delay in bundle.config.delays or (None,):
         for expected, found in _log_probabilities(trained, bundle, _random_pairs(trained, bundle), delay):
-            largest = max(largest, float(np.abs(expected - found).max()))
+            largest = float(np.maximum(largest, np.abs(expected - found).max()))  # unlike max() it passes on NaN
     if not largest <= TOLERANCE:
         raise BundleError(f"export refused: onnxruntime is {largest:.1e} off the trained model, more than {TOLERANCE}")
+    _check_symbols(trained, bundle)
     return {"fp32_largest_difference": largest}
+
+
+def _check_symbols(trained: Trained, bundle: Bundle) -> None:
+    """Hold the symbols that greedy streams of a CTC model get from the graph to its own, where these are clear."""
+    if not isinstance(trained.model, CTCModel):
+        return
+    decoder = CTCDecoder(bundle, threads=0)
+    decoder.repeats = None  # which is not the graph's
+    sources = [pair.source for pair in _random_pairs(trained, bundle)]
+    for delay in bundle.config.delays:
+        for tokens, found in zip(sources, _ctc_found(decoder, sources, delay, beam=1), strict=True):
+            expected = _ctc_expected(trained.model, tokens, delay, bundle.config.blank_penalty(delay))
+            second, best = np.partition(expected, -2)[:, -2:].T
+            if np.any((expected.argmax(-1) != found) & (best - second > TOLERANCE)):
+                raise BundleError(f"export refused: at delay {delay} onnxruntime chooses other symbols than the model")
 
 
 def _check_int8(
@@ -231,9 +248,13 @@ def _ctc_log_probabilities(
     for start in range(0, len(pairs), TOGETHER):
         group = [pair.source for pair in pairs[start : start + TOGETHER]]
         for tokens, found in zip(group, _ctc_found(decoder, group, delay), strict=True):
-            logits = model(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay)[0]
-            logits[:, BLANK] -= decoder.config.blank_penalty(delay)
-            yield logits.log_softmax(-1).numpy(), found
+            yield _ctc_expected(model, tokens, delay, decoder.config.blank_penalty(delay)), found
+
+
+def _ctc_expected(model: CTCModel, tokens: Sequence[int], delay: int, blank_penalty: float) -> Array:
+    logits = model(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay)[0]
+    logits[:, BLANK] -= blank_penalty
+    return logits.log_softmax(-1).numpy()
 
 
 def _seq2seq_log_probabilities(
@@ -245,10 +266,10 @@ def _seq2seq_log_probabilities(
 
 
 class _Recorded(CTCSentence):
-    """A sentence that writes nothing and keeps the log-probabilities of its frames."""
+    """A sentence that writes nothing and keeps its frames: symbols, or with a beam log-probabilities."""
 
-    def __init__(self) -> None:
-        super().__init__(beam=2)  # with a beam the decoder hands out log-probabilities
+    def __init__(self, beam: int) -> None:
+        super().__init__(beam)
         self.frames: list[Array] = []
 
     def write(self, frames: Array, due: Due) -> Written:
@@ -256,9 +277,9 @@ class _Recorded(CTCSentence):
         return Written([], due.position, due.trigger)
 
 
-def _ctc_found(decoder: CTCDecoder, sentences: Sequence[Sequence[int]], delay: int) -> list[Array]:
+def _ctc_found(decoder: CTCDecoder, sentences: Sequence[Sequence[int]], delay: int, beam: int = 2) -> list[Array]:
     """By the runtime, all sentences side by side and token by token."""
-    recorded = [_Recorded() for _ in sentences]
+    recorded = [_Recorded(beam) for _ in sentences]
     for index in range(max(map(len, sentences))):
         for sentence, tokens in zip(recorded, sentences, strict=True):
             if index + 1 < len(tokens):
