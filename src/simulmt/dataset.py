@@ -9,14 +9,15 @@ dev.reference  dev.reference2   its references, one set a file; scores are compu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from simulmt.corpus import Corpus, Pair, read_lines
 from simulmt.errors import DataError, VocabularyError
-from simulmt.store import Filters, SideManifest, TokenStore, prepare
+from simulmt.store import Filters, SideManifest, TokenStore, prepare, refuse_to_lose
 from simulmt.text import Tokenizer, VocabularySpec
 
 SOURCE_SPEC = VocabularySpec(normalization="nmt_nfkc_cf")
@@ -57,13 +58,15 @@ def prepare_dataset(
     overwrite: bool = False,
     progress: Callable[[str, int], None] = lambda _stage, _pairs: None,
     more_references: Sequence[Sequence[str]] = (),
+    vocabularies: Path | None = None,
 ) -> Dataset:
     """Learn both vocabularies from the training text and encode training and development sets.
 
     Vocabularies that lie in the directory already are used as they are, so that several corpora can share them.
     `progress` is told the stage and how many pairs of it are done. `more_references` are further translations of the
-    development set, beside the one in `dev`.
+    development set, beside the one in `dev`. `vocabularies` is another data directory, to take them from.
     """
+    _begin(directory, overwrite, {} if vocabularies is None else _read_models(vocabularies))
     progress("vocabularies", 0)
     source = _vocabulary(directory / "source.model", source_spec, (pair.source for pair in _pairs(train)))
     target = _vocabulary(directory / "target.model", target_spec, (pair.target for pair in _pairs(train)))
@@ -115,6 +118,45 @@ def _reference_path(directory: Path, number: int) -> Path:
 def _check_vocabulary(path: Path, tokenizer: Tokenizer, encoded: SideManifest) -> None:
     if hashlib.sha256(tokenizer.model).hexdigest() != encoded.tokenizer_sha256:
         raise VocabularyError(f"{path}: not the vocabulary that the data beside it was encoded with; prepare it again")
+
+
+def _begin(directory: Path, overwrite: bool, models: Mapping[str, bytes]) -> None:
+    """Write these vocabularies, once it is sure that neither stores nor other vocabularies get lost."""
+    try:
+        for name in ("train", "dev"):
+            refuse_to_lose(directory / name, overwrite)
+        missing = [name for name, model in models.items() if not _is_there(directory / name, model)]
+        for name in missing:
+            _write_whole(directory / name, models[name])
+    except OSError as error:
+        raise DataError(f"{directory}: cannot be written: {error}") from None
+
+
+def _is_there(path: Path, model: bytes) -> bool:
+    """Whether a vocabulary is there already; DataError if it is another one."""
+    if not path.exists():
+        return False
+    if path.read_bytes() != model:
+        raise DataError(f"{path}: not the one in --vocabularies; choose another --output, or remove it on purpose")
+    return True
+
+
+def _read_models(vocabularies: Path) -> dict[str, bytes]:
+    try:
+        return {name: Tokenizer.load(vocabularies / name).model for name in ("source.model", "target.model")}
+    except VocabularyError as error:
+        raise VocabularyError(f"--vocabularies: {error}") from None
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that under its name it is whole or absent, whenever this is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.writing")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def _vocabulary(path: Path, spec: VocabularySpec, lines: Iterator[str]) -> Tokenizer:

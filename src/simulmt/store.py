@@ -308,12 +308,12 @@ def _replacing(directory: Path, overwrite: bool) -> Iterator[Path]:
     directory = directory.resolve()  # so that a link stays one, and what it points to is replaced
     partial, replaced = (directory.with_name(f".{directory.name}.{uuid.uuid4().hex}") for _ in range(2))
     try:
-        _refuse_to_lose(directory, overwrite)
+        refuse_to_lose(directory, overwrite)
         partial.mkdir(parents=True)
         yield partial
         for path in (*partial.iterdir(), partial):
             _flush_to_disk(path)
-        _refuse_to_lose(directory, overwrite)  # it may have appeared meanwhile
+        refuse_to_lose(directory, overwrite)  # it may have appeared meanwhile
         if directory.exists():
             directory.rename(replaced)
         partial.rename(directory)
@@ -325,12 +325,12 @@ def _replacing(directory: Path, overwrite: bool) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _refuse_to_lose(directory: Path, overwrite: bool) -> None:
+def refuse_to_lose(directory: Path, overwrite: bool) -> None:
     """Raise DataError if `directory` exists, unless it is a token store that may be overwritten."""
     if not directory.exists():
         return
     if not overwrite:
-        raise DataError(f"{directory}: already exists; choose another directory or overwrite it on purpose")
+        raise DataError(f"{directory}: already exists; choose another directory or replace it with --overwrite")
     if not directory.is_dir() or {path.name for path in directory.iterdir()} - {MANIFEST, *DATA_FILES}:
         raise DataError(f"{directory}: is not (only) a token store, so it is not overwritten; choose another directory")
 

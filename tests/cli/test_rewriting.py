@@ -115,6 +115,39 @@ def test_reordering_by_links_of_its_own(capsys: pytest.CaptureFixture[str], monk
     assert calls == [2, 2]
 
 
+GOLD = "0-0 1-1\n"
+
+
+@pytest.mark.parametrize(("ending", "option"), [("links", "--target-unit word"), ("words", "--cut-chinese --links l")])
+def test_what_somebody_else_made_is_not_replaced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ending: str, option: str
+) -> None:
+    from simulmt.eval import aligners
+
+    monkeypatch.setattr(aligners, "align_with_eflomal", lambda pairs: [{(1, 1)} for _ in pairs])
+    monkeypatch.setattr(aligners, "cut_chinese", lambda lines: ([*line] for line in lines))
+    for name, text in (("gold.source", "a b\n"), ("gold.target", "河桥\n"), ("l", "0-1 1-0\n")):
+        Path(name).write_text(text, encoding="utf-8")
+    command = f"rewrite reorder --source gold.source --target gold.target --output {ending}/gold {option}"
+    kept = Path(ending, f"gold.{ending}")
+    kept.parent.mkdir()
+    kept.write_text(GOLD, encoding="utf-8")
+    refused = call(*command.split(), capture=capsys)
+    assert_refused(refused, 1, f"{kept}: is there already", "--overwrite")
+    assert kept.read_text(encoding="utf-8") == GOLD
+    for again in ("--overwrite", ""):
+        done = call(*command.split(), *again.split(), capture=capsys)
+        assert done.returncode == 0, done.stderr
+        assert kept.read_text(encoding="utf-8") == {"links": "0-0\n", "words": "河 桥\n"}[ending]
+
+
+def test_cutting_does_not_replace_its_own_input(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("cut.words").write_text("河桥\n", encoding="utf-8")
+    command = "rewrite reorder --source text/dev.source --target cut.words --output cut --cut-chinese --overwrite"
+    assert_refused(call(*command.split(), capture=capsys), 2, "would replace its own input cut.words")
+    assert lines("cut.words") == ["河桥"]
+
+
 def test_whoever_shares_the_work_aligns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from simulmt.eval import aligners
 
@@ -161,7 +194,22 @@ def test_joining(capsys: pytest.CaptureFixture[str]) -> None:
         ("pseudo teacher --data data --source text/dev.source --output new --device cpu", 2, ["need a wait-k model"]),
         ("pseudo wait-k --data data --source text/dev.source --output new --delay 0 --device cpu", 2, ["--delay"]),
         ("distil teacher --data data --source text/dev.source --output new --beam 0", 2, ["--beam"]),
-        ("distil teacher --data data --source text/dev.source --output text/dev --device cpu", 1, ["--overwrite"]),
+        ("distil teacher --data data --source text/dev.source --output text/test --device cpu", 1, ["--overwrite"]),
+        (
+            "distil teacher --data data --source text/dev.source --output new --device mps",
+            2,
+            ["--device mps", "cuda:N"],
+        ),
+        (
+            "speech --source text/dev.source --target text/dev.target --output text/dev --overwrite",
+            2,
+            ["--output text/dev: would replace its own input text/dev.source; choose another"],
+        ),
+        (
+            "reorder --source text/dev.source --target text/test.target --output text/test --overwrite",
+            2,
+            ["--output text/test: would replace its own input text/test.target"],
+        ),
         ("distil teacher --data data --source text/dev.source", 2, ["--output"]),
         (
             "reorder --source text/dev.source --target text/dev.target --links text/test.links --output new",

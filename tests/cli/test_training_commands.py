@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         finished = simulmt(*command.split(), cwd=folder)
         assert finished.returncode == 0, finished.stderr
     return folder
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class TestPreparing:
@@ -144,8 +149,47 @@ class TestFromTextToTranslation:
         assert taken.returncode == 0, taken.stderr
         for name in ("source.model", "target.model"):
             assert (data / name).read_bytes() == (folder / "data" / name).read_bytes()
-        refused = call("prepare", *files, *dev, "--vocabularies", tmp_path, "--output", data, capture=capsys)
-        assert_refused(refused, 1, "--vocabularies")
+        new = tmp_path / "new"
+        refused = call("prepare", *files, *dev, "--vocabularies", tmp_path, "--output", new, capture=capsys)
+        assert_refused(refused, 1, "--vocabularies", "source.model")
+        assert not new.exists()
+
+    @pytest.mark.parametrize(
+        ("stores", "options", "mentioned"),
+        [
+            (["train", "dev"], "--vocabularies other", ["data/train: already exists", "--overwrite"]),
+            (["dev"], "--vocabularies other", ["data/dev: already exists", "--overwrite"]),
+            (["train"], "", ["data/train: already exists", "--overwrite"]),
+            (["train", "dev"], "--vocabularies other --overwrite", ["data/target.model", "--vocabularies", "--output"]),
+            ([], "--vocabularies other", ["data/target.model", "--vocabularies", "--output"]),
+        ],
+    )
+    def test_finished_data_keep_their_vocabularies(
+        self,
+        folder: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        stores: list[str],
+        options: str,
+        mentioned: list[str],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(folder / "data", "data")
+        for store in {"train", "dev"} - {*stores}:
+            shutil.rmtree(f"data/{store}")
+        if not stores:  # the other vocabulary must be found before this one is written
+            Path("data/source.model").unlink()
+        Path("other").mkdir()
+        for name in ("source.model", "target.model"):
+            shutil.copyfile(folder / "data" / "source.model", f"other/{name}")
+        before = contents(Path("data"))
+        text = folder / "text"
+        files = ("--source", text / "train.source", "--target", text / "train.target")
+        dev = ("--dev-source", text / "dev.source", "--dev-target", text / "dev.target")
+        refused = call("prepare", *files, *dev, "--output", "data", *options.split(), capture=capsys)
+        assert_refused(refused, 1, *mentioned)
+        assert contents(Path("data")) == before
 
     def test_the_bundle_is_sound_and_says_what_it_is(self, folder: Path) -> None:
         bundle = Bundle(folder / "bundle")
@@ -238,6 +282,7 @@ class TestFromTextToTranslation:
             ("train config.toml --run new --set data=text", 1, ["text: there is no source.model", "simulmt prepare"]),
             ("train config.toml --run config.toml", 1, ["config.toml: cannot be written"]),
             ("train config.toml --run new --device gpu", 2, ["gpu"]),
+            ("train config.toml --run new --device mps", 2, ["--device mps", "auto, cpu, cuda or cuda:N"]),
         ],
     )
     def test_what_does_not_fit_is_refused(

@@ -4,7 +4,7 @@ import gzip
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +310,49 @@ def reordered(folder: Path, source: str, target: str, links: str, unit: Any = "w
     reorder_corpus(*paths, folder / "out", ("word", unit))
     (line,) = lines(folder / "out.target")
     return line
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+class TestOwnInputs:
+    """No rewriting replaces what it reads, whatever is asked for."""
+
+    @pytest.fixture(autouse=True)
+    def texts(self, tmp_path: Path) -> Iterator[None]:
+        """They are there afterwards as before."""
+        for name in ("mine.source", "mine.target", "other.source", "other.target", "other.links"):
+            write(tmp_path / name, [] if name == "other.links" else ["a b", "c d"])
+        before = sorted(tmp_path.rglob("*"))
+        yield
+        assert sorted(tmp_path.rglob("*")) == before
+        assert lines(tmp_path / "mine.source") == lines(tmp_path / "mine.target") == ["a b", "c d"]
+
+    @pytest.mark.parametrize("read", [0, 1, 2])
+    def test_of_reordering(self, tmp_path: Path, read: int, overwrite: bool) -> None:
+        paths = [tmp_path / f"other.{name}" for name in ("source", "target", "links")]
+        paths[read] = tmp_path / "mine.target"
+        source, target, links = paths
+        with pytest.raises(ConfigError, match=r"mine: would replace its own input .*mine\.target"):
+            reorder_corpus(source, target, links, tmp_path / "mine", overwrite=overwrite)
+
+    @pytest.mark.parametrize("read", [0, 1])
+    def test_of_speech_and_joining(self, tmp_path: Path, read: int, overwrite: bool) -> None:
+        paths = [tmp_path / "other.source", tmp_path / "other.target"]
+        other = JoinedSet(paths[0], paths[1])
+        paths[read] = tmp_path / "mine.source"
+        with pytest.raises(ConfigError, match=r"mine: would replace its own input .*mine\.source"):
+            speech_corpus(paths[0], paths[1], tmp_path / "mine", SpeechConfig(), overwrite)
+        with pytest.raises(ConfigError, match=r"mine: would replace its own input .*mine\.source"):
+            join_corpora([other, JoinedSet(paths[0], paths[1])], tmp_path / "mine", overwrite)
+
+    @pytest.mark.parametrize("read", ["mine.source", "model.json"])
+    def test_of_translation(
+        self, tmp_path: Path, teacher: Path, data: Path, monkeypatch: pytest.MonkeyPatch, read: str, overwrite: bool
+    ) -> None:
+        monkeypatch.setattr(rewriting, "load_model", lambda _: pytest.fail("the model was loaded"))
+        prefix = tmp_path / "mine" if read == "mine.source" else teacher / "model"
+        with pytest.raises(ConfigError, match=f"would replace its own input .*{read}"):
+            translate_corpus(teacher, data, tmp_path / "mine.source", prefix, DISTIL, CPU, overwrite)
+        assert (teacher / "model.json").exists()
 
 
 class TestJoining:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulmt.errors import DataError
+from simulmt.errors import ConfigError, DataError
 from simulmt.train import shards
-from simulmt.train.shards import Job, Left, Progress, Rewritten, alone, rewrite
+from simulmt.train.shards import Job, Left, Progress, Rewritten, alone, keep, rewrite
 
 from .helpers import fork
 
@@ -28,7 +28,7 @@ def shout(part: Sequence[str]) -> list[Rewritten]:
 
 
 def job(folder: Path, **changes: object) -> Job:
-    return Job(folder / "out", {"what": "shout"}, **{"shard_lines": 5, **changes})  # type: ignore[arg-type]
+    return Job(folder / "out", {"what": "shout"}, **{"inputs": (), "shard_lines": 5, **changes})  # type: ignore[arg-type]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -113,11 +113,18 @@ def run_slowly(folder: Path) -> None:
     rewrite(job(folder, shard_lines=2), lambda: LINES, slow)
 
 
-def run_with_a_log(folder: Path, log: Path) -> None:
+def run_with_the_others(folder: Path, log: Path, together: Barrier) -> None:
+    """Each waits in its first shard until all are in one."""
+    begun = False
+
     def work(part: Sequence[str]) -> list[Rewritten]:
+        nonlocal begun
+        if not begun:
+            together.wait()
+        begun = True
         with log.open("a") as file:
             file.write(f"{part[0]}\n")
-        return slow(part)
+        return shout(part)
 
     rewrite(job(folder, shard_lines=1), lambda: LINES, work)
 
@@ -144,7 +151,8 @@ def test_killed_processes_cost_nothing_but_their_shard(tmp_path: Path, processes
 
 def test_processes_share_the_shards(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    finish([fork(run_with_a_log, tmp_path / "shared", log) for _ in range(3)])
+    together = multiprocessing.get_context("forkserver").Barrier(3, timeout=60)
+    finish([fork(run_with_the_others, tmp_path / "shared", log, together) for _ in range(3)])
     assert sorted(log.read_text().splitlines()) == sorted(LINES)
 
 
@@ -181,6 +189,114 @@ def test_what_others_made_is_replaced_on_purpose_only(
     assert sorted(folder.rglob("*")) == kept
     rewrite(job(folder, overwrite=True), lambda: LINES, shout)
     assert files(folder) == expected
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["out.source", "out.target", "out.json", "out.shards/text", "link"])
+def test_an_input_is_never_replaced(tmp_path: Path, name: str, overwrite: bool) -> None:
+    (tmp_path / "out.shards").mkdir()
+    (tmp_path / "link").symlink_to("out.source")
+    (tmp_path / name).write_text("mine", encoding="utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match=rf"^--output .*/out: would replace its own input .*/{name}; choose another$"):
+        job(tmp_path, inputs=[tmp_path / "elsewhere", tmp_path / name], overwrite=overwrite)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / name).read_text(encoding="utf-8") == "mine"
+
+
+def test_inputs_beside_the_result_do_not_matter(tmp_path: Path) -> None:
+    for name in ("out", "out.source.gz", "source", "other.source"):
+        (tmp_path / name).touch()
+    made = rewrite(job(tmp_path, inputs=[*tmp_path.iterdir()]), lambda: LINES, shout)
+    assert made["kept"] == 20
+
+
+class TestKeeping:
+    """A file that is made once: by its own command, or not touched."""
+
+    @staticmethod
+    def keep(folder: Path, text: str, overwrite: bool = False) -> str:
+        path = keep(folder / "out.links", {"text": text}, overwrite, lambda: [f"{text} {time.monotonic_ns()}"])
+        return path.read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_it_is_made_once(self, tmp_path: Path, overwrite: bool) -> None:
+        first = self.keep(tmp_path, "a", overwrite)
+        assert first.startswith("a ")
+        assert self.keep(tmp_path, "a", overwrite) == first
+
+    def test_that_of_another_text_is_replaced_on_purpose_only(self, tmp_path: Path) -> None:
+        first = self.keep(tmp_path, "a")
+        with pytest.raises(DataError, match=r"out\.links: is there already.*--overwrite"):
+            self.keep(tmp_path, "b")
+        assert self.keep(tmp_path, "a") == first
+        assert self.keep(tmp_path, "b", overwrite=True).startswith("b ")
+
+    @pytest.mark.parametrize("record", [None, "", "[]", "{}", "its own"])
+    def test_that_of_somebody_else_is_replaced_on_purpose_only(self, tmp_path: Path, record: str | None) -> None:
+        path, beside = tmp_path / "out.links", tmp_path / "out.links.json"
+        if record == "its own":
+            self.keep(tmp_path, "a")
+        elif record is not None:
+            beside.write_text(record, encoding="utf-8")
+        path.write_text("gold\n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"out\.links: is there already.*--overwrite"):
+            self.keep(tmp_path, "a")
+        assert path.read_text(encoding="utf-8") == "gold\n"
+        assert self.keep(tmp_path, "a", overwrite=True).startswith("a ")
+
+    def test_what_cannot_be_made_replaces_nothing(self, tmp_path: Path) -> None:
+        def fail() -> list[str]:
+            raise PowerCutError
+
+        first = self.keep(tmp_path, "a")
+        with pytest.raises(PowerCutError):
+            keep(tmp_path / "out.links", {"text": "b"}, True, fail)
+        assert self.keep(tmp_path, "a") == first
+
+    @pytest.mark.parametrize("cut", ["out.links.json", "out.links"])
+    def test_after_a_kill_it_is_no_stranger(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
+        replace = Path.replace
+
+        def cut_short(self: Path, target: Path) -> Path:
+            if target.name == cut:
+                raise PowerCutError
+            return replace(self, target)
+
+        self.keep(tmp_path, "a")
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", cut_short)
+            with pytest.raises(PowerCutError):
+                self.keep(tmp_path, "b", overwrite=True)
+        assert self.keep(tmp_path, "b").startswith("b ")
+
+
+@pytest.mark.parametrize("method", ["open", "is_dir"])
+def test_another_finishes_just_when_a_lock_is_made(
+    tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The folder of the lock goes between mkdir and open, or when mkdir has seen that there is one."""
+    unfinished(tmp_path / "new")
+    folder, original = tmp_path / "new" / "out.shards" / job(tmp_path).identity, getattr(Path, method)
+
+    def too_late(self: Path, *arguments: Any, **options: Any) -> Any:
+        if self == folder or (self.suffix == ".lock" and self.parent == folder):
+            monkeypatch.setattr(Path, method, original)
+            rewrite(job(tmp_path / "new"), lambda: LINES, shout)
+            assert not folder.exists()
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, method, too_late)
+    rewrite(job(tmp_path / "new"), lambda: LINES, lambda _: pytest.fail("what is done was done again"))
+    assert getattr(Path, method) is original
+    assert files(tmp_path / "new") == expected
+
+
+def test_a_file_where_the_shards_belong_is_no_reason_to_try_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "out.shards").mkdir()
+    (tmp_path / "out.shards" / job(tmp_path).identity).touch()
+    with pytest.raises(DataError, match="out: cannot be written"):
+        rewrite(job(tmp_path), lambda: LINES, shout)
 
 
 def run_over_others(folders: Sequence[Path], together: Barrier) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +45,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Make new training text from old: distil, pseudo, reorder, speech, join.\n\nEvery command goes on where a "
     "killed one was, and returns at once when its result is there. Several processes share the work of one command: "
-    "start it under torchrun --nproc-per-node N -m simulmt, or several times.",
+    "start it under torchrun --nproc-per-node N -m -- simulmt, or several times.",
 )
 
 
@@ -132,13 +131,14 @@ def reorder(
     """
     with _needing_train("simulmt rewrite reorder"):
         from simulmt.train.rewrite import reorder_corpus
-        from simulmt.train.shards import alone, writing
+        from simulmt.train.shards import WRITTEN, alone, refuse_own_inputs, writing
 
+    refuse_own_inputs(output, (source, target), (*WRITTEN, "words", "links"))
     with writing(output), alone(output):
         if cut_chinese:
-            target, target_unit = _cut(target, output.with_name(f"{output.name}.words")), UnitChoice.WORD
+            target, target_unit = _cut(target, output.with_name(f"{output.name}.words"), overwrite), UnitChoice.WORD
         units = _unit(source, source_unit), _unit(target, target_unit)
-        aligned = links or _align(source, target, units, output.with_name(f"{output.name}.links"))
+        aligned = links or _align(source, target, units, output.with_name(f"{output.name}.links"), overwrite)
     display = _Display(source)
     display.summarise(output, reorder_corpus(source, target, aligned, output, units, overwrite, display))
 
@@ -215,13 +215,14 @@ def _translate(
     display.summarise(output, record)
 
 
-def _cut(target: Path, words: Path) -> Path:
-    from simulmt.corpus import read_lines
+def _cut(target: Path, words: Path, overwrite: bool) -> Path:
+    from simulmt.corpus import file_sha256, read_lines
     from simulmt.eval.aligners import cut_chinese
-    from simulmt.train.shards import write_whole
+    from simulmt.train.shards import keep
 
-    write_whole(words, "".join(" ".join(each) + "\n" for each in cut_chinese(read_lines(target))))
-    return words
+    return keep(
+        words, {"target": file_sha256(target)}, overwrite, lambda: map(" ".join, cut_chinese(read_lines(target)))
+    )
 
 
 def _unit(path: Path, choice: UnitChoice) -> Unit:
@@ -233,26 +234,23 @@ def _unit(path: Path, choice: UnitChoice) -> Unit:
     return cast("Unit", choice.value)
 
 
-def _align(source: Path, target: Path, units: Sequence[Unit], links: Path) -> Path:
-    """Alignments by eflomal, which draws at random: they are kept, and made anew only for other text."""
+def _align(source: Path, target: Path, units: Sequence[Unit], links: Path, overwrite: bool) -> Path:
+    """Alignments by eflomal, which draws at random, so they are made only once."""
     from simulmt.alignment import format_pharaoh
     from simulmt.corpus import ParallelFiles, file_sha256
     from simulmt.eval.aligners import align_with_eflomal, alignment_words
-    from simulmt.train.shards import write_whole
+    from simulmt.train.shards import keep
 
-    made_from = links.with_name(f"{links.name}.json")
-    facts = json.dumps({"source": file_sha256(source), "target": file_sha256(target), "units": [*units]})
-    if links.exists() and made_from.exists() and made_from.read_text(encoding="utf-8") == facts:
-        return links
-    typer.echo(f"{links}: aligning with eflomal ...", err=True)
-    pairs = [
-        (alignment_words(pair.source, units[0]), alignment_words(pair.target, units[1]))
-        for pair in ParallelFiles(source, target).pairs()
-    ]
-    made_from.unlink(missing_ok=True)
-    write_whole(links, "".join(format_pharaoh(each) + "\n" for each in align_with_eflomal(pairs)))
-    write_whole(made_from, facts)
-    return links
+    def align() -> Iterator[str]:
+        typer.echo(f"{links}: aligning with eflomal ...", err=True)
+        pairs = [
+            (alignment_words(pair.source, units[0]), alignment_words(pair.target, units[1]))
+            for pair in ParallelFiles(source, target).pairs()
+        ]
+        return map(format_pharaoh, align_with_eflomal(pairs))
+
+    facts = {"source": file_sha256(source), "target": file_sha256(target), "units": [*units]}
+    return keep(links, facts, overwrite, align)
 
 
 class _Display:

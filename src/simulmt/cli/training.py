@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -105,8 +104,6 @@ def prepare(
     source_spec = VocabularySpec(source_vocabulary, "nmt_nfkc" if cased_source else "nmt_nfkc_cf")
     filters = Filters(max_length=max_length, max_ratio=max_ratio, drop_duplicates=drop_duplicates)
     dev, more_references = _development(dev_source, dev_target or [], dev_xml)
-    if vocabularies is not None:
-        _copy_vocabularies(vocabularies, output)
     console = Console(stderr=True)
     with console.status("") as status:
         dataset = prepare_dataset(
@@ -119,6 +116,7 @@ def prepare(
             overwrite,
             progress=lambda stage, pairs: status.update(f"{stage}: {pairs:,} pairs" if pairs else f"{stage} ..."),
             more_references=more_references,
+            vocabularies=vocabularies,
         )
     manifest = dataset.train.manifest
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in manifest.dropped.items() if count) or "none"
@@ -132,7 +130,7 @@ def train(
     device: Device = "auto",
     wandb: Annotated[str, typer.Option(help="Also report to this Weights & Biases project.")] = "",
 ) -> None:
-    """Train a system, or go on with a run. Under torchrun: torchrun --nproc-per-node N -m simulmt train ..."""
+    """Train a system, or go on with a run. Under torchrun: torchrun --nproc-per-node N -m -- simulmt train ..."""
     try:
         from simulmt.train.loop import train as train_run
         from simulmt.train.monitor import Monitor
@@ -213,15 +211,6 @@ def _development(source: Path | None, targets: Sequence[Path], xml: Path | None)
         if len(references) != first:
             raise DataError(f"{path}: {len(references)} references, but the first set in {targets[0]} has {first}")
     return ParallelFiles(source, targets[0]), [references for _, references in sets[1:]]
-
-
-def _copy_vocabularies(data: Path, output: Path) -> None:
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        for name in ("source.model", "target.model"):
-            shutil.copyfile(data / name, output / name)
-    except OSError as error:
-        raise DataError(f"--vocabularies {data}: cannot be copied: {error}") from None
 
 
 def _missing(command: str, error: ImportError) -> Exception:

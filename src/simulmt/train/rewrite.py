@@ -76,16 +76,17 @@ def translate_corpus(
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
     """Pair each source sentence with its translation: by a teacher, Seq-KD; by a wait-k model, pseudo references."""
+    weights = _weights(model)
     facts = {
         "rewrite": "distil" if config.delay is None else "pseudo",
         "settings": {**as_table(config), "device": device.type},
         "inputs": {
-            "model": file_sha256(_weights(model)),
+            "model": file_sha256(weights),
             **{f"{side} vocabulary": file_sha256(vocabularies / f"{side}.model") for side in ("source", "target")},
             "source": file_sha256(source),
         },
     }
-    job = Job(prefix, facts, overwrite, SHARD_LINES[device.type])
+    job = Job(prefix, facts, [source, weights, weights.with_name("model.json")], overwrite, SHARD_LINES[device.type])
     translator = cache(lambda: CorpusTranslator.load(model, vocabularies, config, device))
     if finished(job) is None:
         translator()  # before anything is overwritten, for the model may not fit
@@ -164,8 +165,8 @@ def reorder_corpus(
     between spaces, or "char" for text written without, where each ideograph counts and other words are whole. A unit is
     never torn apart, so whoever wants Chinese words to stay whole gives Chinese cut into words.
     """
-    inputs = {name: file_sha256(path) for name, path in (("source", source), ("target", target), ("links", links))}
-    job = Job(prefix, {"rewrite": "reorder", "settings": {"units": list(units)}, "inputs": inputs}, overwrite)
+    inputs = {"source": source, "target": target, "links": links}
+    job = _job(prefix, "reorder", {"units": list(units)}, inputs, overwrite)
 
     def reorder(pairs: Sequence[tuple[Pair, set[Link]]]) -> list[Rewritten]:
         return [_reorder(pair, aligned, links, units) for pair, aligned in pairs]
@@ -196,8 +197,7 @@ def speech_corpus(
 
     Joined with the pairs themselves, they teach a model to do without punctuation; the targets keep theirs.
     """
-    inputs = {"source": file_sha256(source), "target": file_sha256(target)}
-    job = Job(prefix, {"rewrite": "speech", "settings": as_table(config), "inputs": inputs}, overwrite)
+    job = _job(prefix, "speech", as_table(config), {"source": source, "target": target}, overwrite)
 
     def chosen() -> Iterator[Pair]:
         chance = random.Random(config.seed)
@@ -244,8 +244,14 @@ def join_corpora(
         raise ConfigError("nothing to join: give --source and --target")
     inputs = [[file_sha256(each.source), file_sha256(each.target)] for each in sets]
     settings = [{"repeat": each.repeat, "limit": each.limit} for each in sets]
-    job = Job(prefix, {"rewrite": "join", "settings": settings, "inputs": inputs}, overwrite)
+    files = [path for each in sets for path in (each.source, each.target)]
+    job = Job(prefix, {"rewrite": "join", "settings": settings, "inputs": inputs}, files, overwrite)
     return rewrite(job, lambda: chain.from_iterable(each.pairs() for each in sets), list, report)
+
+
+def _job(prefix: Path, name: str, settings: dict[str, Any], inputs: dict[str, Path], overwrite: bool) -> Job:
+    checksums = {each: file_sha256(path) for each, path in inputs.items()}
+    return Job(prefix, {"rewrite": name, "settings": settings, "inputs": checksums}, [*inputs.values()], overwrite)
 
 
 def _weights(model: Path) -> Path:

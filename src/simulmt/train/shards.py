@@ -26,10 +26,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
-from simulmt.errors import DataError
+from simulmt.corpus import file_sha256
+from simulmt.errors import ConfigError, DataError
 
 T = TypeVar("T")
 SIDES = ("source", "target")
+WRITTEN = (*SIDES, "json", "shards")  # endings of all that a job may replace
+PATIENCE = 100  # times that a folder may vanish under a lock; each is another process that cleans up
 
 
 class Left(NamedTuple):
@@ -55,8 +58,12 @@ class Job:
 
     prefix: Path
     facts: Mapping[str, Any]  # settings and checksums of the inputs; work under other facts is never mixed in
+    inputs: Sequence[Path]  # never replaced, not even with `overwrite`
     overwrite: bool = False
     shard_lines: int = 65_536  # what a kill can cost a process
+
+    def __post_init__(self) -> None:
+        refuse_own_inputs(self.prefix, self.inputs)
 
     def path(self, ending: str) -> Path:
         return self.prefix.with_name(f"{self.prefix.name}.{ending}")
@@ -65,6 +72,20 @@ class Job:
     def identity(self) -> str:
         facts = {**self.facts, "shard_lines": self.shard_lines}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def refuse_own_inputs(prefix: Path, inputs: Iterable[Path], written: Sequence[str] = WRITTEN) -> None:
+    """Raise ConfigError if one of the files to write is to be read as well, or lies around one that is."""
+    replaced = [prefix.with_name(f"{prefix.name}.{ending}") for ending in written]
+    for path in inputs:
+        if any(_same(place, own) for place in (path, *path.resolve().parents) for own in replaced):
+            raise ConfigError(f"--output {prefix}: would replace its own input {path}; choose another")
+
+
+def _same(one: Path, other: Path) -> bool:
+    with suppress(OSError):  # mostly because one of them is not there
+        return one.samefile(other)
+    return False
 
 
 def rewrite(
@@ -90,11 +111,9 @@ def rewrite(
 
 def finished(job: Job) -> dict[str, Any] | None:
     """The record of the result, if that is there and whole."""
-    with suppress(OSError, ValueError):
-        record: dict[str, Any] = json.loads(job.path("json").read_bytes())
-        if record.get("identity") == job.identity and all(job.path(side).is_file() for side in SIDES):
-            return record
-    return None
+    record = _read_table(job.path("json"))
+    whole = record.get("identity") == job.identity and all(job.path(side).is_file() for side in SIDES)
+    return record if whole else None
 
 
 def _refuse_to_mix(job: Job) -> None:
@@ -107,10 +126,7 @@ def _refuse_to_mix(job: Job) -> None:
     if not begun:  # or they may come from a merge of this job that was killed
         strangers += [path for path in map(job.path, ("json", *SIDES)) if path.exists()]
     if strangers and not job.overwrite:
-        raise DataError(
-            f"{strangers[0]}: is there already and was made from other text or with other settings; "
-            "choose another --output, or replace it with --overwrite"
-        )
+        raise _stranger(strangers[0])
     for path in strangers:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -222,14 +238,57 @@ def _is_at(path: Path, file: TextIO) -> bool:
 @contextmanager
 def _locked(path: Path, patient: bool) -> Iterator[bool]:
     """Whether the lock is ours while the context lasts; who is patient waits until it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)  # another process may have finished the job and cleaned up
-    with path.open("w") as file:
+    with _open_lock(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
         else:
             yield True
+
+
+def _open_lock(path: Path, patience: int = PATIENCE) -> TextIO:
+    """Another process may finish the job and clean up at any moment, also between the making of folder and file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w")
+    except (FileNotFoundError, FileExistsError):  # the second, if mkdir finds the folder and then does not
+        if not patience:
+            raise
+    return _open_lock(path, patience - 1)
+
+
+def keep(path: Path, facts: Mapping[str, Any], overwrite: bool, make: Callable[[], Iterable[str]]) -> Path:
+    """A file of lines that is made once, by whoever is `alone`, and replaced on purpose only.
+
+    PATH.json has the facts it was made from and its checksum, so that what somebody else put there can be told.
+    """
+    beside = path.with_name(f"{path.name}.json")
+    if path.exists():
+        if _read_table(beside) == {**facts, "sha256": file_sha256(path)}:
+            return path
+        if not overwrite:
+            raise _stranger(path)
+    text = "".join(line + "\n" for line in make())
+    path.unlink(missing_ok=True)  # never beside a record that is not its own, whenever this is killed
+    write_whole(beside, json.dumps({**facts, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
+    write_whole(path, text)
+    return path
+
+
+def _stranger(path: Path) -> DataError:
+    return DataError(
+        f"{path}: is there already, not made by this command from this text with these settings; "
+        "choose another --output, or replace it with --overwrite"
+    )
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    """What a JSON file holds, or nothing if it cannot be read."""
+    with suppress(OSError, ValueError):
+        table = json.loads(path.read_bytes())
+        return table if isinstance(table, dict) else {}
+    return {}
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ Under torchrun every process finds its place in environment variables; without i
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -83,12 +84,15 @@ def _device(name: str, local_rank: int) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
         name = f"cuda:{local_rank}"
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    if name == "cpu":
+        return torch.device(name)
+    number = re.fullmatch("cuda:([0-9]+)", name)
+    if number is None:
+        raise ConfigError(f"--device {name}: expected auto, cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
         raise ConfigError(f"--device {name}: this machine has no CUDA device that PyTorch can use; try --device cpu")
-    try:
-        device = torch.device(name)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-    except (RuntimeError, ValueError):
-        raise ConfigError(f"--device {name}: expected auto, cpu, cuda or cuda:N, N below the number of GPUs") from None
-    return device
+    index, last = int(number[1]), torch.cuda.device_count() - 1
+    if index > last:
+        raise ConfigError(f"--device {name}: there is no such GPU; the last one here is cuda:{last}")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
