@@ -14,12 +14,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from simulmt.errors import StreamError
+from simulmt.errors import ConfigError, StreamError
 from simulmt.model.ctc import CTCModel
 from simulmt.runtime.bundle import Kind
-from simulmt.runtime.search import PrefixBeam, Repeats
+from simulmt.runtime.search import Collapse, PrefixBeam, Repeats
 from simulmt.runtime.segment import ends_sentence
-from simulmt.stream import Commit, Lag, Stream, StreamState, Translator
+from simulmt.stream import Commit, Lag, Stream, StreamState, Translator, load
 from simulmt.text import BLANK, END, Tokenizer, split_words
 from simulmt.train.export import Trained
 from tiny_models import DELAYS, LONGEST, collapse, facts, joined, penalty_of, reference, trained, translator
@@ -42,6 +42,7 @@ WORDS = [
 texts = st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join)
 REPEAT_PENALTY = 3.0  # of the bundle that is called "paying", in fp32
 PAYING = "河 河 河 河 河 河"  # on which it does pay
+BLANK_PAYS = "waiter is from tickets knew"  # where at delay 3 the blank's own penalty decides what is written instead
 delays = st.sampled_from(DELAYS)
 fuzz = settings(max_examples=25, deadline=None)
 
@@ -114,6 +115,7 @@ class TestAgainstPyTorch:
 
     @given(text=texts, delay=delays)
     @example(text=PAYING, delay=1)
+    @example(text=BLANK_PAYS, delay=3)
     @fuzz
     def test_what_is_written_again_pays(
         self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], text: str, delay: int
@@ -127,6 +129,13 @@ class TestAgainstPyTorch:
     def test_the_penalty_is_paid_at_all(self, networks: dict[Kind, Trained]) -> None:
         network = networks["ctc"]
         assert network.target.decode(paying(network, PAYING, 1)) != reference(network, PAYING, 1)
+
+    def test_the_blank_penalty_decides_at_all(self, networks: dict[Kind, Trained]) -> None:
+        network = networks["ctc"]
+        raw, scores = logits_of(network, BLANK_PAYS, 3), penalised(logits_of(network, BLANK_PAYS, 3), 3)
+        repeats, symbols = Repeats(network.target.pieces, REPEAT_PENALTY), scores.argmax(-1).tolist()
+        assert Collapse().push(repeats.choose(symbols, scores.numpy(), Collapse())) == paying(network, BLANK_PAYS, 3)
+        assert Collapse().push(repeats.choose(symbols, raw.numpy(), Collapse())) != paying(network, BLANK_PAYS, 3)
 
     @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
     @fuzz
@@ -143,17 +152,22 @@ class TestAgainstPyTorch:
         assert written + joined(stream.finish()) == by_steps(networks["ctc"], words, schedule)
 
     @pytest.mark.parametrize("beam", [2, 3])
-    def test_prefix_beam(self, ctc: Translator, networks: dict[Kind, Trained], beam: int) -> None:
-        network = networks["ctc"]
-        assert isinstance(network.model, CTCModel)
-        tokens = [*network.source.encode("the children were singing in the cold wind"), END]
-        with torch.inference_mode():
-            logits = network.model(torch.tensor([tokens]), torch.tensor([len(tokens)]), 2)[0]
-        search = PrefixBeam(beam)
-        expected = search.push(penalised(logits, 2).log_softmax(-1).numpy()) + search.finish()
-        assert search.finish(), "something must be left to the end"
-        found = joined(at_once(ctc, "the children were singing in the cold wind", 2, beam))
-        assert found == network.target.decode(expected)
+    def test_prefix_beam(
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], beam: int
+    ) -> None:
+        network, text = networks["ctc"], "the children were singing in the cold wind"
+        expected, rest = by_beam(network, text, PrefixBeam(beam))
+        assert rest, "something must be left to the end"
+        assert joined(at_once(translators["ctc", "fp32"], text, 2, beam)) == network.target.decode(expected)
+
+    @pytest.mark.parametrize("beam", [2, 3])
+    def test_what_is_written_again_pays_with_a_beam_too(
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], beam: int
+    ) -> None:
+        network, text = networks["ctc"], "his neighbour children"
+        expected, _ = by_beam(network, text, PrefixBeam(beam, Repeats(network.target.pieces, REPEAT_PENALTY)))
+        assert expected != by_beam(network, text, PrefixBeam(beam))[0], "the penalty must be paid at all"
+        assert joined(at_once(translators["ctc", "paying"], text, 2, beam)) == network.target.decode(expected)
 
     @given(text=texts, beam=st.integers(2, 3))
     @settings(max_examples=10, deadline=None)
@@ -183,11 +197,22 @@ def by_steps(network: Trained, words: Sequence[str], schedule: Sequence[int]) ->
 
 
 @torch.inference_mode()
-def paying(network: Trained, sentence: str, delay: int) -> list[int]:
-    """Greedy choice frame by frame, where every symbol that would write the last one again has paid for it."""
+def logits_of(network: Trained, sentence: str, delay: int) -> torch.Tensor:
+    """The scores [F V] of a whole sentence."""
     assert isinstance(network.model, CTCModel)
     tokens = [*network.source.encode(sentence), END]
-    logits = network.model(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay)[0]
+    return network.model(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay)[0]
+
+
+def by_beam(network: Trained, sentence: str, search: PrefixBeam) -> tuple[list[int], list[int]]:
+    """What a search writes at delay 2, and what of it only when the sentence is over."""
+    written = search.push(penalised(logits_of(network, sentence, 2), 2).log_softmax(-1).numpy())
+    return written + search.finish(), search.finish()
+
+
+def paying(network: Trained, sentence: str, delay: int) -> list[int]:
+    """Greedy choice frame by frame, where every symbol that would write the last one again has paid for it."""
+    logits = logits_of(network, sentence, delay)
     repeats, written, previous = Repeats(network.target.pieces, REPEAT_PENALTY), list[int](), BLANK
     for frame in penalised(logits, delay).numpy():
         penalties = repeats.penalties(written[-1] if written else BLANK)
@@ -254,16 +279,25 @@ class TestContract:
         alone = [at_once(model, text, delay_for(system, delay)) for text, delay in several]
         assert list(map(facts, commits)) == list(map(facts, alone))
 
+    @pytest.mark.parametrize("precision", ["fp32", "paying"])
     @pytest.mark.parametrize("beam", [2, 4])
     @given(text=texts, cuts=st.lists(st.integers(0, 12), max_size=20))
     @settings(max_examples=15, deadline=None)
-    def test_a_prefix_beam_is_append_only_too(self, ctc: Translator, beam: int, text: str, cuts: list[int]) -> None:
-        stream, commits, rest = open_stream(ctc, 2, beam), list[Commit](), text
+    def test_a_prefix_beam_is_append_only_too(
+        self,
+        translators: dict[tuple[str, str], Translator],
+        precision: str,
+        beam: int,
+        text: str,
+        cuts: list[int],
+    ) -> None:
+        model = translators["ctc", precision]
+        stream, commits, rest = open_stream(model, 2, beam), list[Commit](), text
         for cut in cuts:
             commits += stream.push(rest[:cut])
             rest = rest[cut:]
         commits += stream.push(rest) + stream.finish()
-        assert facts(commits) == facts(at_once(ctc, text, 2, beam))
+        assert facts(commits) == facts(at_once(model, text, 2, beam))
 
     def test_greedy_and_beam_streams_share_a_step(self, ctc: Translator) -> None:
         texts = ["the old bridge over the river", "we waited at the station", "the driver was waiting behind the barn"]
@@ -374,16 +408,32 @@ class TestState:
         stream = open_stream(ctc)
         states = [stream.state, stream.finish() or stream.state]
         assert states == [StreamState.OPEN, StreamState.FINISHED]
-        calls: list[Callable[[], object]] = [
-            lambda: stream.push("more"),
-            stream.end_sentence,
-            stream.finish,
-            lambda: stream.set_delay(1),
-            lambda: stream.accept("more"),
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("push", lambda: stream.push("more")),
+            ("end_sentence", stream.end_sentence),
+            ("finish", stream.finish),
+            ("set_delay", lambda: stream.set_delay(1)),
+            ("push", lambda: stream.accept("more")),
         ]
-        for call in calls:
-            with pytest.raises(StreamError, match="finished"):
+        for name, call in calls:
+            with pytest.raises(StreamError, match=f"^{name}: this stream is finished"):
                 call()
+
+    def test_streams_of_another_translator_are_refused(self, ctc: Translator) -> None:
+        mine, foreign = open_stream(ctc, 1), Translator(ctc.bundle, threads=1).stream(1)
+        with pytest.raises(StreamError, match="another translator"):
+            ctc.push_many([(mine, "the old bridge "), (foreign, "the river ")])
+        assert not mine.is_due
+        mine.accept("the old bridge ")
+        foreign.accept("the river ")
+        for call in (ctc.drain, ctc.step):
+            with pytest.raises(StreamError, match="another translator"):
+                call([mine, foreign])
+        assert joined(mine.push("")) == joined(open_stream(ctc, 1).push("the old bridge "))
+
+    def test_fewer_than_no_threads_are_refused(self, ctc: Translator) -> None:
+        with pytest.raises(ConfigError, match=r"threads .* got -1"):
+            load(ctc.bundle.directory, threads=-1)
 
     def test_only_trained_delays_are_taken(self, translators: dict[tuple[str, str], Translator]) -> None:
         stream = translators["ctc", "fp32"].stream()
@@ -411,7 +461,8 @@ class TestLag:
         words = [word for word in ("the", "river", "in", "was", "we") if len(ctc.bundle.source.encode_word(word)) == 1]
         for second, word in enumerate(words, start=10):
             stream.accept(f"{word} ", arrived=float(second))
-        (commits,) = model.step([stream])
+        model.step([stream])
+        commits = stream.take()
         assert commits
         for commit in commits:
             queue = 1000 * (25 - 10 - (commit.source_words - 1))

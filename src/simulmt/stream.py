@@ -9,8 +9,11 @@
 What a stream writes depends on its text, its delay and the model only: not on the chunks that the text came in, nor on
 the streams that were advanced together with it. A stream is `open` until `finish`, then `finished` for good.
 
-Many streams at once: `Translator.push_many`, or, for a scheduler, `Stream.accept` (takes text in, computes nothing) and
-`Translator.step` (computes a little for every stream that is due, together).
+Many streams at once: `Translator.push_many`, or, for a scheduler, `Stream.accept` (takes text in, computes nothing),
+`Translator.step` (computes a little for every stream that is due, together) and `Stream.take` (what was written).
+
+A call that fails loses nothing: what it took in is still due, and what was written before it failed waits in the stream
+for the next call.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from simulmt.config import require
 from simulmt.errors import StreamError
 from simulmt.runtime.autoregressive import Seq2SeqDecoder
 from simulmt.runtime.bundle import Bundle, find
@@ -111,6 +115,7 @@ class Stream:
         self._words = 0
         self._sentences = 0
         self._commits = 0
+        self._untaken: list[Commit] = []
 
     @property
     def state(self) -> StreamState:
@@ -141,6 +146,9 @@ class Stream:
 
         A word is read once it is complete, that is, when white space or an ideograph follows it. A line break is
         white space like any other; where it ends a sentence, call `end_sentence`.
+
+        If this or `end_sentence` fails while it computes, the text is taken in all the same: go on with the text that
+        follows, or with `push("")`, and what is left comes with that.
         """
         self.accept(text)
         return self._translator.drain([self])[0]
@@ -151,7 +159,10 @@ class Stream:
         return self._translator.drain([self])[0]
 
     def finish(self) -> list[Commit]:
-        """The text is over; the rest of the translation. Nothing may be pushed after this."""
+        """The text is over; the rest of the translation. Nothing may be pushed after this.
+
+        If it fails while it computes, call it again for what is left.
+        """
         self.accept_finish()
         return self._translator.drain([self])[0]
 
@@ -177,8 +188,16 @@ class Stream:
 
     def accept_finish(self, arrived: float | None = None) -> None:
         """`finish` without computing."""
+        if self._state is StreamState.FINISHED and (self.is_due or self._untaken):
+            return  # it was called before, and failed
+        self._require_open("finish")
         self.accept_end(arrived)
         self._state = StreamState.FINISHED
+
+    def take(self) -> list[Commit]:
+        """What was written and not taken yet."""
+        taken, self._untaken = self._untaken, []
+        return taken
 
     def _require_open(self, call: str) -> None:
         if self._state is not StreamState.OPEN:
@@ -224,9 +243,8 @@ class Stream:
         while self._passages and self._passages[0].sentence.is_over:
             self._passages.popleft()
 
-    def commit(self, written: Iterable[Written], started: float, now: float) -> list[Commit]:
-        """Turn what `current` wrote, in a step that took from `started` to `now`, into commits."""
-        commits = []
+    def commit(self, written: Iterable[Written], started: float, now: float) -> None:
+        """Turn what `current` wrote, in a step that took from `started` to `now`, into commits for `take`."""
         for tokens, position, trigger in written:
             passage = self._passages[0]
             text = "".join(map(passage.detokenizer.push, tokens))
@@ -236,15 +254,15 @@ class Stream:
                 self._commits += 1
                 lag = passage.lag(position, trigger, started, now)
                 text = f" {text}" if is_parted else text
-                commits.append(Commit(self._commits, text, passage.words[trigger], lag, passage.number))
+                self._untaken.append(Commit(self._commits, text, passage.words[trigger], lag, passage.number))
         self._drop_finished()
-        return commits
 
 
 class Translator:
     """A loaded model, from which any number of streams can be opened; it may be shared by threads."""
 
     def __init__(self, bundle: Bundle, threads: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+        require(threads >= 0, f"threads must be 0, for all physical cores, or more, got {threads}")
         self.bundle = bundle
         self.config = bundle.config
         self.clock = clock
@@ -273,28 +291,29 @@ class Translator:
 
     def push_many(self, chunks: Iterable[tuple[Stream, str]]) -> list[list[Commit]]:
         """Push text into many streams and advance them together; the commits of each."""
-        streams = []
+        chunks = list(chunks)
+        streams = [stream for stream, _ in chunks]
+        self._require_own(streams)
         for stream, text in chunks:
             stream.accept(text)
-            streams.append(stream)
         return self.drain(streams)
 
     def drain(self, streams: Sequence[Stream]) -> list[list[Commit]]:
         """Advance streams together until none of them is due; the commits of each."""
-        commits: list[list[Commit]] = [[] for _ in streams]
         while any(stream.is_due for stream in streams):
-            for written, news in zip(commits, self.step(streams), strict=True):
-                written += news
-        return commits
+            self.step(streams)
+        return [stream.take() for stream in streams]
 
-    def step(self, streams: Sequence[Stream]) -> list[list[Commit]]:
-        """Compute a little for every stream that is due, in as few calls as possible; the commits of each."""
+    def step(self, streams: Sequence[Stream]) -> None:
+        """Compute a little for every stream that is due, in as few calls as possible; each then holds what it wrote."""
+        self._require_own(streams)
         with self._lock:
             started = self.clock()
             due = [stream for stream in dict.fromkeys(streams) if stream.is_due]
-            written = dict(zip(due, self.decoder.advance([stream.current for stream in due]), strict=True))
+            written = self.decoder.advance([stream.current for stream in due])
             now = self.clock()
-            return [stream.commit(written.pop(stream, []), started, now) for stream in streams]
+            for stream, news in zip(due, written, strict=True):
+                stream.commit(news, started, now)
 
     def checked_delay(self, delay: int | None) -> int:
         """The delay, if the model was trained for it; its own default for None."""
@@ -305,6 +324,10 @@ class Translator:
             trained = ", ".join(map(str, self.config.delays)) or "whole sentences only"
             raise StreamError(f"delay {delay}: {self.bundle.name} was trained for {trained}")
         return delay
+
+    def _require_own(self, streams: Iterable[Stream]) -> None:
+        if any(stream._translator is not self for stream in streams):
+            raise StreamError(f"a stream of another translator cannot be advanced by this one ({self.bundle.name})")
 
 
 def load(name_or_path: str | Path, threads: int = 0) -> Translator:

@@ -202,6 +202,23 @@ class TestEndings:
         assert started.stderr.read() == b""
         assert started.wait(60) == 0
 
+    @pytest.mark.parametrize(
+        ("command", "output", "reason"),
+        [
+            ("translate", ">/dev/full", "standard output: No space left on device"),
+            ("demo --fast", ">/dev/full", "standard output: No space left on device"),
+            ("models path", ">/dev/full", "standard output: No space left on device"),
+            ("translate", ">&-", "standard output is closed"),
+            ("demo --fast", ">&-", "standard output is closed"),
+        ],
+    )
+    def test_an_output_that_takes_nothing(self, bundle: Path, command: str, output: str, reason: str) -> None:
+        model = [bundle] if command == "models path" else ["--model", bundle]
+        program = ["sh", "-c", f'exec "$@" {output}', "sh", *COMMAND, *command.split(), *model]
+        environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(program, input="the river", capture_output=True, check=False, text=True, env=environment)
+        assert_refused(done, 1, reason)
+
     def test_ctrl_c_ends_it_quietly(self, model: Translator, started: subprocess.Popen[bytes]) -> None:
         send(started, b"the old ")
         Reader(started).until(written(model, "the old "))
@@ -228,6 +245,7 @@ class TestEndings:
             (["translate", "--model", "xx-yy"], 1, ["xx-yy", "no such model"]),
             (["translate", "--format", "pdf"], 2, ["--format", "srt", "--help"]),
             (["translate", "--threads", "-1"], 2, ["--threads"]),
+            (["translate", "--threads", "4000"], 2, ["--threads"]),
             (["translate", "missing.txt"], 1, ["missing.txt"]),
             (["translate", "."], 1, ["directory"]),
             (["demo", "--text", "missing.txt"], 1, ["missing.txt"]),
@@ -235,6 +253,7 @@ class TestEndings:
             (["models", "show", "xx-yy"], 1, ["xx-yy"]),
             (["models", "paint"], 2, ["paint", "models --help"]),
             (["bench", "--threads", "0"], 2, ["--threads"]),
+            (["bench", "--threads", "4000"], 2, ["--threads"]),
             (["export", "runs/1"], 2, ["--"]),
             (["dance"], 2, ["dance"]),
         ],

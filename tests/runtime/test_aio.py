@@ -4,13 +4,16 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from contextlib import suppress
+from itertools import count, pairwise
+from typing import Any
 
 import pytest
 
 from simulmt.errors import StreamError
-from simulmt.runtime.aio import AsyncTranslator
-from simulmt.stream import Commit, Stream, Translator
+from simulmt.runtime.aio import AsyncTranslator, Turn
+from simulmt.runtime.decoding import Written
+from simulmt.stream import Commit, Stream, StreamState, Translator
 from simulmt.text import Tokenizer
 from tiny_models import facts, trained, translator
 
@@ -38,10 +41,10 @@ class Watched(Translator):
         super().__init__(model.bundle, threads=1)
         self.steps: list[list[Stream]] = []
 
-    def step(self, streams: Sequence[Stream]) -> list[list[Commit]]:
+    def step(self, streams: Sequence[Stream]) -> None:
         self.steps.append(list(streams))
         time.sleep(0.005)  # long enough for others to come in
-        return super().step(streams)
+        super().step(streams)
 
 
 async def live(front: AsyncTranslator, text: str, delay: int) -> list[Commit]:
@@ -93,16 +96,19 @@ def test_a_step_is_bounded_and_whoever_had_a_turn_waits_for_the_others(model: Tr
         assert max(later - earlier for earlier, later in pairwise(turns)) <= 3  # 7 streams in threes
 
 
-def test_a_stream_is_not_touched_while_it_is_computed(model: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if whoever pushed has given up waiting."""
-    computing, touched = threading.Event(), []
+@pytest.mark.parametrize("cancellations", [1, 2, 3])
+def test_a_stream_is_not_touched_while_it_is_computed(
+    model: Translator, monkeypatch: pytest.MonkeyPatch, cancellations: int
+) -> None:
+    """Even if whoever pushed has given up waiting, once or again and again."""
+    computing, given_up, touched = threading.Event(), threading.Event(), []
     step, accept = model.step, Stream.accept
 
-    def slow(streams: Sequence[Stream]) -> list[list[Commit]]:
+    def slow(streams: Sequence[Stream]) -> None:
         computing.set()
-        time.sleep(0.05)
+        given_up.wait(60)
+        step(streams)
         computing.clear()
-        return step(streams)
 
     def watched(stream: Stream, text: str, arrived: float | None = None) -> None:
         touched.append(computing.is_set())
@@ -112,13 +118,77 @@ def test_a_stream_is_not_touched_while_it_is_computed(model: Translator, monkeyp
         stream = AsyncTranslator(model).stream(1)
         first = asyncio.create_task(stream.push("the old "))
         await asyncio.to_thread(computing.wait)
-        first.cancel()
-        return await stream.push("bridge ") + await stream.finish()
+        second = asyncio.create_task(stream.push("bridge "))
+        for _ in range(cancellations):
+            first.cancel()
+            await asyncio.sleep(0.005)
+        given_up.set()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        return await second + await stream.finish()
 
     monkeypatch.setattr(model, "step", slow)
     monkeypatch.setattr(Stream, "accept", watched)
-    asyncio.run(impatient())
+    commits = asyncio.run(impatient())
+    monkeypatch.undo()
     assert touched == [False, False]
+    alone = model.stream(1)
+    assert facts(commits) == facts(alone.push("the old bridge ") + alone.finish())
+
+
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_a_cancelled_call_loses_nothing(model: Translator, monkeypatch: pytest.MonkeyPatch, is_computed: bool) -> None:
+    """Each call is cancelled at its second turn, before it is computed, or behind that and before anybody is told."""
+    take, calls, turns = AsyncTranslator._take, list[asyncio.Task[list[Commit]]](), list[int]()
+    text = 9 * "the old bridge over the river. "
+
+    async def leaving(front: AsyncTranslator, turn: Turn) -> None:
+        turns.append(len(calls))
+        is_second = turns.count(len(calls)) == 2
+        if is_second and not is_computed:
+            calls[-1].cancel()
+        await take(front, turn)
+        if is_second and is_computed:
+            calls[-1].cancel()
+
+    async def impatient() -> list[Commit]:
+        stream = AsyncTranslator(model).stream(1)
+        while not calls or calls[-1].cancelled():
+            calls.append(asyncio.create_task(stream.push(text) if len(calls) < 2 else stream.finish()))
+            await asyncio.wait(calls[-1:])
+        return calls[-1].result()
+
+    monkeypatch.setattr(AsyncTranslator, "_take", leaving)
+    commits = asyncio.run(impatient())
+    monkeypatch.undo()
+    assert len(calls) > 3, "the end must be cancelled too"
+    alone = model.stream(1)
+    assert facts(commits) == facts(alone.push(text) + alone.push(text) + alone.finish())
+
+
+def test_a_call_that_fails_loses_nothing(model: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance, steps = model.decoder.advance, count(1)
+
+    def faulty(sentences: Sequence[Any]) -> list[list[Written]]:
+        if next(steps) % 3 == 0:
+            raise RuntimeError("a fault of the engine")
+        return advance(sentences)
+
+    async def persistent(text: str) -> list[Commit]:
+        stream, commits = AsyncTranslator(model).stream(1), list[Commit]()
+        with pytest.raises(RuntimeError):
+            await stream.push(text)
+        while stream.stream.state is StreamState.OPEN or stream.stream.is_due:
+            with suppress(RuntimeError):
+                commits += await stream.finish()
+        return commits
+
+    text = 9 * "the old bridge over the river. "
+    monkeypatch.setattr(model.decoder, "advance", faulty)
+    commits = asyncio.run(persistent(text))
+    monkeypatch.undo()
+    alone = model.stream(1)
+    assert facts(commits) == facts(alone.push(text) + alone.finish())
 
 
 def test_calls_on_one_stream_are_taken_in_their_order(model: Translator) -> None:
@@ -145,7 +215,7 @@ def test_a_cancelled_call_does_not_disturb_the_others(model: Translator) -> None
 
 
 def test_an_error_reaches_whoever_waits(model: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Sequence[Stream]) -> list[list[Commit]]:
+    def fail(_: Sequence[Stream]) -> None:
         raise StreamError("out of order")
 
     async def push() -> None:
@@ -159,10 +229,10 @@ def test_an_error_reaches_whoever_waits(model: Translator, monkeypatch: pytest.M
 def test_who_is_to_blame_fails_alone(model: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     step, guilty = model.step, list[Stream]()
 
-    def fail_with_the_guilty(streams: Sequence[Stream]) -> list[list[Commit]]:
+    def fail_with_the_guilty(streams: Sequence[Stream]) -> None:
         if set(guilty) & set(streams):
             raise RuntimeError("out of memory")
-        return step(streams)
+        step(streams)
 
     async def all_at_once() -> list[list[Commit] | BaseException]:
         front = AsyncTranslator(model)

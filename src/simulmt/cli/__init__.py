@@ -42,13 +42,12 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    context.obj = {"debug": debug}
+    """What goes before a command; `main` looks for --debug by itself."""
 
 
 def main() -> None:
@@ -65,12 +64,34 @@ def main() -> None:
         sys.exit(130)
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):
-            # Nobody reads on; point standard output elsewhere so that closing it does not complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()  # nobody reads on
             sys.exit(0)
         raise
-    except SimulmtError as error:
+    except (SimulmtError, OSError) as error:
         if "--debug" in sys.argv[1:2]:
             raise
-        print(f"simulmt: {error}", file=sys.stderr)
+        message = _described(error) if isinstance(error, OSError) else error
+        print(f"simulmt: {message}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+def _described(error: OSError) -> str:
+    place = "standard output" if _is_output_lost() else error.filename
+    reason = error.strerror or str(error)
+    return f"{place}: {reason}" if place else reason
+
+
+def _is_output_lost() -> bool:
+    """Whether standard output takes nothing more; if so, it is dropped."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        _drop_output()
+        return True
+    return False
+
+
+def _drop_output() -> None:
+    """Point standard output elsewhere, so that closing it does not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

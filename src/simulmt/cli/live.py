@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from simulmt.stream import Translator
 
 STANDARD_INPUT = Path("-")
+CORES = os.cpu_count() or 1
 
 Model = Annotated[
     str | None,
@@ -30,7 +31,7 @@ Delay = Annotated[
     int | None,
     typer.Option(metavar="K", help="Source pieces to wait for before writing.", show_default="the model's own"),
 ]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 takes all cores.")]
+Threads = Annotated[int, typer.Option(min=0, max=CORES, help="CPU threads; 0 takes all cores.")]
 TextFile = Annotated[Path | None, typer.Option("--text", help="Sentences to use, one a line.")]
 
 
@@ -115,7 +116,7 @@ def demo(
 def bench(
     model: Model = None,
     delay: Delay = None,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=CORES, help="CPU threads.")] = 1,
     text: TextFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -186,6 +187,8 @@ def _opened(file: Path) -> Iterator[int]:
 
 def _utf8_output() -> TextIO:
     """Standard output; translations do not depend on the locale."""
+    if sys.stdout is None:
+        raise DataError("the output cannot be written: standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     return sys.stdout

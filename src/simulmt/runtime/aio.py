@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 
 from simulmt.runtime.decoding import ROWS
@@ -23,7 +24,7 @@ logger = logging.getLogger("simulmt.runtime")
 
 CANCELLATION_POLL = 0.001  # seconds
 
-Turn = dict[Stream, asyncio.Future[list[Commit]]]
+Turn = dict[Stream, asyncio.Future[None]]
 
 
 class AsyncTranslator:
@@ -45,15 +46,21 @@ class AsyncTranslator:
 
     async def step(self, stream: Stream) -> list[Commit]:
         """Advance a stream a little, beside all others that wait; what it wrote."""
+        await self.advance(stream)
+        return stream.take()
+
+    async def advance(self, stream: Stream) -> None:
+        """`step` that leaves in the stream what it wrote, whether or not somebody still waits for it."""
         result = self._waiting[stream] = asyncio.get_running_loop().create_future()
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
         try:
-            return await result
+            await result
         except asyncio.CancelledError:
             self._waiting.pop(stream, None)
             while stream in self._turn:  # whoever comes next must not touch it while it is being computed
-                await asyncio.sleep(CANCELLATION_POLL)
+                with suppress(asyncio.CancelledError):  # even of somebody who gives up twice
+                    await asyncio.sleep(CANCELLATION_POLL)
             raise
 
     async def _work(self) -> None:
@@ -72,7 +79,7 @@ class AsyncTranslator:
         """Advance the streams of a turn together; if that fails, one by one, so that who is to blame fails alone."""
         try:
             self._on_step(len(turn))
-            steps = await asyncio.to_thread(self.translator.step, list(turn))
+            await asyncio.to_thread(self.translator.step, list(turn))
         except Exception as error:
             if len(turn) > 1:
                 logger.warning("a step of %d streams failed: %s; each is now alone", len(turn), type(error).__name__)
@@ -83,13 +90,17 @@ class AsyncTranslator:
                 if not result.cancelled():
                     result.set_exception(error)
             return
-        for result, commits in zip(turn.values(), steps, strict=True):
+        for result in turn.values():
             if not result.cancelled():
-                result.set_result(commits)
+                result.set_result(None)
 
 
 class AsyncStream:
-    """A live translation like `Stream`; calls made at once are taken in their order."""
+    """A live translation like `Stream`; calls made at once are taken in their order.
+
+    A call that fails or is cancelled loses nothing of the translation: the next one returns it. Only a call that is
+    cancelled while it waits for an earlier one has not taken its text in.
+    """
 
     def __init__(self, translator: AsyncTranslator, stream: Stream) -> None:
         self.stream = stream
@@ -120,7 +131,6 @@ class AsyncStream:
             self.stream.set_delay(delay)
 
     async def _drain(self) -> list[Commit]:
-        commits = []
         while self.stream.is_due:
-            commits += await self._translator.step(self.stream)
-        return commits
+            await self._translator.advance(self.stream)
+        return self.stream.take()
