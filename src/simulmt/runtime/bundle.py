@@ -112,7 +112,7 @@ class Bundle:
     def session(self, graph: str, threads: int) -> Session:
         """Load a graph, to run on so many threads; 0 takes all physical cores."""
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = min(threads, os.cpu_count() or 1)  # more would hinder each other
         options.inter_op_num_threads = 1
         options.log_severity_level = 4  # what goes wrong is raised
         # The graph is written as it is to run; looking for improvements would only cost loading time.
