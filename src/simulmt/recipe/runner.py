@@ -27,7 +27,6 @@ from typing import Protocol
 from simulmt.recipe.plan import Places, Stage
 from simulmt.recipe.state import LOG, Basis, Standing, begin, finish, is_done
 
-LOCKS = ".locks"  # a directory beside those of the stages
 GRACE = 60.0  # seconds that a stage has to stop when it is told to
 GLANCE = 0.5  # seconds between two looks at what is running
 
@@ -165,7 +164,7 @@ def _perform(directory: Path, basis: Basis, words: list[str], program: Program) 
     """What the process of a stage does: run the command, and leave the record if it went well."""
     os.setsid()  # Ctrl-C on the terminal is for the runner, which passes it on
     threading.Thread(target=_die_with_runner, daemon=True).start()
-    locks = directory.parent / LOCKS
+    locks = directory.parent / ".locks"
     locks.mkdir(parents=True, exist_ok=True)
     with (locks / directory.name).open("w") as lock:
         os.set_inheritable(lock.fileno(), True)  # so that a command can hand it to what may outlive it

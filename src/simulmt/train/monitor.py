@@ -118,7 +118,7 @@ class Monitor:
         )
 
     def speed(self) -> dict[str, float]:
-        """Source tokens a second, and the share of time spent on making batches, over the recent updates."""
+        """Source tokens a second, and the share of time spent waiting for batches, over the recent updates."""
         if len(self._recent) < 2:
             return {}
         seconds = self._recent[-1][0] - self._recent[0][0]
