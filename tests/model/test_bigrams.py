@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from simulmt.model.bigrams import bigram_loss, inference_path_loss
@@ -42,7 +43,7 @@ def loss_of(logits: Tensor, sentences: list[list[int]], frames: list[int]) -> Te
     longest = max(map(len, sentences))
     target = torch.tensor([sentence + [0] * (longest - len(sentence)) for sentence in sentences])
     lengths = torch.tensor([len(sentence) for sentence in sentences])
-    return bigram_loss(logits, Alignments.of(target, lengths, torch.tensor(frames))).total
+    return bigram_loss(logits, torch.eye(V).to(logits), Alignments.of(target, lengths, torch.tensor(frames))).total
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_padding_changes_nothing() -> None:
 
 def test_sentences_without_labels_are_skipped() -> None:
     alignments = Alignments.of(torch.tensor([[A, END], [0, 0]]), torch.tensor([2, 0]), torch.tensor([4, 4]))
-    loss = bigram_loss(torch.zeros(2, 4, V), alignments)
+    loss = bigram_loss(torch.zeros(2, 4, V), torch.eye(V), alignments)
     assert (int(loss.tokens), int(loss.skipped)) == (2, 1)
 
 
@@ -100,3 +101,35 @@ def test_a_model_has_it_on_the_inference_path() -> None:
     torch.testing.assert_close(
         inference_path_loss(model, source, lengths, target, target_lengths, delay=2).total, expected
     )
+
+
+def test_in_chunks_it_is_the_loss_of_plain_probabilities_and_so_are_its_gradients() -> None:
+    """Chunks that end inside sentences, between them and at the end; padding; labels that occur twice."""
+    generator = torch.Generator().manual_seed(3)
+    target = torch.randint(BLANK + 1, 9, (3, 6), generator=generator)
+    target[0, 3:5] = target[0, :2]
+    alignments = Alignments.of(target, torch.tensor([6, 4, 1]), torch.tensor([8, 8, 5]))
+    frames = torch.randn(3, 8, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    table = torch.randn(9, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    expected = [plain_loss(frames @ table.T, alignments)]
+    expected += torch.autograd.grad(expected[0], (frames, table))
+    for chunk in (1, 2, 5, 8, 23, 24, 100):
+        found = [bigram_loss(frames, table, alignments, chunk).total]
+        found += torch.autograd.grad(found[0], (frames, table))
+        torch.testing.assert_close(found, expected)
+
+
+def plain_loss(logits: Tensor, alignments: Alignments) -> Tensor:
+    """The loss with every pair of frames and symbols stored, sentence by sentence; the last symbol begins them."""
+    total = logits.new_zeros(())
+    is_symbol = torch.arange(logits.shape[-1] + 1) != BLANK
+    for scores, labels, U, T in zip(logits, alignments.columns[:, 1:], *alignments[1:3], strict=True):
+        p = F.pad(scores[:U].softmax(-1), (0, 1, 1, 0)) + F.pad(torch.ones(1, 1), (scores.shape[-1], 0, 0, int(U)))
+        E = p.new_zeros(len(is_symbol), len(is_symbol))
+        for i, j in combinations(range(int(U) + 1), 2):
+            pair = p[i][:, None] * p[j] * p[i + 1 : j, BLANK].prod()
+            E = E + (pair if j > i + 1 else pair - pair.diag().diag())
+        written = E[is_symbol][:, is_symbol].sum()
+        matched = sum(E[u, v].clamp(max=n) for (u, v), n in bigrams(labels[:T].tolist()).items())
+        total = total + (1 - 2 * matched / (written + T)) * T
+    return total

@@ -11,18 +11,27 @@ A bigram (u, v) is written at frames i < j if frame i shows u, frame j shows v, 
 but for u = v not at j = i + 1, where the two would be one symbol. Every sentence begins with a symbol of its own in a
 frame of its own, so the first word has a bigram, too.
 
-Axis letters: B batch, U frames, V vocabulary, T labels.
+The whole vocabulary is needed for the last of these alone: how likely frames i and i + 1 show one and the same symbol.
+That is summed chunk by chunk, and again for the gradient, so frames x V is never stored.
+
+Axis letters: B batch, U frames, V vocabulary, T labels, C label columns (the blank and the labels), D width.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from simulmt.model.ctc import Alignments, CTCModel
-from simulmt.model.output import Loss, at_least_float32
+from simulmt.model.kernels import compiled_on_gpu, softmax_rows
+from simulmt.model.layers import check_tokens, length_mask
+from simulmt.model.output import FRAMES_PER_CHUNK, Loss, at_least_float32, is_first_of_its_kind
 from simulmt.text import BLANK
 
 BEGIN = -1  # stands before the first label; no symbol of the vocabulary
@@ -36,29 +45,41 @@ def inference_path_loss(
     target_lengths: Int[Tensor, " B"],
     delay: int = 1,
 ) -> Loss:
-    """The bigram loss of what a translator would write, in source order; stores frames x V."""
-    logits = model(source, source_lengths, delay)
-    return bigram_loss(logits, Alignments.of(target, target_lengths, source_lengths * model.mu))
+    """The bigram loss of what a translator would write, in source order."""
+    check_tokens(source, model.encoder.embedding.num_embeddings, "source")
+    check_tokens(target, model.target_embedding.num_embeddings, "target")
+    frames = model.frames(model.encoder(source, length_mask(source_lengths, source.shape[1], source.device), delay))
+    alignments = Alignments.of(target, target_lengths, source_lengths * model.mu)
+    return bigram_loss(frames, model.target_embedding.weight, alignments)
 
 
-def bigram_loss(logits: Float[Tensor, "B U V"], alignments: Alignments) -> Loss:
+def bigram_loss(
+    frames: Float[Tensor, "B U D"],
+    table: Float[Tensor, "V D"],
+    alignments: Alignments,
+    chunk: int = FRAMES_PER_CHUNK,
+) -> Loss:
     """1 - F1 of each sentence, weighted by its labels; sentences without labels or frames add nothing."""
     lengths = alignments.label_lengths
-    matched, written = _matched_and_written(logits, alignments)
+    inside = torch.arange(frames.shape[1], device=frames.device) < alignments.frame_lengths[:, None]  # [B U]
+    log_probs, same = labels_and_same(frames, table, alignments.columns, inside, chunk)
+    matched, written = _matched_and_written(log_probs, same, inside, alignments)
     f1 = 2 * matched / (written + lengths).clamp(min=1e-6)
     counted = (lengths > 0) & (alignments.frame_lengths > 0)
     total = ((1 - f1) * lengths * counted).sum()
     return Loss(total, total.detach(), (lengths * counted).sum(), len(lengths) - counted.sum())
 
 
-def _matched_and_written(logits: Tensor, alignments: Alignments) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+def _matched_and_written(
+    log_probs: Float[Tensor, "B U C"], same: Float[Tensor, "B U"], inside: Bool[Tensor, "B U"], alignments: Alignments
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
     """The expected number of reference bigrams that are written, and of all bigrams that are."""
-    p, log_blank = _frames_with_begin(logits, alignments.frame_lengths)
     labels = alignments.columns[:, 1:]
-    begin = F.one_hot(torch.zeros_like(labels[:, 0]), p.shape[1])[:, :, None]  # only the first frame shows it
-    shown = p.gather(-1, labels[:, None, :].expand(-1, p.shape[1], -1))  # [B U+1 T]
-    shown = torch.cat([begin.to(p.dtype), shown], -1)
-    written_at = 1 - log_blank.exp()  # a symbol other than the blank, which padding counts as
+    # A frame is put before the first, where only the symbol stands that begins every sentence; padding shows blanks.
+    shown = F.pad(log_probs[:, :, 1:].exp() * inside[:, :, None], (1, 0, 1, 0))  # [B U+1 T+1]
+    shown = shown + F.pad(torch.ones_like(shown[:, :1, :1]), (0, shown.shape[2] - 1, 0, shown.shape[1] - 1))
+    log_blank = F.pad(log_probs[:, :, 0].where(inside, 0.0), (1, 0), value=-torch.inf)
+    written_at = 1 - log_blank.exp()
     paths = blank_paths(log_blank)
 
     before = paths.transpose(1, 2) @ shown  # [B U+1 T+1]: label t, then only blanks up to this frame
@@ -69,18 +90,7 @@ def _matched_and_written(logits: Tensor, alignments: Alignments) -> tuple[Float[
     matched = ((expected - merged).minimum(count) * first).sum(-1)
 
     all_pairs = (written_at[:, None, :] @ paths.transpose(1, 2) @ written_at[:, :, None]).flatten()
-    same = p[:, :-1] * p[:, 1:]
-    all_merged = (same.sum(-1) - same[:, :, BLANK]).sum(-1)
-    return matched, all_pairs - all_merged
-
-
-def _frames_with_begin(logits: Tensor, lengths: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B U+1 V"], Tensor]:
-    """Probabilities, zero in the first frame and in padding, and the blank's logarithm, which is zero in padding."""
-    log_p = at_least_float32(logits).log_softmax(-1)
-    inside = torch.arange(logits.shape[1], device=logits.device) < lengths[:, None]  # [B U]
-    p = F.pad(log_p.exp() * inside[:, :, None], (0, 0, 1, 0))
-    log_blank = F.pad(log_p[:, :, BLANK] * inside, (1, 0), value=-torch.inf)
-    return p, log_blank
+    return matched, all_pairs - same.sum(1)
 
 
 def blank_paths(log_blank: Float[Tensor, "B U"]) -> Float[Tensor, "B U U"]:
@@ -98,3 +108,118 @@ def _occurrences(
     inside = torch.arange(bigrams.shape[1], device=bigrams.device) < lengths[:, None]
     equal = (bigrams[:, :, None] == bigrams[:, None, :]).all(-1) & inside[:, :, None] & inside[:, None, :]
     return inside & ~equal.tril(-1).any(-1), equal.sum(-1).to(torch.float32)
+
+
+def labels_and_same(
+    frames: Float[Tensor, "B U D"],
+    table: Float[Tensor, "V D"],
+    columns: Int[Tensor, "B C"],
+    inside: Bool[Tensor, "B U"],
+    chunk: int = FRAMES_PER_CHUNK,
+) -> tuple[Float[Tensor, "B U C"], Float[Tensor, "B U"]]:
+    """Log-probabilities of the label columns, and how likely a frame and the next show the same symbol, no blank."""
+    device = frames.device.type
+    if torch.is_autocast_enabled(device):
+        frames = frames.to(torch.get_autocast_dtype(device))
+    with torch.autocast(device, enabled=False):  # below, each product runs in the precision of its operands
+        return _LabelsAndSame.apply(frames, table, columns, inside, chunk)  # type: ignore[no-untyped-call]
+
+
+class _LabelsAndSame(torch.autograd.Function):
+    """With p_i the softmax of frame i and same_i the sum of p_i(v) p_{i+1}(v), the gradient by a logit of frame i is
+
+        p_i(v) * (g_i p_{i+1}(v) + g_{i-1} p_{i-1}(v) - s_i),   s_i = g_i same_i + g_{i-1} same_{i-1} + d_i summed
+
+    where g is the gradient by `same`, and d, added in the label columns, the one by those. As in model/output.py the
+    label columns are taken in fp32, apart from the rest.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, frames: Tensor, table: Tensor, columns: Tensor, inside: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        rows = _Rows(frames, table.to(frames.dtype), columns, inside)
+        log_probs, same = rows.weights.new_empty(rows.columns.shape), torch.empty_like(rows.weights)
+        for part, logits, normalisers, p in rows.chunks(chunk):
+            log_probs[part] = logits.gather(-1, rows.columns[part]).to(same.dtype) - normalisers[:, None]
+            p[:, BLANK] = 0
+            same[part] = _same_as_next(p) * rows.joined[part]
+        log_probs, same = (x.unflatten(0, inside.shape) for x in (log_probs, same))
+        ctx.save_for_backward(frames, table, columns, inside, log_probs, same)
+        ctx.chunk = chunk
+        return log_probs, same
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        frames, table, columns, inside, log_probs, same = ctx.saved_tensors
+        by_log_probs, by_same = gradients
+        with torch.autocast(frames.device.type, enabled=False):
+            rows = _Rows(frames, table.to(frames.dtype), columns, inside)
+            after = by_same * rows.joined.view_as(by_same)
+            before = _previous(after)
+            shrink = after * same + before * _previous(same) + by_log_probs.sum(-1)
+            by_frames, by_table = _gradients_without_labels(rows, after, before, shrink, ctx.chunk)
+
+            shown = log_probs.exp() * inside[:, :, None]
+            pull = after[:, :, None] * F.pad(shown[:, 1:], (0, 0, 0, 1)) + before[:, :, None] * _previous(shown)
+            pull = pull * (columns != BLANK)[:, None, :] - shrink[:, :, None]
+            by_labels = shown * pull * is_first_of_its_kind(columns)[:, None, :] + by_log_probs
+            wide, label_rows = frames.to(by_labels.dtype), table[columns].to(by_labels.dtype)
+            by_frames = by_frames + by_labels @ label_rows
+            by_table.index_add_(0, columns.flatten(), (by_labels.transpose(1, 2) @ wide).flatten(0, 1))
+        return by_frames.to(frames.dtype), by_table.to(table.dtype), None, None, None
+
+
+def _gradients_without_labels(
+    rows: _Rows,
+    after: Float[Tensor, "B U"],
+    before: Float[Tensor, "B U"],
+    shrink: Float[Tensor, "B U"],
+    chunk: int,
+) -> tuple[Float[Tensor, "B U D"], Float[Tensor, "V D"]]:
+    """The gradients by frames and table, as far as they come through symbols that are no labels of the sentence."""
+    by_frames, by_table = torch.empty_like(rows.frames), torch.zeros_like(rows.table, dtype=after.dtype)
+    scalars = torch.stack([x.flatten() for x in (after, before, shrink)])[:, :, None]  # [3 B*U 1]
+    for part, _, _, p in rows.chunks(chunk):
+        p[1:-1].scatter_(-1, rows.columns[part], 0)
+        by_logits = _by_logits(p, *scalars[:, part])
+        by_frames[part] = by_logits @ rows.table
+        by_table += by_logits.T @ rows.frames[part]
+    return by_frames.unflatten(0, after.shape).to(after.dtype), by_table
+
+
+class _Rows:
+    """The frames of all sentences one below the other."""
+
+    def __init__(self, frames: Tensor, table: Tensor, columns: Tensor, inside: Tensor) -> None:
+        weights = at_least_float32(inside.to(frames.dtype))
+        self.frames, self.table, self.weights = frames.flatten(0, 1), table, weights.flatten()
+        self.columns = columns[:, None, :].expand(-1, frames.shape[1], -1).flatten(0, 1)  # [B*U C]
+        self.joined = (weights * F.pad(weights[:, 1:], (0, 1))).flatten()  # to a next frame of the same sentence
+
+    def chunks(self, size: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Logits and normalisers of so many rows at a time, and their softmax with one row more on either side."""
+        for start in range(0, len(self.frames), size):
+            stop = min(start + size, len(self.frames))
+            first, last = int(start == 0), int(stop == len(self.frames))  # these have no neighbour: a row of zeros
+            wider = slice(start - 1 + first, stop + 1 - last)
+            logits = self.frames[wider] @ self.table.T
+            normalisers, p = softmax_rows(logits, self.weights[wider])
+            own = slice(1 - first, 1 - first + stop - start)
+            yield slice(start, stop), logits[own], normalisers[own], F.pad(p, (0, 0, first, last))
+
+
+def _previous(x: Float[Tensor, "B U *C"]) -> Float[Tensor, "B U *C"]:
+    """Of each frame what the frame before it has; zero for the first."""
+    return torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+
+
+@compiled_on_gpu
+def _same_as_next(p: Float[Tensor, "R+2 V"]) -> Float[Tensor, " R"]:
+    return (at_least_float32(p[1:-1]) * at_least_float32(p[2:])).sum(-1)
+
+
+@compiled_on_gpu
+def _by_logits(p: Float[Tensor, "R+2 V"], after: Tensor, before: Tensor, shrink: Tensor) -> Float[Tensor, "R V"]:
+    return (p[1:-1] * (after * p[2:] + before * p[:-2] - shrink)).to(p.dtype)

@@ -138,7 +138,7 @@ def _gradients(
     """Complete the products with p to the gradients by frames and table: label columns, then the uniform part."""
     V, dtype = table.shape[0], weights.dtype
     wide, label_rows = frames.to(dtype), table[columns].to(dtype)  # [B U D], [B C D]
-    p = swept.log_probs.exp() * weights[:, :, None] * _is_first_of_its_kind(columns)[:, None, :]
+    p = swept.log_probs.exp() * weights[:, :, None] * is_first_of_its_kind(columns)[:, None, :]
     difference = p - (1 - smoothing) * posterior
     by_frames = swept.by_frames.to(dtype) + difference @ label_rows
     by_frames -= smoothing * weights[:, :, None] * table.to(dtype).mean(0)
@@ -147,7 +147,7 @@ def _gradients(
     return by_frames.to(frames.dtype), by_table.to(table.dtype)
 
 
-def _is_first_of_its_kind(columns: Int[Tensor, "B C"]) -> Bool[Tensor, "B C"]:
+def is_first_of_its_kind(columns: Int[Tensor, "B C"]) -> Bool[Tensor, "B C"]:
     """A label that a sentence has twice has two columns here but one probability, which must count once."""
     equal = columns[:, :, None] == columns[:, None, :]  # [B C C]
     return ~equal.tril(-1).any(-1)
