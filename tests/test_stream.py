@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from hypothesis import strategies as st
 from simulmt.errors import ConfigError, StreamError
 from simulmt.model.ctc import CTCModel
 from simulmt.runtime.bundle import Kind
-from simulmt.runtime.search import Collapse, PrefixBeam, Repeats
+from simulmt.runtime.search import Collapse, PrefixBeam
 from simulmt.runtime.segment import ends_sentence
+from simulmt.runtime.wording import Context, Wording
 from simulmt.stream import Commit, Lag, Stream, StreamState, Translator, load
 from simulmt.text import BLANK, END, Tokenizer, split_words
 from simulmt.train.export import Trained
@@ -40,7 +42,8 @@ WORDS = [
 ]
 # fmt: on
 texts = st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join)
-REPEAT_PENALTY = 3.0  # of the bundle that is called "paying", in fp32
+PENALTIES = {"repeat_penalty": 3.0, "word_penalty": 2.0}  # of the bundle that is called "paying", in fp32
+KNOWN = ["aber", "der", "die", "im", "kinder", "regen", "und", "weiter"]
 PAYING = "河 河 河 河 河 河"  # on which it does pay
 BLANK_PAYS = "waiter is from tickets knew"  # where at delay 3 the blank's own penalty decides what is written instead
 delays = st.sampled_from(DELAYS)
@@ -63,7 +66,8 @@ def translators(
         for kind, precision in SYSTEMS
         if precision != "paying"
     }
-    return {**made, ("ctc", "paying"): translator(networks["ctc"], "ctc", "fp32", folder, REPEAT_PENALTY)}
+    knowing = replace(networks["ctc"], words=KNOWN)
+    return {**made, ("ctc", "paying"): translator(knowing, "ctc", "fp32", folder, "paying", **PENALTIES)}
 
 
 @pytest.fixture(scope="session")
@@ -133,9 +137,10 @@ class TestAgainstPyTorch:
     def test_the_blank_penalty_decides_at_all(self, networks: dict[Kind, Trained]) -> None:
         network = networks["ctc"]
         raw, scores = logits_of(network, BLANK_PAYS, 3), penalised(logits_of(network, BLANK_PAYS, 3), 3)
-        repeats, symbols = Repeats(network.target.pieces, REPEAT_PENALTY), scores.argmax(-1).tolist()
-        assert Collapse().push(repeats.choose(symbols, scores.numpy(), Collapse())) == paying(network, BLANK_PAYS, 3)
-        assert Collapse().push(repeats.choose(symbols, raw.numpy(), Collapse())) != paying(network, BLANK_PAYS, 3)
+        read, symbols = read_at_frames(network, BLANK_PAYS, 3), scores.argmax(-1).tolist()
+        for shown, is_right in ((scores, True), (raw, False)):
+            chosen = wording_of(network).choose(symbols, shown.numpy(), read, BLANK, Context())
+            assert (Collapse().push(chosen) == paying(network, BLANK_PAYS, 3)) == is_right
 
     @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
     @fuzz
@@ -165,7 +170,7 @@ class TestAgainstPyTorch:
         self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], beam: int
     ) -> None:
         network, text = networks["ctc"], "his neighbour children"
-        expected, _ = by_beam(network, text, PrefixBeam(beam, Repeats(network.target.pieces, REPEAT_PENALTY)))
+        expected, _ = by_beam(network, text, PrefixBeam(beam, wording_of(network)))
         assert expected != by_beam(network, text, PrefixBeam(beam))[0], "the penalty must be paid at all"
         assert joined(at_once(translators["ctc", "paying"], text, 2, beam)) == network.target.decode(expected)
 
@@ -204,21 +209,37 @@ def logits_of(network: Trained, sentence: str, delay: int) -> torch.Tensor:
     return network.model(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay)[0]
 
 
+def read_at_frames(network: Trained, sentence: str, delay: int) -> list[list[int]]:
+    """The source tokens that each frame of a sentence may look at."""
+    assert isinstance(network.model, CTCModel)
+    tokens = [*network.source.encode(sentence), END]
+    return [tokens[: position + delay] for position in range(len(tokens)) for _ in range(network.model.mu)]
+
+
+def wording_of(network: Trained) -> Wording:
+    return Wording(network.target.pieces, network.source.pieces, words=KNOWN, **PENALTIES)
+
+
 def by_beam(network: Trained, sentence: str, search: PrefixBeam) -> tuple[list[int], list[int]]:
     """What a search writes at delay 2, and what of it only when the sentence is over."""
-    written = search.push(penalised(logits_of(network, sentence, 2), 2).log_softmax(-1).numpy())
+    scores = penalised(logits_of(network, sentence, 2), 2).log_softmax(-1).numpy()
+    written = list[int]()
+    for frame, read in zip(scores, read_at_frames(network, sentence, 2), strict=True):
+        written += search.push(frame[None], read)
     return written + search.finish(), search.finish()
 
 
 def paying(network: Trained, sentence: str, delay: int) -> list[int]:
-    """Greedy choice frame by frame, where every symbol that would write the last one again has paid for it."""
-    logits = logits_of(network, sentence, delay)
-    repeats, written, previous = Repeats(network.target.pieces, REPEAT_PENALTY), list[int](), BLANK
-    for frame in penalised(logits, delay).numpy():
-        penalties = repeats.penalties(written[-1] if written else BLANK)
-        penalties[previous] = 0
-        symbol = int((frame - penalties).argmax())
-        written += [symbol] * (symbol not in (BLANK, previous))
+    """Greedy choice frame by frame, where every symbol that would spoil the wording has paid for it."""
+    scores, wording = penalised(logits_of(network, sentence, delay), delay).numpy(), wording_of(network)
+    written, previous, context = list[int](), BLANK, Context()
+    for frame, read in zip(scores, read_at_frames(network, sentence, delay), strict=True):
+        for symbol in {*range(len(frame))} - {BLANK, previous}:
+            frame[symbol] -= wording.penalty(symbol, context, read)
+        symbol = int(frame.argmax())
+        if symbol not in (BLANK, previous):
+            written.append(symbol)
+            context = wording.after(context, symbol)
         previous = symbol
     return written
 

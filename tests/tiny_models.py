@@ -51,10 +51,10 @@ def export_config(kind: Kind, precision: Precision, **settings: object) -> Expor
 
 
 def translator(
-    model: Trained, kind: Kind, precision: Precision, directory: Path, repeat_penalty: float = 0.0
+    model: Trained, kind: Kind, precision: Precision, directory: Path, name: str = "", **settings: object
 ) -> Translator:
-    path = directory / f"{kind}-{precision}-{repeat_penalty}"
-    export(model, path, export_config(kind, precision, repeat_penalty=repeat_penalty))
+    path = directory / (name or f"{kind}-{precision}")
+    export(model, path, export_config(kind, precision, **settings))
     return load(path, threads=1)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -218,7 +219,8 @@ class TestFromTextToTranslation:
         monkeypatch.chdir(folder)
         Path("card.md").write_text("## Data\n\nInvented.\n", encoding="utf-8")
         options = (
-            "--default-delay 3 --blank-penalty 0.5 --blank-penalty 1.5 --longest 40 --development 0 --card card.md"
+            "--default-delay 3 --blank-penalty 0.5 --blank-penalty 1.5 --repeat-penalty 3 --word-penalty 2 "
+            "--longest 40 --development 0 --card card.md"
         )
         finished = call(*f"export run/final --data data --output other {LANGUAGES} {options}".split(), capture=capsys)
         assert finished.returncode == 0, finished.stderr
@@ -226,6 +228,11 @@ class TestFromTextToTranslation:
         config = Bundle(Path("other")).config
         assert (config.source_language, config.target_language, config.precision) == ("aa", "bb", "int8")
         assert (config.default_delay, config.blank_penalties, config.longest) == (3, (0.5, 1.5), 40)
+        assert (config.repeat_penalty, config.word_penalty) == (3, 2)
+        words, dataset = Path("other/words.txt").read_text(encoding="utf-8").split(), Dataset.open(Path("data"))
+        text = [dataset.target_tokenizer.decode(dataset.train.pair(i)[1].tolist()) for i in range(len(dataset.train))]
+        counts = Counter(re.findall("[a-z]+", " ".join(text).lower()))
+        assert words == sorted(word for word, count in counts.items() if count >= 5)
         assert "int8_bleu" not in config.checks
         assert Path("other/README.md").read_text(encoding="utf-8").endswith("## Data\n\nInvented.\n")
 

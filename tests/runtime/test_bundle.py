@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import simulmt
 from simulmt.errors import BundleError, ConfigError
 from simulmt.runtime.bundle import CONFIG, FORMAT, MANIFEST, Bundle, BundleConfig, find, shipped_names
+from simulmt.stream import load
 from simulmt.text import Tokenizer
 from simulmt.train.export import export
 from tiny_models import export_config, trained
@@ -19,7 +21,8 @@ from tiny_models import export_config, trained
 @pytest.fixture(scope="module")
 def whole(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("bundle") / "en-de"
-    export(trained("ctc", source_tokenizer, target_tokenizer), directory, export_config("ctc", "int8"))
+    knowing = replace(trained("ctc", source_tokenizer, target_tokenizer), words=["über", "und"])
+    export(knowing, directory, export_config("ctc", "int8", word_penalty=2.0))
     return directory
 
 
@@ -41,7 +44,7 @@ def test_a_whole_bundle_opens_and_is_verified(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "ctc.onnx", "ctc.weights", "source.model", "target.model", "README.md"]
+    "name", ["config.json", "ctc.onnx", "ctc.weights", "source.model", "target.model", "words.txt", "README.md"]
 )
 def test_a_missing_or_truncated_file_is_named(bundle: Path, name: str) -> None:
     path = bundle / name
@@ -54,7 +57,7 @@ def test_a_missing_or_truncated_file_is_named(bundle: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "ctc.onnx", "ctc.weights", "source.model", "target.model", "README.md"]
+    "name", ["config.json", "ctc.onnx", "ctc.weights", "source.model", "target.model", "words.txt", "README.md"]
 )
 def test_verify_finds_a_single_changed_byte(bundle: Path, name: str) -> None:
     opened = Bundle(bundle)
@@ -102,10 +105,16 @@ def test_a_bundle_without_a_manifest_is_none(bundle: Path) -> None:
 
 def test_an_incomplete_manifest_is_refused(bundle: Path) -> None:
     files = json.loads((bundle / MANIFEST).read_text())["files"]
-    del files["ctc.weights"]
-    change(bundle / MANIFEST, files=files)
-    with pytest.raises(BundleError, match=r"manifest\.json: does not list ctc\.weights"):
-        Bundle(bundle)
+    for name in ("ctc.weights", "words.txt"):
+        change(bundle / MANIFEST, files={other: entry for other, entry in files.items() if other != name})
+        with pytest.raises(BundleError, match=rf"manifest\.json: does not list {name}"):
+            Bundle(bundle)
+
+
+def test_words_that_are_no_text_are_named(bundle: Path) -> None:
+    (bundle / "words.txt").write_bytes(b"\xff" * len((bundle / "words.txt").read_bytes()))
+    with pytest.raises(BundleError, match=r"words\.txt: cannot be read as text; copy or export"):
+        load(bundle)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +126,8 @@ def test_an_incomplete_manifest_is_refused(bundle: Path) -> None:
         ("delays", []),
         ("repeat_penalty", -1.0),
         ("repeat_penalty", math.inf),
+        ("word_penalty", -0.5),
+        ("word_penalty", math.nan),
         ("blank_penalties", [math.nan, 0.0, 0.0, 0.0]),
     ],
 )

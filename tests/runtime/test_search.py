@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulmt.runtime.search import PATIENCE, BeamSearch, Collapse, PrefixBeam, Repeats, log_softmax
+from simulmt.runtime.search import PATIENCE, BeamSearch, Collapse, PrefixBeam, log_softmax
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
 
 V = 8  # symbols 6 and 7 beside the special ones
@@ -40,67 +40,6 @@ def test_collapse_online_is_collapse_at_once(frames: list[int], cuts: list[int])
         rest = rest[cut:]
     written += collapse.push(rest)
     assert written == [symbol for symbol, _ in groupby(frames) if symbol != BLANK]
-
-
-PIECES = [*SPECIAL_SYMBOLS, "▁the", "▁other", "tion", "▁a", "s", "▁10", "00", "的", "的人", "目的", "。", "て", "▁AB"]
-
-
-@pytest.mark.parametrize(
-    ("last", "again"),
-    [
-        ("▁the", {"▁the"}),
-        ("tion", {"tion"}),
-        ("▁AB", {"▁AB"}),
-        ("的", {"的", "的人"}),
-        ("目的", {"目的", "的", "的人"}),
-        ("的人", {"的人"}),
-        *((piece, set()) for piece in ("s", "▁a", "00", "▁10", "。", "て", *SPECIAL_SYMBOLS)),
-    ],
-)
-def test_what_counts_as_written_again(last: str, again: set[str]) -> None:
-    penalties = Repeats(PIECES, 2.5).penalties(PIECES.index(last))
-    assert {PIECES[symbol] for symbol in np.flatnonzero(penalties)} == again
-    assert set(penalties.tolist()) <= {0.0, 2.5}
-
-
-@given(st.integers(0, 10**6), st.sampled_from([0.5, 3.0, 99.0]), st.integers(1, 12), st.integers(0, 12))
-@settings(max_examples=200, deadline=None)
-def test_the_choice_is_the_best_of_all_symbols_once_repeats_have_paid(
-    seed: int, penalty: float, frames: int, cut: int
-) -> None:
-    repeats, written, expected = Repeats(PIECES, penalty), Collapse(), list[int]()
-    scores = np.random.default_rng(seed).normal(size=(frames, len(PIECES))).astype(np.float32) * 3
-    scores[:, BLANK] += 2
-    previous = last = BLANK
-    for frame in scores:
-        paid = frame.copy()
-        for other in np.flatnonzero(repeats.penalties(last)):
-            paid[other] -= penalty * (other != previous)
-        symbol = int(paid.argmax())
-        expected.append(symbol)
-        last = last if symbol in (BLANK, previous) else symbol
-        previous = symbol
-    found = []
-    for part in (scores[:cut], scores[cut:]):
-        before = written.previous, written.last
-        chosen = repeats.choose(part.argmax(-1).tolist(), part, written)
-        assert (written.previous, written.last) == before
-        found += chosen
-        written.push(chosen)
-    assert found == expected
-
-
-def test_a_word_that_is_certainly_said_twice_is_written_twice() -> None:
-    very = PIECES.index("▁other")
-    sure = np.full((3, len(PIECES)), -20.0)
-    sure[[0, 1, 2], [very, BLANK, very]] = 0.0
-    unsure = sure.copy()
-    unsure[2, BLANK] = -1.0
-    for scores, written in ((sure, [very, very]), (unsure, [very])):
-        repeats = Repeats(PIECES, 6.0)
-        assert Collapse().push(repeats.choose(scores.argmax(-1).tolist(), scores, Collapse())) == written
-        search = PrefixBeam(4, repeats)
-        assert search.push(scores) + search.finish() == written
 
 
 @given(st.integers(0, 1000), st.integers(1, 4))

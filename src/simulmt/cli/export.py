@@ -48,12 +48,19 @@ def export(
         bool,
         typer.Option(
             "--tune-penalty",
-            help="CTC: choose the blank penalty of each delay by BLEU on the development set, repeats unpunished.",
+            help="CTC: choose the blank penalty of each delay by BLEU on the development set, without the others.",
         ),
     ] = False,
     repeat_penalty: Annotated[
         float,
         typer.Option(min=0.0, help="CTC: what a piece pays that would write again what was written last; try 6."),
+    ] = 0.0,
+    word_penalty: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="CTC: what a piece pays that would tear a word, one that neither training text nor source has; try 8.",
+        ),
     ] = 0.0,
     longest: Annotated[int, typer.Option(min=2, help="Source pieces after which a sentence is cut.")] = 256,
     development: Annotated[
@@ -89,13 +96,15 @@ def export(
     dataset = Dataset.open(data)
     check_vocabularies(model, system, data, dataset.source_tokenizer, dataset.target_tokenizer)
     translator = translator_of(network)
-    trained = Trained(translator, dataset.source_tokenizer, dataset.target_tokenizer)
+    words = _frequent_words(dataset) if word_penalty else []
+    trained = Trained(translator, dataset.source_tokenizer, dataset.target_tokenizer, words)
     if tune_penalty:
         if blank_penalty or not isinstance(translator, CTCModel):
             raise ConfigError("--tune-penalty: for a CTC model and without --blank-penalty only")
         blank_penalty = [_best_penalty(translator, dataset, delay) for delay in system.delays]
-    if repeat_penalty and not isinstance(translator, CTCModel):
-        raise ConfigError("--repeat-penalty: for a CTC model only")
+    for option, penalty in (("--repeat-penalty", repeat_penalty), ("--word-penalty", word_penalty)):
+        if penalty and not isinstance(translator, CTCModel):
+            raise ConfigError(f"{option}: for a CTC model only")
     delays = () if system.system == "teacher" else system.delays
     _check_delays(delays, default_delay, blank_penalty or [])
     described = export_bundle(
@@ -108,6 +117,7 @@ def export(
             default_delay=default_delay,
             blank_penalties=tuple(blank_penalty or ()),
             repeat_penalty=repeat_penalty,
+            word_penalty=word_penalty,
             precision=precision.value,
             longest=longest,
         ),
@@ -140,6 +150,14 @@ def _best_penalty(model: CTCModel, dataset: Dataset, delay: int) -> float:
     shown = ", ".join(f"{penalty:g}: {score:.2f}" for penalty, score in scores.items())
     typer.echo(f"k={delay}: development BLEU by blank penalty {shown}", err=True)
     return best
+
+
+def _frequent_words(dataset: Dataset) -> list[str]:
+    """The words that the training text has often enough to be no slips of it."""
+    from simulmt.runtime.wording import frequent_words
+
+    decode, train = dataset.target_tokenizer.decode, dataset.train
+    return frequent_words(decode(train.pair(index)[1].tolist()) for index in range(len(train)))
 
 
 def _development_text(dataset: Dataset, count: int) -> list[tuple[str, str]]:

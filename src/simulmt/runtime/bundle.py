@@ -4,6 +4,7 @@
     *.onnx          its graphs, each with its *.weights beside it
     source.model    the SentencePiece vocabularies
     target.model
+    words.txt       words of the target language, if its word_penalty asks for them
     README.md       the model card
     manifest.json   size and SHA-256 of every other file
 
@@ -24,6 +25,7 @@ from typing import Any, Literal
 from simulmt.config import as_table, build, require
 from simulmt.errors import BundleError, ConfigError, VocabularyError
 from simulmt.runtime.memory import large_pages
+from simulmt.runtime.wording import Wording
 from simulmt.text import Tokenizer
 
 # From 1.29 on onnxruntime reports what it runs to its makers, from the moment it is imported; simulmt works offline and
@@ -34,10 +36,10 @@ import onnxruntime as untyped_onnxruntime
 onnxruntime: Any = untyped_onnxruntime  # it does not declare its names for type checkers
 Session = Any  # an onnxruntime.InferenceSession
 
-FORMAT = 2  # raised when an older simulmt could not run a bundle any more
+FORMAT = 3  # raised when an older simulmt could not run a bundle any more
 SHIPPED = Path(__file__).parents[1] / "bundles"
 CONFIG, MANIFEST, CARD = "config.json", "manifest.json", "README.md"
-SOURCE, TARGET = "source.model", "target.model"
+SOURCE, TARGET, WORDS = "source.model", "target.model", "words.txt"
 
 Kind = Literal["ctc", "wait-k", "full-sentence"]
 GRAPHS: Mapping[Kind, tuple[str, ...]] = {
@@ -62,6 +64,7 @@ class BundleConfig:
     default_delay: int | None = None
     blank_penalties: tuple[float, ...] = ()  # for CTC: one for each delay, or none
     repeat_penalty: float = 0.0  # for CTC: what a symbol pays that would write the last one again
+    word_penalty: float = 0.0  # for CTC: what a symbol pays that would tear a word
     checks: dict[str, Any] = field(default_factory=dict)  # what export measured against the trained model
 
     def __post_init__(self) -> None:
@@ -80,8 +83,9 @@ class BundleConfig:
         require(
             all(map(math.isfinite, self.blank_penalties)), f"blank_penalties must be finite: {self.blank_penalties}"
         )
-        require(0 <= self.repeat_penalty < math.inf, f"repeat_penalty must be 0 or more, got {self.repeat_penalty}")
-        require(self.kind == "ctc" or not self.repeat_penalty, "repeat_penalty is for ctc only")
+        for name, penalty in (("repeat_penalty", self.repeat_penalty), ("word_penalty", self.word_penalty)):
+            require(0 <= penalty < math.inf, f"{name} must be 0 or more, got {penalty}")
+            require(self.kind == "ctc" or not penalty, f"{name} is for ctc only")
 
     def blank_penalty(self, delay: int) -> float:
         """What is taken off the blank's logit at a delay."""
@@ -126,6 +130,26 @@ class Bundle:
             reason = str(error).splitlines()[0]
             raise BundleError(f"{path}: onnxruntime cannot load it ({reason}); {self._cure()}") from None
 
+    def wording(self) -> Wording | None:
+        """What symbols pay that would spoil the wording; None if none do."""
+        config = self.config
+        if not config.repeat_penalty and not config.word_penalty:
+            return None
+        return Wording(
+            self.target.pieces,
+            self.source.pieces,
+            repeat_penalty=config.repeat_penalty,
+            word_penalty=config.word_penalty,
+            words=self._words() if config.word_penalty else (),
+        )
+
+    def _words(self) -> list[str]:
+        path = self.directory / WORDS
+        try:
+            return path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            raise BundleError(f"{path}: cannot be read as text; {self._cure()}") from None
+
     def _check_sizes(self) -> None:
         for name, entry in self._manifest.items():
             path = self.directory / name
@@ -137,7 +161,8 @@ class Bundle:
 
     def _check_complete(self) -> None:
         graphs = [f"{graph}.{ending}" for graph in GRAPHS[self.config.kind] for ending in ("onnx", "weights")]
-        for name in (CONFIG, SOURCE, TARGET, *graphs):
+        words = [WORDS] if self.config.word_penalty else []
+        for name in (CONFIG, SOURCE, TARGET, *words, *graphs):
             if name not in self._manifest:
                 raise BundleError(f"{self.directory / MANIFEST}: does not list {name}; {self._cure()}")
 

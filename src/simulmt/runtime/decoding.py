@@ -9,7 +9,7 @@ Axis letters: B rows (sentences), N positions, R tokens read, F frames, V vocabu
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -17,7 +17,8 @@ import numpy as np
 
 from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.engine import Array, Binding, Caches, GraphRunner, Slot
-from simulmt.runtime.search import Collapse, PrefixBeam, Repeats, log_softmax
+from simulmt.runtime.search import Collapse, PrefixBeam, log_softmax
+from simulmt.runtime.wording import Wording
 from simulmt.text import BLANK, END, PAD
 
 ROWS = 32  # sentences in one call of a graph
@@ -85,16 +86,16 @@ class Sentence:
 class CTCSentence(Sentence):
     """A sentence whose frames are collapsed as they come, or searched with a prefix beam."""
 
-    def __init__(self, beam: int, repeats: Repeats | None = None) -> None:
+    def __init__(self, beam: int, wording: Wording | None = None) -> None:
         super().__init__()
-        self.search = PrefixBeam(beam, repeats) if beam > 1 else None
-        self.collapse = Collapse()
+        self.search = PrefixBeam(beam, wording) if beam > 1 else None
+        self.collapse = Collapse(wording)
 
     def write(self, frames: Array, due: Due) -> Written:
         """What the frames of a position write: symbols [F], or with a beam their log-probabilities [F V]."""
         if self.search is None:
             return Written(self.collapse.push(frames.tolist()), due.position, due.trigger)
-        tokens = self.search.push(frames)
+        tokens = self.search.push(frames, self.tokens[: due.visible])
         if self.closed and due.position == len(self.tokens) - 1:
             tokens += self.search.finish()
         return Written(tokens, due.position, due.trigger)
@@ -108,11 +109,10 @@ class CTCDecoder:
         self.config = bundle.config
         self.caches = Caches([session])
         self._graph = GraphRunner(session, self.caches)
-        penalty = self.config.repeat_penalty
-        self.repeats = Repeats(bundle.target.pieces, penalty) if penalty else None
+        self.wording = bundle.wording()
 
     def open(self, beam: int) -> CTCSentence:
-        return CTCSentence(beam, self.repeats)
+        return CTCSentence(beam, self.wording)
 
     def advance(self, sentences: Sequence[CTCSentence]) -> list[list[Written]]:
         """Compute something for each of these sentences, all of which are due; what each of them wrote."""
@@ -138,28 +138,31 @@ class CTCDecoder:
         batch = sorted(batch, key=lambda sentence: sentence.slot.row)
         binding.place("read_", *last_tokens(batch, [ends[sentence] for sentence in batch], R))
         self._fill(binding, batch, [due[sentence] for sentence in batch])
-        for sentence, rows in zip(batch, self._frames(binding, batch), strict=True):
+        for sentence, rows in zip(batch, self._frames(binding, batch, due), strict=True):
             sentence.cached = max(sentence.cached, ends[sentence])
             yield sentence, rows
 
     def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:
         if batch[0].search is not None:
             return ["scores"]
-        return ["symbols"] if self.repeats is None else ["symbols", "scores"]
+        return ["symbols"] if self.wording is None else ["symbols", "scores"]
 
-    def _frames(self, binding: Binding, batch: Sequence[CTCSentence]) -> Array:
+    def _frames(
+        self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
+    ) -> Array:
         """The symbols [B N F] of these sentences, or with a beam the log-probabilities [B N F V]."""
         found = binding.run()
         if "scores" in found:
             found["scores"][..., BLANK] -= binding.inputs["penalty"][..., 0]
         if batch[0].search is not None:
             return log_softmax(found["scores"])
-        if self.repeats is None:
-            return found["symbols"].copy()  # the next batch may be written to the same place
-        B, N, F, V = found["scores"].shape
-        symbols, scores = found["symbols"].reshape(B, N * F).tolist(), found["scores"].reshape(B, N * F, V)
-        choices = map(self.repeats.choose, symbols, scores, (sentence.collapse for sentence in batch))
-        return np.array(list(choices)).reshape(B, N, F)
+        symbols = found["symbols"].copy()  # the next batch may be written to the same place
+        if self.wording is not None:
+            for sentence, row, scores in zip(batch, symbols, found["scores"], strict=True):
+                read = [sentence.tokens[: each.visible] for each in due[sentence] for _ in range(row.shape[1])]
+                frames = (row.ravel().tolist(), scores.reshape(row.size, -1), read)
+                row.flat = self.wording.choose(*frames, sentence.collapse.previous, sentence.collapse.context)
+        return symbols
 
     def _fill(self, binding: Binding, batch: Sequence[CTCSentence], due: Sequence[Sequence[Due]]) -> None:
         tokens = [[s.tokens[d.position] for d in row] for s, row in zip(batch, due, strict=True)]

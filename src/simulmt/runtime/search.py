@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import reduce
 
 import numpy as np
 
-from simulmt.text import BLANK, END, SPACE, SPECIAL_SYMBOLS
+from simulmt.runtime.wording import Context, Scores, Wording
+from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
 
-Scores = np.ndarray[Any, np.dtype[Any]]
 Hypotheses = dict[tuple[int, ...], tuple[float, float]]
-
-# Kana are left out: they are letters, and many a Japanese word has the same one twice in a row.
-_IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 PATIENCE = 8  # frames for which hypotheses of a beam may disagree before the best one is followed
 
@@ -27,9 +23,10 @@ PATIENCE = 8  # frames for which hypotheses of a beam may disagree before the be
 class Collapse:
     """CTC's many-to-one map, online: a symbol counts if it is no blank and differs from the frame before."""
 
-    def __init__(self) -> None:
+    def __init__(self, wording: Wording | None = None) -> None:
+        self._wording = wording
         self.previous = BLANK  # the symbol of the frame before
-        self.last = BLANK  # what was written last, blank if nothing was
+        self.context = Context()  # kept for a wording only
 
     def push(self, symbols: Iterable[int]) -> list[int]:
         """The symbols that these frames write."""
@@ -37,53 +34,10 @@ class Collapse:
         for symbol in symbols:
             if symbol not in (BLANK, self.previous):
                 written.append(symbol)
-                self.last = symbol
+                if self._wording is not None:
+                    self.context = self._wording.after(self.context, symbol)
             self.previous = symbol
         return written
-
-
-class Repeats:
-    """A penalty for symbols that would write again what was written last.
-
-    CTC chooses the symbols of neighbouring frames independently of each other, so both may write the word that lies
-    between them. Something is written again if a symbol is the last one once more and more than a letter or a number,
-    or if it begins with the ideograph that the last one ends with. A penalty, not a ban: some words are said twice.
-    """
-
-    def __init__(self, pieces: Sequence[str], penalty: float) -> None:
-        self.penalty = np.float32(penalty)
-        texts = [piece.replace(SPACE, "") for piece in pieces]
-        self._beginnings = np.array([_code(text[:1], 0) for text in texts])
-        self._endings = np.array([_code(text[-1:], -1) for text in texts])  # -1, for no ideograph is like no other
-        letters = np.array([sum(map(str.isalpha, text)) for text in texts])
-        self._counts_whole = (letters > 1) | (self._beginnings > 0)
-        self._counts_whole[: len(SPECIAL_SYMBOLS)] = False
-
-    def penalties(self, last: int) -> Scores:
-        """What is taken off each symbol [V] after the symbol that was written last."""
-        again = self._beginnings == self._endings[last]
-        again[last] |= self._counts_whole[last]
-        return again * self.penalty
-
-    def choose(self, symbols: Sequence[int], scores: Scores, written: Collapse) -> list[int]:
-        """The best symbols of these frames, given the best without a penalty and all scores [F V].
-
-        `written` is what stands before them, and is left as it is.
-        """
-        chosen, previous, last = [], written.previous, written.last
-        for symbol, frame in zip(symbols, scores, strict=True):
-            if symbol != previous and self._is_again(symbol, last):  # or no penalty falls on the best, which stays so
-                penalties = self.penalties(last)
-                penalties[previous] = 0  # which goes on and writes nothing
-                symbol = int((frame - penalties).argmax())
-            if symbol not in (BLANK, previous):
-                last = symbol
-            previous = symbol
-            chosen.append(symbol)
-        return chosen
-
-    def _is_again(self, symbol: int, last: int) -> bool:
-        return bool(self._beginnings[symbol] == self._endings[last] or (symbol == last and self._counts_whole[last]))
 
 
 class PrefixBeam:
@@ -94,19 +48,20 @@ class PrefixBeam:
     begin like the best one survive, so a commit never waits longer than that.
     """
 
-    def __init__(self, size: int, repeats: Repeats | None = None, patience: float = PATIENCE) -> None:
+    def __init__(self, size: int, wording: Wording | None = None, patience: float = PATIENCE) -> None:
         self._size = size
-        self._repeats = repeats
+        self._wording = wording
         self._patience = patience
         self._last = BLANK  # the last committed symbol
+        self._context = Context()  # what is committed means to the next symbol
         self._hypotheses: Hypotheses = {(): (0.0, -math.inf)}
         self._frames_apart = 0
 
-    def push(self, log_probabilities: Scores) -> list[int]:
-        """The symbols that these frames [F V] make certain."""
+    def push(self, log_probabilities: Scores, source: Sequence[int] = ()) -> list[int]:
+        """The symbols that these frames [F V] make certain, after these source tokens were read."""
         written = []
         for frame in log_probabilities:
-            self._extend(frame)
+            self._extend(frame, source)
             written += self._commit_agreed()
             if self._frames_apart >= self._patience:
                 self._follow_best()
@@ -117,7 +72,7 @@ class PrefixBeam:
         """The rest of the best hypothesis, once no frame follows."""
         return list(self._best())
 
-    def _extend(self, frame: Scores) -> None:
+    def _extend(self, frame: Scores, source: Sequence[int]) -> None:
         count = min(self._size + 1, len(frame))  # one more, for the blank may be among them
         candidates = [int(symbol) for symbol in np.argpartition(frame, -count)[-count:] if symbol != BLANK]
         grown: Hypotheses = {}
@@ -126,13 +81,18 @@ class PrefixBeam:
             either = _log_add(blank, symbol)
             repeated = symbol + frame[last] if last != BLANK else -math.inf
             _raise(grown, hypothesis, either + frame[BLANK], repeated)
-            penalised = frame if self._repeats is None else frame - self._repeats.penalties(last)
+            context = self._context_of(hypothesis)
             for candidate in candidates:
                 # The same symbol again is a second one only if a blank stood between the two.
                 before = blank if candidate == last else either
-                _raise(grown, (*hypothesis, candidate), -math.inf, before + penalised[candidate])
+                paid = 0.0 if self._wording is None else self._wording.penalty(candidate, context, source)
+                _raise(grown, (*hypothesis, candidate), -math.inf, before + frame[candidate] - paid)
         ranked = sorted(grown, key=lambda hypothesis: _log_add(*grown[hypothesis]), reverse=True)
         self._hypotheses = {hypothesis: grown[hypothesis] for hypothesis in ranked[: self._size]}
+
+    def _context_of(self, symbols: Iterable[int]) -> Context:
+        """The context once these symbols, too, are committed."""
+        return self._context if self._wording is None else reduce(self._wording.after, symbols, self._context)
 
     def _commit_agreed(self) -> list[int]:
         """Commit the beginning that all hypotheses share."""
@@ -140,6 +100,7 @@ class PrefixBeam:
         agreed = [column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns)]
         if agreed:
             self._last = agreed[-1]
+            self._context = self._context_of(agreed)
             self._hypotheses = {rest[len(agreed) :]: scores for rest, scores in self._hypotheses.items()}
         undecided = not agreed and len(self._hypotheses) > 1
         self._frames_apart = self._frames_apart + 1 if undecided else 0
@@ -202,11 +163,6 @@ class BeamSearch:
         if length > 0:
             allowed[:, END] = end
         return allowed
-
-
-def _code(character: str, otherwise: int) -> int:
-    """The number of an ideograph."""
-    return ord(character) if _IDEOGRAPH.match(character) else otherwise
 
 
 def log_softmax(scores: Scores) -> Scores:

@@ -21,7 +21,7 @@ from simulmt.errors import BundleError
 from simulmt.model.ctc import CTCModel
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.runtime.autoregressive import Row, Seq2SeqDecoder, Seq2SeqSentence, longest_translation
-from simulmt.runtime.bundle import FORMAT, SOURCE, TARGET, Bundle, BundleConfig, write_description
+from simulmt.runtime.bundle import FORMAT, SOURCE, TARGET, WORDS, Bundle, BundleConfig, write_description
 from simulmt.runtime.decoding import CTCDecoder, CTCSentence, Due, Written
 from simulmt.runtime.engine import Array
 from simulmt.runtime.search import log_softmax
@@ -48,6 +48,7 @@ class ExportConfig:
     default_delay: int | None = None  # the first of the delays, if none is given
     blank_penalties: tuple[float, ...] = ()
     repeat_penalty: float = 0.0
+    word_penalty: float = 0.0
     precision: Precision = "int8"
     longest: int = 256
     least_agreement: float = 0.95  # share of symbols that int8 must choose like the trained model
@@ -66,11 +67,12 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model in eval mode and its vocabularies."""
+    """A trained model in eval mode, its vocabularies, and for a word penalty the words that it may write, in order."""
 
     model: Model
     source: Tokenizer
     target: Tokenizer
+    words: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         sizes = (self.model.encoder.embedding.num_embeddings, self.model.target_embedding.num_embeddings)
@@ -135,6 +137,7 @@ def _describe(model: Model, config: ExportConfig) -> BundleConfig:
         default_delay=default,
         blank_penalties=config.blank_penalties,
         repeat_penalty=config.repeat_penalty,
+        word_penalty=config.word_penalty,
     )
 
 
@@ -143,6 +146,8 @@ def _write(trained: Trained, directory: Path, described: BundleConfig) -> Bundle
     directory.mkdir(parents=True)
     (directory / SOURCE).write_bytes(trained.source.model)
     (directory / TARGET).write_bytes(trained.target.model)
+    if described.word_penalty:
+        (directory / WORDS).write_text("".join(f"{word}\n" for word in trained.words), encoding="utf-8")
     model, longest, precision = trained.model, described.longest, described.precision
     if isinstance(model, CTCModel):
         ctc_graph(model, longest, precision).save(directory / "ctc.onnx")
@@ -170,7 +175,7 @@ def _check_symbols(trained: Trained, bundle: Bundle) -> None:
     if not isinstance(trained.model, CTCModel):
         return
     decoder = CTCDecoder(bundle, threads=0)
-    decoder.repeats = None  # which is not the graph's
+    decoder.wording = None  # which is not the graph's
     sources = [pair.source for pair in _random_pairs(trained, bundle)]
     for delay in bundle.config.delays:
         for tokens, found in zip(sources, _ctc_found(decoder, sources, delay, beam=1), strict=True):
@@ -321,6 +326,7 @@ def _card(described: BundleConfig, text: str) -> str:
             else []
         ),
         *([f"- repeat penalty: {described.repeat_penalty}"] if described.repeat_penalty else []),
+        *([f"- word penalty: {described.word_penalty}"] if described.word_penalty else []),
         *(f"- {name.replace('_', ' ')}: {value:.6g}" for name, value in described.checks.items()),
     ]
     return "\n".join(lines) + "\n" + (f"\n{text.strip()}\n" if text.strip() else "")

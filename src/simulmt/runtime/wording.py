@@ -1,0 +1,148 @@
+"""What symbols pay that would spoil the wording: they write the same again, or tear a word.
+
+CTC chooses the symbols of neighbouring frames independently of each other, so both may write the word that lies between
+them, or each a part of another one. What stands there already says which symbols do. They pay and are not banned: some
+words are said twice, and some are new.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simulmt.text import BLANK, SPACE, SPECIAL_SYMBOLS
+
+Scores = np.ndarray[Any, np.dtype[Any]]
+
+# Kana are left out: they are letters, and many a Japanese word has the same one twice in a row.
+_IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+# Letters and digits of scripts whose words are told apart by what stands between them, and apostrophes inside.
+_LETTERS = "[^\\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3001-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+_WORD = re.compile(f"{_LETTERS}+(?:['’]{_LETTERS}*)*")
+_POSSESSIVE = re.compile("['’]s?$")
+
+LEAST_SEEN = 5  # how often a text must have a word for it to count as one
+LIKELY = 32  # symbols among which the best nearly always is
+
+
+class Context(NamedTuple):
+    """What of a translation matters to its next symbol."""
+
+    last: int = BLANK  # the symbol that was written last; blank if none was
+    word: str = ""  # the word that it left unfinished, in lower case
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, in lower case; those that begin with a digit are numbers."""
+    return [word for word in _WORD.findall(text.lower()) if not word[0].isdigit()]
+
+
+def frequent_words(texts: Iterable[str], least: int = LEAST_SEEN) -> list[str]:
+    """The words that stand in texts so often or more, in order."""
+    counts = Counter(word for text in texts for word in words_of(text))
+    return sorted(word for word, count in counts.items() if count >= least)
+
+
+class Wording:
+    """Knows the penalties of a model: for what is written again, and for words that neither `words` nor the source has.
+
+    A symbol writes again if it is the last one once more and more than a letter or a number, or if it begins with the
+    ideograph that the last one ends with. It tears a word if what it makes of the unfinished one, or begins, is the
+    beginning neither of a known word nor of a word of the source as far as that was read.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[str],
+        source_pieces: Sequence[str] = (),
+        *,
+        repeat_penalty: float = 0.0,
+        word_penalty: float = 0.0,
+        words: Sequence[str] = (),
+    ) -> None:
+        self._repeat_penalty = repeat_penalty
+        self._word_penalty = word_penalty
+        self._words = words  # in order
+        self._texts = _texts(pieces)
+        self._source_texts = _texts(source_pieces)
+
+    def after(self, context: Context, symbol: int) -> Context:
+        """The context once a symbol was written."""
+        if not self._word_penalty:
+            return Context(symbol)
+        text = context.word + self._texts[symbol].lower()
+        words = _WORD.findall(text)
+        return Context(symbol, words[-1] if words and text.endswith(words[-1]) else "")
+
+    def penalty(self, symbol: int, context: Context, source: Sequence[int]) -> float:
+        """What a symbol pays that would be written next, after these source tokens were read."""
+        total = 0.0
+        if self._repeat_penalty and self._writes_again(symbol, context.last):
+            total += self._repeat_penalty
+        if self._word_penalty and self._tears(symbol, context.word, source):
+            total += self._word_penalty
+        return total
+
+    def choose(
+        self,
+        symbols: Iterable[int],
+        scores: Iterable[Scores],
+        sources: Iterable[Sequence[int]],
+        previous: int,
+        context: Context,
+    ) -> list[int]:
+        """The best symbols of frames, given the best without penalties, all scores [V], and what was read for each.
+
+        `previous` is the symbol of the frame before them, which goes on without being written again.
+        """
+        chosen = []
+        for symbol, frame, source in zip(symbols, scores, sources, strict=True):
+            if symbol not in (BLANK, previous) and self.penalty(symbol, context, source):
+                symbol = self._best(frame, source, previous, context)
+            if symbol not in (BLANK, previous):
+                context = self.after(context, symbol)
+            previous = symbol
+            chosen.append(symbol)
+        return chosen
+
+    def _best(self, frame: Scores, source: Sequence[int], previous: int, context: Context) -> int:
+        """The best symbol once those that must have paid."""
+        for count in (min(LIKELY, len(frame)), len(frame)):
+            likely = np.argpartition(frame, -count)[-count:]
+            best, most = BLANK, -np.inf
+            for symbol in map(int, likely[np.argsort(-frame[likely])]):
+                if frame[symbol] <= most:
+                    return best  # this and all that follow are behind, without having paid
+                paid = 0.0 if symbol in (BLANK, previous) else self.penalty(symbol, context, source)
+                if frame[symbol] - paid > most:
+                    best, most = symbol, frame[symbol] - paid
+        return best
+
+    def _writes_again(self, symbol: int, last: int) -> bool:
+        text, before = self._texts[symbol].strip(), self._texts[last]
+        if symbol == last and (sum(map(str.isalpha, text)) > 1 or _IDEOGRAPH.match(text)):
+            return True
+        return text[:1] == before[-1:] and _IDEOGRAPH.match(text) is not None
+
+    def _tears(self, symbol: int, word: str, source: Sequence[int]) -> bool:
+        text = word + self._texts[symbol].lower()
+        grown = next((found.group() for found in _WORD.finditer(text) if found.end() > len(word)), "")
+        stem = _POSSESSIVE.sub("", grown)  # any name may have one
+        if not stem or stem[0].isdigit() or self._is_known(stem):
+            return False
+        heard = "".join(self._source_texts[token] for token in source)
+        return not any(other.startswith(stem) for other in words_of(heard))
+
+    def _is_known(self, beginning: str) -> bool:
+        place = bisect_left(self._words, beginning)
+        return place < len(self._words) and self._words[place].startswith(beginning)
+
+
+def _texts(pieces: Sequence[str]) -> list[str]:
+    """What each piece writes; special symbols leave no trace."""
+    return [""] * len(SPECIAL_SYMBOLS) + [piece.replace(SPACE, " ") for piece in pieces[len(SPECIAL_SYMBOLS) :]]
