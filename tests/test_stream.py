@@ -20,7 +20,7 @@ from simulmt.model.ctc import CTCModel
 from simulmt.runtime.bundle import Kind
 from simulmt.runtime.search import Collapse, PrefixBeam
 from simulmt.runtime.segment import ends_sentence
-from simulmt.runtime.wording import Context, Wording
+from simulmt.runtime.wording import Context, Heard, Wording
 from simulmt.stream import Commit, Lag, Stream, StreamState, Translator, load
 from simulmt.text import BLANK, END, Tokenizer, split_words
 from simulmt.train.export import Trained
@@ -156,6 +156,28 @@ class TestAgainstPyTorch:
             written += joined(stream.push(f"{word} "))
         assert written + joined(stream.finish()) == by_steps(networks["ctc"], words, schedule)
 
+    @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
+    @fuzz
+    def test_paying_with_changing_delays(
+        self,
+        translators: dict[tuple[str, str], Translator],
+        networks: dict[Kind, Trained],
+        text: str,
+        changes: list[int],
+        every: int,
+    ) -> None:
+        """What a frame has heard is what it looks at, which is less again when the delay falls."""
+        network = networks["ctc"]
+        words = [word for word in split_words(text) if not ends_sentence(word, "en")][:12]
+        schedule = [changes[index // every % len(changes)] for index in range(len(words))]
+        stream, written = open_stream(translators["ctc", "paying"], schedule[0] if schedule else 1), ""
+        for word, delay in zip(words, schedule, strict=True):
+            stream.set_delay(delay)
+            written += joined(stream.push(f"{word} "))
+        scores, heard = frames_by_steps(network, words, schedule)
+        expected = choose_paying(wording_of(network), scores, heard)
+        assert written + joined(stream.finish()) == network.target.decode(expected)
+
     @pytest.mark.parametrize("beam", [2, 3])
     def test_prefix_beam(
         self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], beam: int
@@ -186,19 +208,40 @@ class TestAgainstPyTorch:
             assert found == reference(network, sentence, None, beam)
 
 
-@torch.inference_mode()
 def by_steps(network: Trained, words: Sequence[str], schedule: Sequence[int]) -> str:
+    scores, _ = frames_by_steps(network, words, schedule)
+    return network.target.decode(collapse(scores, 0.0)) if len(scores) else ""
+
+
+@torch.inference_mode()
+def frames_by_steps(
+    network: Trained, words: Sequence[str], schedule: Sequence[int]
+) -> tuple[torch.Tensor, list[Heard]]:
+    """The scores [F V] of the network's own steps, and what each frame looks at."""
     model = network.model
     assert isinstance(model, CTCModel)
-    state, frames = model.encoder.start(), []
+    state, frames, heard, tokens = (
+        model.encoder.start(),
+        [torch.zeros(0, network.target.size)],
+        list[Heard](),
+        list[int](),
+    )
+
+    def step(token: int, delay: int, end: bool = False) -> None:
+        nonlocal state
+        tokens.append(token)
+        logits, state = model.step(torch.tensor([[token]]), state, delay, end)
+        frames.append(penalised(logits[0], delay))
+        first = len(heard) // model.mu
+        for position in range(first, first + logits.shape[1] // model.mu):
+            heard.extend([Heard(tokens[: position + delay])] * model.mu)
+
     for word, delay in zip(words, schedule, strict=True):
         for token in network.source.encode_word(word):
-            logits, state = model.step(torch.tensor([[token]]), state, delay)
-            frames.append(penalised(logits[0], delay))
+            step(token, delay)
     if state.read:
-        logits, _ = model.step(torch.tensor([[END]]), state, schedule[-1], end=True)
-        frames.append(penalised(logits[0], schedule[-1]))
-    return network.target.decode(collapse(torch.cat(frames), 0.0)) if frames else ""
+        step(END, schedule[-1], end=True)
+    return torch.cat(frames), heard
 
 
 @torch.inference_mode()
@@ -209,11 +252,11 @@ def logits_of(network: Trained, sentence: str, delay: int) -> torch.Tensor:
     return network.model(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay)[0]
 
 
-def read_at_frames(network: Trained, sentence: str, delay: int) -> list[list[int]]:
-    """The source tokens that each frame of a sentence may look at."""
+def read_at_frames(network: Trained, sentence: str, delay: int) -> list[Heard]:
+    """What each frame of a sentence may look at."""
     assert isinstance(network.model, CTCModel)
     tokens = [*network.source.encode(sentence), END]
-    return [tokens[: position + delay] for position in range(len(tokens)) for _ in range(network.model.mu)]
+    return [Heard(tokens[: position + delay]) for position in range(len(tokens)) for _ in range(network.model.mu)]
 
 
 def wording_of(network: Trained) -> Wording:
@@ -230,10 +273,15 @@ def by_beam(network: Trained, sentence: str, search: PrefixBeam) -> tuple[list[i
 
 
 def paying(network: Trained, sentence: str, delay: int) -> list[int]:
-    """Greedy choice frame by frame, where every symbol that would spoil the wording has paid for it."""
-    scores, wording = penalised(logits_of(network, sentence, delay), delay).numpy(), wording_of(network)
+    """What a sentence becomes where every symbol that would spoil the wording has paid for it."""
+    scores = penalised(logits_of(network, sentence, delay), delay)
+    return choose_paying(wording_of(network), scores, read_at_frames(network, sentence, delay))
+
+
+def choose_paying(wording: Wording, scores: torch.Tensor, heard: Sequence[Heard]) -> list[int]:
+    """Greedy choice frame by frame, among all symbols."""
     written, previous, context = list[int](), BLANK, Context()
-    for frame, read in zip(scores, read_at_frames(network, sentence, delay), strict=True):
+    for frame, read in zip(scores.clone().numpy(), heard, strict=True):
         for symbol in {*range(len(frame))} - {BLANK, previous}:
             frame[symbol] -= wording.penalty(symbol, context, read)
         symbol = int(frame.argmax())

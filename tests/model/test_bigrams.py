@@ -133,3 +133,21 @@ def plain_loss(logits: Tensor, alignments: Alignments) -> Tensor:
         matched = sum(E[u, v].clamp(max=n) for (u, v), n in bigrams(labels[:T].tolist()).items())
         total = total + (1 - 2 * matched / (written + T)) * T
     return total
+
+
+def test_in_half_precision_it_is_nearly_the_same() -> None:
+    """As in training: the network and the backward pass under autocast, weights and the loss in fp32."""
+    generator = torch.Generator().manual_seed(4)
+    target = torch.randint(BLANK + 1, 40, (4, 6), generator=generator)
+    alignments = Alignments.of(target, torch.tensor([6, 4, 1, 6]), torch.tensor([12, 12, 5, 9]))
+    frames = torch.randn(4, 12, 16, generator=generator).requires_grad_()
+    table = torch.randn(40, 16, generator=generator).requires_grad_()
+    exact = bigram_loss(frames.double(), table.double(), alignments).total
+    expected = torch.autograd.grad(exact, (frames, table))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = bigram_loss(frames, table, alignments, chunk=20).total
+        found = torch.autograd.grad(loss, (frames, table))
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(exact.item(), rel=2e-3)
+    for one, other in zip(found, expected, strict=True):
+        assert float((one - other).norm() / other.norm()) < 2e-2

@@ -161,6 +161,14 @@ def test_a_bundle_is_found_by_path_or_shipped_name(bundle: Path, monkeypatch: py
         find("en-xx")
 
 
+def test_the_first_choice_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulmt.runtime.bundle.SHIPPED", tmp_path)
+    for name in ("toy", "en-zh", "de-en"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).touch()
+    assert shipped_names() == ["en-zh", "de-en", "toy"]
+
+
 def test_the_cure_for_a_shipped_bundle_is_to_reinstall(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulmt.runtime.bundle.SHIPPED", bundle.parent)
     (bundle / "ctc.weights").unlink()

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulmt.runtime.search import Collapse, PrefixBeam
-from simulmt.runtime.wording import Context, Wording, frequent_words, words_of
+from simulmt.runtime.wording import Context, Heard, Wording, folded_words, frequent_words
 from simulmt.text import BLANK, SPECIAL_SYMBOLS
 
 # fmt: off
 PIECES = [
     *SPECIAL_SYMBOLS, "▁the", "▁other", "tion", "▁a", "s", "▁10", "00", "的", "的人", "目的", "。", "て", "▁AB",
-    "▁Mor", "ning", "'", "t", "▁I", "▁don", "-", "▁King", "ston", ",", "ston", "world",
+    "▁Mor", "ning", "'", "t", "▁I", "▁don", "-", "▁King", "ston", ",", "’", "world", "▁d", "Ar",
 ]
 # fmt: on
 WORDS = frequent_words(["Morning the other station king don't I a AB"], least=1)
@@ -29,8 +29,8 @@ def context_of(wording: Wording, *pieces: str) -> Context:
     return context
 
 
-def that_pay(wording: Wording, context: Context, source: tuple[int, ...] = ()) -> dict[str, float]:
-    paid = {PIECES[symbol]: wording.penalty(symbol, context, source) for symbol in range(len(PIECES))}
+def that_pay(wording: Wording, context: Context) -> dict[str, float]:
+    paid = {PIECES[symbol]: wording.penalty(symbol, context, Heard()) for symbol in range(len(PIECES))}
     return {piece: penalty for piece, penalty in paid.items() if penalty}
 
 
@@ -63,8 +63,12 @@ def test_what_counts_as_written_again(last: str, again: set[str]) -> None:
         (["▁Mor", "ning", "'"], "s", False),
         (["▁Mor", "ning", "'"], "t", True),
         (["▁don", "'"], "t", False),
+        (["▁don", "’"], "t", False),
         (["▁I", "'"], "t", True),
         (["▁I"], "ning", True),
+        (["▁I", "ning"], "ning", False),  # torn already
+        (["▁I", "ning"], "world", False),
+        (["▁I", "ning", "-"], "world", True),
         (["▁the", "-"], "world", True),  # a hyphen ends a word, and no word begins so
         (["的"], "world", True),
         (["的"], "s", False),  # as station does
@@ -77,7 +81,7 @@ def test_what_counts_as_written_again(last: str, again: set[str]) -> None:
 )
 def test_what_tears_a_word(written: list[str], piece: str, tears: bool) -> None:
     wording = Wording(PIECES, word_penalty=3.0, words=WORDS)
-    assert wording.penalty(symbol_of(piece), context_of(wording, *written), ()) == 3.0 * tears
+    assert wording.penalty(symbol_of(piece), context_of(wording, *written), Heard()) == 3.0 * tears
 
 
 def test_words_of_the_source_may_be_copied_as_far_as_they_were_read() -> None:
@@ -85,14 +89,35 @@ def test_words_of_the_source_may_be_copied_as_far_as_they_were_read() -> None:
     wording = Wording(PIECES, source, word_penalty=3.0, words=WORDS)
     king = context_of(wording, "▁King")
     for read, paid in (((), 3.0), ((6,), 3.0), ((6, 7), 0.0), ((6, 7, 8), 0.0), ((8,), 3.0)):
-        assert wording.penalty(symbol_of("ston"), king, read) == paid
+        assert wording.penalty(symbol_of("ston"), king, Heard(read)) == paid
+
+
+def test_a_name_may_be_copied_behind_an_article_without_a_vowel() -> None:
+    wording = Wording(PIECES, [*SPECIAL_SYMBOLS, "▁Artagnan"], word_penalty=3.0, words=WORDS)
+    elided = context_of(wording, "▁d", "’")
+    for read, paid in (((), 3.0), ((6,), 0.0)):
+        assert wording.penalty(symbol_of("Ar"), elided, Heard(read)) == paid
 
 
 def test_words_are_counted_in_lower_case_and_numbers_are_none() -> None:
     texts = ["It's 10:45, it's 3rd-class: 这是 Python。", "Python it's"]
-    assert words_of(texts[0]) == ["it's", "it's", "class", "python"]
-    assert frequent_words(texts, least=2) == ["it's", "python"]
-    assert frequent_words(texts, least=3) == ["it's"]
+    assert folded_words(texts[0]) == ["it's", "it's", "class", "python"]
+    assert frequent_words([*texts, "it python's"], least=3) == ["it", "python"]  # possessives are no words of their own
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("हिन्दी भाषा।", ["हिन्दी", "भाषा"]),
+        ("می\u200cخواهم", ["می\u200cخواهم"]),
+        ("cafe\u0301s and CAFÉS", ["cafe\u0301s", "and", "cafés"]),
+        ("ΟΔΟΣ οδός Straße", ["οδοσ", "οδόσ", "strasse"]),
+        ("I don’t 'quote' it", ["i", "don't", "quote'", "it"]),
+        ("ภาษาไทย 日本語 ﾊﾛｰ 한국어", ["한국어"]),
+    ],
+)
+def test_words_of_many_scripts(text: str, words: list[str]) -> None:
+    assert folded_words(text) == words
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.5, 3.0, 99.0]), st.integers(1, 12), st.integers(0, 12))
@@ -105,7 +130,7 @@ def test_the_choice_is_the_best_of_all_symbols_once_they_have_paid(
     generator = np.random.default_rng(seed)
     scores = generator.normal(size=(frames, len(pieces))).astype(np.float32) * 3
     scores[:, BLANK] += 2
-    sources = [generator.integers(6, len(pieces), 2).tolist() for _ in range(frames)]
+    sources = [Heard(generator.integers(6, len(pieces), 2).tolist()) for _ in range(frames)]
     expected, previous, context = list[int](), BLANK, Context()
     for frame, source in zip(scores, sources, strict=True):
         paid = frame.astype(np.float64)
@@ -131,7 +156,7 @@ def test_a_word_that_is_certainly_said_twice_is_written_twice() -> None:
     unsure[2, BLANK] = -1.0
     for scores, written in ((sure, [very, very]), (unsure, [very])):
         wording = Wording(PIECES, repeat_penalty=6.0)
-        chosen = wording.choose(scores.argmax(-1).tolist(), scores, [()] * 3, BLANK, Context())
+        chosen = wording.choose(scores.argmax(-1).tolist(), scores, [Heard()] * 3, BLANK, Context())
         assert Collapse().push(chosen) == written
         search = PrefixBeam(4, wording)
         assert search.push(scores) + search.finish() == written
@@ -146,3 +171,12 @@ def test_a_beam_pays_for_torn_words_also_across_what_it_has_committed() -> None:
         search = PrefixBeam(3, Wording(PIECES, word_penalty=penalty, words=WORDS))
         assert search.push(scores[:1]) == []
         assert search.push(scores[1:]) + search.finish() == written
+
+
+def test_a_beam_sees_what_is_best_once_all_of_the_most_likely_have_paid() -> None:
+    mor, ning, *torn = map(symbol_of, ("▁Mor", "ning", "tion", "ston", "world"))
+    scores = np.full((2, len(PIECES)), -30.0)
+    scores[0, mor] = 0.0
+    scores[1, [*torn, ning]] = -1.0, -1.1, -1.2, -1.5
+    search = PrefixBeam(2, Wording(PIECES, word_penalty=8.0, words=WORDS))
+    assert search.push(scores) + search.finish() == [mor, ning]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,19 @@ DEVELOPMENT = [
 @pytest.fixture(scope="module")
 def network(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Trained:
     return trained("ctc", source_tokenizer, target_tokenizer)
+
+
+def test_a_word_penalty_without_words_is_refused(network: Trained, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a word penalty needs words"):
+        export(network, tmp_path / "bundle", export_config("ctc", "fp32", word_penalty=1.0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_words_are_put_in_order(network: Trained, tmp_path: Path) -> None:
+    export(
+        replace(network, words=["zwei", "eins"]), tmp_path / "bundle", export_config("ctc", "fp32", word_penalty=1.0)
+    )
+    assert (tmp_path / "bundle" / "words.txt").read_text() == "eins\nzwei\n"
 
 
 @pytest.mark.parametrize("kind", ["ctc", "wait-k", "full-sentence"])

@@ -59,7 +59,7 @@ def export(
         float,
         typer.Option(
             min=0.0,
-            help="CTC: what a piece pays that would tear a word, one that neither training text nor source has; try 8.",
+            help="CTC: what a piece pays that would make a word that neither training text nor source has; try 10.",
         ),
     ] = 0.0,
     longest: Annotated[int, typer.Option(min=2, help="Source pieces after which a sentence is cut.")] = 256,
@@ -96,8 +96,6 @@ def export(
     dataset = Dataset.open(data)
     check_vocabularies(model, system, data, dataset.source_tokenizer, dataset.target_tokenizer)
     translator = translator_of(network)
-    words = _frequent_words(dataset) if word_penalty else []
-    trained = Trained(translator, dataset.source_tokenizer, dataset.target_tokenizer, words)
     if tune_penalty:
         if blank_penalty or not isinstance(translator, CTCModel):
             raise ConfigError("--tune-penalty: for a CTC model and without --blank-penalty only")
@@ -107,6 +105,8 @@ def export(
             raise ConfigError(f"{option}: for a CTC model only")
     delays = () if system.system == "teacher" else system.delays
     _check_delays(delays, default_delay, blank_penalty or [])
+    words = _frequent_words(dataset) if word_penalty else []
+    trained = Trained(translator, dataset.source_tokenizer, dataset.target_tokenizer, words)
     described = export_bundle(
         trained,
         output,

@@ -11,8 +11,8 @@ A bigram (u, v) is written at frames i < j if frame i shows u, frame j shows v, 
 but for u = v not at j = i + 1, where the two would be one symbol. Every sentence begins with a symbol of its own in a
 frame of its own, so the first word has a bigram, too.
 
-The whole vocabulary is needed for the last of these alone: how likely frames i and i + 1 show one and the same symbol.
-That is summed chunk by chunk, and again for the gradient, so frames x V is never stored.
+Beside the normalisers only the last of these needs the whole vocabulary: how likely frames i and i + 1 show one and the
+same symbol. That is summed chunk by chunk, and again for the gradient, so frames x V is never stored.
 
 Axis letters: B batch, U frames, V vocabulary, T labels, C label columns (the blank and the labels), D width.
 """
@@ -62,8 +62,9 @@ def bigram_loss(
     """1 - F1 of each sentence, weighted by its labels; sentences without labels or frames add nothing."""
     lengths = alignments.label_lengths
     inside = torch.arange(frames.shape[1], device=frames.device) < alignments.frame_lengths[:, None]  # [B U]
-    log_probs, same = labels_and_same(frames, table, alignments.columns, inside, chunk)
-    matched, written = _matched_and_written(log_probs, same, inside, alignments)
+    log_probs, same = _labels_and_same(frames, table, alignments.columns, inside, chunk)
+    with torch.autocast(frames.device.type, enabled=False):
+        matched, written = _matched_and_written(log_probs, same, inside, alignments)
     f1 = 2 * matched / (written + lengths).clamp(min=1e-6)
     counted = (lengths > 0) & (alignments.frame_lengths > 0)
     total = ((1 - f1) * lengths * counted).sum()
@@ -110,14 +111,17 @@ def _occurrences(
     return inside & ~equal.tril(-1).any(-1), equal.sum(-1).to(torch.float32)
 
 
-def labels_and_same(
+def _labels_and_same(
     frames: Float[Tensor, "B U D"],
     table: Float[Tensor, "V D"],
     columns: Int[Tensor, "B C"],
     inside: Bool[Tensor, "B U"],
     chunk: int = FRAMES_PER_CHUNK,
 ) -> tuple[Float[Tensor, "B U C"], Float[Tensor, "B U"]]:
-    """Log-probabilities of the label columns, and how likely a frame and the next show the same symbol, no blank."""
+    """Log-probabilities of the label columns, and how likely a frame and the next show the same symbol, no blank.
+
+    The former mean nothing outside the sentences and must not be used there.
+    """
     device = frames.device.type
     if torch.is_autocast_enabled(device):
         frames = frames.to(torch.get_autocast_dtype(device))
@@ -190,7 +194,7 @@ def _gradients_without_labels(
 
 
 class _Rows:
-    """The frames of all sentences one below the other."""
+    """The frames of all sentences one below the other, and their softmax chunk by chunk."""
 
     def __init__(self, frames: Tensor, table: Tensor, columns: Tensor, inside: Tensor) -> None:
         weights = at_least_float32(inside.to(frames.dtype))
@@ -200,14 +204,12 @@ class _Rows:
 
     def chunks(self, size: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Logits and normalisers of so many rows at a time, and their softmax with one row more on either side."""
+        frames, weights = F.pad(self.frames, (0, 0, 1, 1)), F.pad(self.weights, (1, 1))  # no weight, no softmax
         for start in range(0, len(self.frames), size):
             stop = min(start + size, len(self.frames))
-            first, last = int(start == 0), int(stop == len(self.frames))  # these have no neighbour: a row of zeros
-            wider = slice(start - 1 + first, stop + 1 - last)
-            logits = self.frames[wider] @ self.table.T
-            normalisers, p = softmax_rows(logits, self.weights[wider])
-            own = slice(1 - first, 1 - first + stop - start)
-            yield slice(start, stop), logits[own], normalisers[own], F.pad(p, (0, 0, first, last))
+            logits = frames[start : stop + 2] @ self.table.T
+            normalisers, p = softmax_rows(logits, weights[start : stop + 2])
+            yield slice(start, stop), logits[1:-1], normalisers[1:-1], p
 
 
 def _previous(x: Float[Tensor, "B U *C"]) -> Float[Tensor, "B U *C"]:

@@ -38,6 +38,7 @@ Session = Any  # an onnxruntime.InferenceSession
 
 FORMAT = 3  # raised when an older simulmt could not run a bundle any more
 SHIPPED = Path(__file__).parents[1] / "bundles"
+FIRST_CHOICE = "en-zh"
 CONFIG, MANIFEST, CARD = "config.json", "manifest.json", "README.md"
 SOURCE, TARGET, WORDS = "source.model", "target.model", "words.txt"
 
@@ -191,8 +192,9 @@ def find(name_or_path: str | Path) -> Path:
 
 
 def shipped_names() -> list[str]:
-    """The bundles that came with the package."""
-    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{MANIFEST}"))
+    """The bundles that came with the package; the one that is meant if none is named comes first."""
+    names = (path.parent.name for path in SHIPPED.glob(f"*/{MANIFEST}"))
+    return sorted(names, key=lambda name: (name != FIRST_CHOICE, name))
 
 
 def write_description(directory: Path, config: BundleConfig, card: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.engine import Array, Binding, Caches, GraphRunner, Slot
 from simulmt.runtime.search import Collapse, PrefixBeam, log_softmax
-from simulmt.runtime.wording import Wording
+from simulmt.runtime.wording import Heard, Wording
 from simulmt.text import BLANK, END, PAD
 
 ROWS = 32  # sentences in one call of a graph
@@ -95,7 +95,7 @@ class CTCSentence(Sentence):
         """What the frames of a position write: symbols [F], or with a beam their log-probabilities [F V]."""
         if self.search is None:
             return Written(self.collapse.push(frames.tolist()), due.position, due.trigger)
-        tokens = self.search.push(frames, self.tokens[: due.visible])
+        tokens = self.search.push(frames, Heard(self.tokens[: due.visible]))
         if self.closed and due.position == len(self.tokens) - 1:
             tokens += self.search.finish()
         return Written(tokens, due.position, due.trigger)
@@ -159,8 +159,9 @@ class CTCDecoder:
         symbols = found["symbols"].copy()  # the next batch may be written to the same place
         if self.wording is not None:
             for sentence, row, scores in zip(batch, symbols, found["scores"], strict=True):
-                read = [sentence.tokens[: each.visible] for each in due[sentence] for _ in range(row.shape[1])]
-                frames = (row.ravel().tolist(), scores.reshape(row.size, -1), read)
+                heard = (Heard(sentence.tokens[: each.visible]) for each in due[sentence])
+                by_frame = [each for each in heard for _ in range(row.shape[1])]
+                frames = (row.ravel().tolist(), scores.reshape(row.size, -1), by_frame)
                 row.flat = self.wording.choose(*frames, sentence.collapse.previous, sentence.collapse.context)
         return symbols
 

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import reduce
 
 import numpy as np
 
-from simulmt.runtime.wording import Context, Scores, Wording
+from simulmt.runtime.wording import LIKELY, Context, Heard, Scores, Wording
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
 
 Hypotheses = dict[tuple[int, ...], tuple[float, float]]
 
+NOTHING = Heard()
 PATIENCE = 8  # frames for which hypotheses of a beam may disagree before the best one is followed
 
 
@@ -57,11 +58,11 @@ class PrefixBeam:
         self._hypotheses: Hypotheses = {(): (0.0, -math.inf)}
         self._frames_apart = 0
 
-    def push(self, log_probabilities: Scores, source: Sequence[int] = ()) -> list[int]:
-        """The symbols that these frames [F V] make certain, after these source tokens were read."""
+    def push(self, log_probabilities: Scores, heard: Heard = NOTHING) -> list[int]:
+        """The symbols that these frames [F V] make certain; `heard` matters to a wording only."""
         written = []
         for frame in log_probabilities:
-            self._extend(frame, source)
+            self._extend(frame, heard)
             written += self._commit_agreed()
             if self._frames_apart >= self._patience:
                 self._follow_best()
@@ -72,8 +73,9 @@ class PrefixBeam:
         """The rest of the best hypothesis, once no frame follows."""
         return list(self._best())
 
-    def _extend(self, frame: Scores, source: Sequence[int]) -> None:
-        count = min(self._size + 1, len(frame))  # one more, for the blank may be among them
+    def _extend(self, frame: Scores, heard: Heard) -> None:
+        wanted = self._size if self._wording is None else max(self._size, LIKELY)  # the best may have to pay
+        count = min(wanted + 1, len(frame))  # one more, for the blank may be among them
         candidates = [int(symbol) for symbol in np.argpartition(frame, -count)[-count:] if symbol != BLANK]
         grown: Hypotheses = {}
         for hypothesis, (blank, symbol) in self._hypotheses.items():
@@ -85,7 +87,7 @@ class PrefixBeam:
             for candidate in candidates:
                 # The same symbol again is a second one only if a blank stood between the two.
                 before = blank if candidate == last else either
-                paid = 0.0 if self._wording is None else self._wording.penalty(candidate, context, source)
+                paid = 0.0 if self._wording is None else self._wording.penalty(candidate, context, heard)
                 _raise(grown, (*hypothesis, candidate), -math.inf, before + frame[candidate] - paid)
         ranked = sorted(grown, key=lambda hypothesis: _log_add(*grown[hypothesis]), reverse=True)
         self._hypotheses = {hypothesis: grown[hypothesis] for hypothesis in ranked[: self._size]}

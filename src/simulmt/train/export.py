@@ -67,7 +67,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model in eval mode, its vocabularies, and for a word penalty the words that it may write, in order."""
+    """A trained model in eval mode, its vocabularies, and for a word penalty the words that it may write."""
 
     model: Model
     source: Tokenizer
@@ -108,6 +108,7 @@ def export(
 def _export_checked(
     trained: Trained, draft: Path, config: ExportConfig, card: str, development: Sequence[tuple[str, str]]
 ) -> BundleConfig:
+    require(bool(trained.words) or not config.word_penalty, "a word penalty needs words: give Trained some")
     described = _describe(trained.model, config)
     exact = _write(trained, draft / "fp32", replace(described, precision="fp32"))
     checks = _check_fp32(trained, exact)
@@ -147,7 +148,7 @@ def _write(trained: Trained, directory: Path, described: BundleConfig) -> Bundle
     (directory / SOURCE).write_bytes(trained.source.model)
     (directory / TARGET).write_bytes(trained.target.model)
     if described.word_penalty:
-        (directory / WORDS).write_text("".join(f"{word}\n" for word in trained.words), encoding="utf-8")
+        (directory / WORDS).write_text("".join(f"{word}\n" for word in sorted(trained.words)), encoding="utf-8")
     model, longest, precision = trained.model, described.longest, described.precision
     if isinstance(model, CTCModel):
         ctc_graph(model, longest, precision).save(directory / "ctc.onnx")
