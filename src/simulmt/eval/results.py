@@ -128,7 +128,7 @@ def read_results(path: Path) -> list[Result]:
         raise DataError(f"{path}: cannot be read: {error}") from None
     results = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
     if not results:
-        raise DataError(f"{path}: holds no results")
+        raise DataError(f"{path}: holds no results; remove it and run `simulmt evaluate` again")
     return results
 
 
