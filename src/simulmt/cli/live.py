@@ -63,17 +63,20 @@ def translate(
       simulmt translate talk.txt --delay 3 > talk.translated
       speech-to-text | simulmt translate --format vtt > captions.vtt
     """
-    from simulmt.cli.pipe import LineTranslator, arrivals
+    from simulmt.cli.pipe import UNREADABLE, LineTranslator, arrivals
 
     with _opened(file) as descriptor:
         translator = _load(model, delay, threads)
         if os.isatty(descriptor):
             typer.echo("Type a sentence and Enter; Ctrl-D ends.", err=True)
         with closing(open_writer(style, _utf8_output())) as writer:
-            lines = LineTranslator(translator, delay, writer)
+            lines, is_damaged = LineTranslator(translator, delay, writer), False
             for arrived in arrivals(descriptor, translator.clock):
+                is_damaged |= any(UNREADABLE in part.text for part in arrived)
                 lines.push(arrived)
             lines.finish()
+        if is_damaged:
+            typer.echo("simulmt: some of the input was not UTF-8 and is not translated; `iconv` converts it", err=True)
 
 
 def demo(

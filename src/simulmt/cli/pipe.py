@@ -14,6 +14,7 @@ from simulmt.errors import DataError
 from simulmt.stream import LINES_TOGETHER, StreamState, Translator
 
 CHUNK = 4096  # bytes taken at once
+UNREADABLE = "\ufffd"  # stands for bytes that are not UTF-8
 AHEAD = 4  # chunks read while earlier ones are translated; more waits in the pipe, so memory stays bounded
 
 
