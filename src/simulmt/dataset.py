@@ -9,7 +9,6 @@ dev.reference  dev.reference2   its references, one set a file; scores are compu
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from simulmt.corpus import Corpus, Pair, read_lines
 from simulmt.errors import DataError, VocabularyError
+from simulmt.files import write_whole
 from simulmt.store import Filters, SideManifest, TokenStore, prepare, refuse_to_lose
 from simulmt.text import Tokenizer, VocabularySpec
 
@@ -127,7 +127,7 @@ def _begin(directory: Path, overwrite: bool, models: Mapping[str, bytes]) -> Non
             refuse_to_lose(directory / name, overwrite)
         missing = [name for name, model in models.items() if not _is_there(directory / name, model)]
         for name in missing:
-            _write_whole(directory / name, models[name])
+            write_whole(directory / name, models[name])
     except OSError as error:
         raise DataError(f"{directory}: cannot be written: {error}") from None
 
@@ -146,17 +146,6 @@ def _read_models(vocabularies: Path) -> dict[str, bytes]:
         return {name: Tokenizer.load(vocabularies / name).model for name in ("source.model", "target.model")}
     except VocabularyError as error:
         raise VocabularyError(f"--vocabularies: {error}") from None
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that under its name it is whole or absent, whenever this is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _vocabulary(path: Path, spec: VocabularySpec, lines: Iterator[str]) -> Tokenizer:

@@ -18,6 +18,7 @@ from simulmt.config import as_table, build
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.aligners import Gold
 from simulmt.eval.results import SCORES, Interval, Unit
+from simulmt.files import write_whole
 
 LONGEST_DELAY = 9  # k-anticipation rates are for k from 1 to this, as in the paper
 
@@ -147,8 +148,7 @@ def write_records(directory: Path, records: Sequence[Record]) -> Path:
     earlier: list[Record] = read_records(kind, [directory])
     kept = [record for record in earlier if record.key not in new]
     lines = (json.dumps(as_table(record), ensure_ascii=False) + "\n" for record in [*kept, *records])
-    directory.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(lines), encoding="utf-8")
+    write_whole(path, "".join(lines))
     return path
 
 

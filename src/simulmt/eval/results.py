@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from simulmt.config import as_table, build, require
 from simulmt.errors import ConfigError, DataError
+from simulmt.files import write_whole
 
 SCORES = "scores.jsonl"
 INSTANCES = "instances.log"
@@ -156,9 +157,7 @@ def write_results(directory: Path, results: Sequence[Result]) -> None:
     earlier = read_results(path) if path.exists() else []
     new = {result.key for result in results}
     kept = [*(result for result in earlier if result.key not in new), *results]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(_lines(kept)), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, "".join(_lines(kept)))
 
 
 def require_room(directory: Path, test_set: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import Any, Literal
 
 from simulmt.config import as_table, build
 from simulmt.errors import ConfigError
+from simulmt.files import synchronise, write_whole
 from simulmt.recipe.plan import Places, Recipe, Stage, as_toml, settings_file
 
 RECORD, BEGUN, LOG = "stage.json", "begun.json", "stage.log"
@@ -163,7 +163,7 @@ def finish(
     results = [name for name in names if name.name not in own and not _is_aside(name, aside)]
     sizes = {name.as_posix(): (directory / name).stat().st_size for name in results}
     for name in results:
-        _synchronise(directory / name)
+        synchronise(directory / name)
     _write(directory / RECORD, Record(basis, sizes, round(seconds, 1), round(cpu_seconds, 1), finished))
     (directory / BEGUN).unlink()
     shutil.rmtree(_beside(directory, "old"), ignore_errors=True)
@@ -186,15 +186,7 @@ def _read(path: Path, kind: type[Any]) -> Any:
 
 
 def _write(path: Path, content: Basis | Record) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(as_table(content), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    _synchronise(temporary)
-    temporary.replace(path)
-
-
-def _synchronise(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    write_whole(path, json.dumps(as_table(content), indent=1, ensure_ascii=False) + "\n")
 
 
 def _size(path: Path) -> int | None:

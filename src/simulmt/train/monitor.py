@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
 import time
@@ -217,10 +216,3 @@ def memory_gib() -> float:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def write_record(path: Path, record: dict[str, Any]) -> None:
-    """A JSON file that a reader never sees half-written."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")
-    temporary.replace(path)

@@ -21,6 +21,7 @@ import torch
 from simulmt import __version__
 from simulmt.config import as_table
 from simulmt.errors import CheckpointError, DataError, TrainingError
+from simulmt.files import write_whole
 from simulmt.store import TokenStore
 from simulmt.train.settings import RunConfig
 from simulmt.train.world import World
@@ -43,12 +44,7 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
                 warn(f"{path}: the run was started with another setting: {change}")
             record["resumed"] = [*earlier.get("resumed", []), record["started"]]
             record["started"] = earlier["started"]
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot record the run: {error}") from None
 

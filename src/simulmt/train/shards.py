@@ -24,10 +24,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
 
 from simulmt.corpus import file_sha256
 from simulmt.errors import ConfigError, DataError
+from simulmt.files import replacing, write_whole
 
 T = TypeVar("T")
 SIDES = ("source", "target")
@@ -180,7 +181,7 @@ def _merge(job: Job, folder: Path) -> dict[str, Any]:
         record = finished(job)
         if record is None:
             record = {"identity": job.identity, **job.facts, "lines": 0, "kept": 0, "left": {}}
-            with _replacing(job.path("source")) as source, _replacing(job.path("target")) as target:
+            with replacing(job.path("source")) as source, replacing(job.path("target")) as target:
                 for path in sorted(folder.glob("[0-9]*.json")):
                     _append(json.loads(path.read_bytes()), record, source, target)
             write_whole(job.path("json"), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
@@ -188,13 +189,13 @@ def _merge(job: Job, folder: Path) -> dict[str, Any]:
     return record
 
 
-def _append(shard: dict[str, Any], record: dict[str, Any], source: TextIO, target: TextIO) -> None:
+def _append(shard: dict[str, Any], record: dict[str, Any], source: BinaryIO, target: BinaryIO) -> None:
     record["lines"] += shard["lines"]
     record["kept"] += len(shard["pairs"])
     for reason, lines in shard["left"].items():
         record["left"].setdefault(reason, []).extend(lines)
-    source.writelines(pair[0] + "\n" for pair in shard["pairs"])
-    target.writelines(pair[1] + "\n" for pair in shard["pairs"])
+    source.writelines(f"{pair[0]}\n".encode() for pair in shard["pairs"])
+    target.writelines(f"{pair[1]}\n".encode() for pair in shard["pairs"])
 
 
 def _parts(lines: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -289,26 +290,3 @@ def _read_table(path: Path) -> dict[str, Any]:
         table = json.loads(path.read_bytes())
         return table if isinstance(table, dict) else {}
     return {}
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that under its name it is whole or absent, whenever this is killed."""
-    with _replacing(path) as file:
-        file.write(text)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[TextIO]:
-    """A file that takes the name `path` when it is complete and on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
