@@ -14,6 +14,7 @@ from simulmt import load
 from simulmt.cli import app
 from simulmt.dataset import Dataset
 from simulmt.runtime.bundle import Bundle
+from simulmt.train.decode import bleu
 from simulmt.train.systems import SystemConfig, build_model, save_model
 
 CONFIG = """
@@ -251,6 +252,24 @@ class TestFromTextToTranslation:
             chosen.append(min(map(float, scores), key=lambda penalty: (-float(scores[f"{penalty:g}"]), penalty)))
         assert Bundle(Path("tuned")).config.blank_penalties == tuple(chosen)
         assert len(chosen) == 2
+
+    def test_blank_penalties_are_tuned_as_the_bundle_will_translate(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The best score shown is that of the bundle's own translations, with its other penalties."""
+        monkeypatch.chdir(folder)
+        command = "export run --data data --output worded --precision fp32 --development 0 --tune-penalty"
+        options = f"{LANGUAGES} --repeat-penalty 3 --word-penalty 5"
+        finished = call(*f"{command} {options}".split(), capture=capsys)
+        assert finished.returncode == 0, finished.stderr
+        dataset, translator = Dataset.open(Path("data")), load(Path("worded"))
+        for line in (line for line in finished.stderr.splitlines() if line.startswith("k=")):
+            delay, best = int(line[2]), max(map(float, re.findall(r": ([\d.]+)", line)))
+            sources = (
+                dataset.source_tokenizer.decode(dataset.dev.pair(i)[0].tolist()) for i in range(len(dataset.dev))
+            )
+            texts = [translator.translate(source, delay).strip() for source in sources]
+            assert bleu(texts, dataset.dev_references, dataset.target_tokenizer) == pytest.approx(best, abs=0.0051)
 
     def test_int8_is_held_to_development_text(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

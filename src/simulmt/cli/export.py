@@ -16,8 +16,9 @@ from simulmt.errors import ConfigError, DataError, MissingExtraError
 if TYPE_CHECKING:
     from simulmt.dataset import Dataset
     from simulmt.model.ctc import CTCModel
+    from simulmt.runtime.wording import Wording
 
-PENALTIES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)  # of the blank's logit, that --tune-penalty chooses from
+PENALTIES = tuple(step / 2 for step in range(9))  # of the blank's logit, that --tune-penalty chooses from
 
 
 class Precision(StrEnum):
@@ -48,7 +49,7 @@ def export(
         bool,
         typer.Option(
             "--tune-penalty",
-            help="CTC: choose the blank penalty of each delay by BLEU on the development set, without the others.",
+            help="CTC: choose the blank penalty of each delay by BLEU on the development set, beside the others.",
         ),
     ] = False,
     repeat_penalty: Annotated[
@@ -83,6 +84,7 @@ def export(
         from simulmt.dataset import Dataset
         from simulmt.eval.system_dir import write_system_configs
         from simulmt.model.ctc import CTCModel
+        from simulmt.runtime.wording import Wording
         from simulmt.train.export import ExportConfig, Trained
         from simulmt.train.export import export as export_bundle
         from simulmt.train.systems import check_vocabularies, load_model, translator_of
@@ -96,16 +98,18 @@ def export(
     dataset = Dataset.open(data)
     check_vocabularies(model, system, data, dataset.source_tokenizer, dataset.target_tokenizer)
     translator = translator_of(network)
-    if tune_penalty:
-        if blank_penalty or not isinstance(translator, CTCModel):
-            raise ConfigError("--tune-penalty: for a CTC model and without --blank-penalty only")
-        blank_penalty = [_best_penalty(translator, dataset, delay) for delay in system.delays]
+    if tune_penalty and (blank_penalty or not isinstance(translator, CTCModel)):
+        raise ConfigError("--tune-penalty: for a CTC model and without --blank-penalty only")
     for option, penalty in (("--repeat-penalty", repeat_penalty), ("--word-penalty", word_penalty)):
         if penalty and not isinstance(translator, CTCModel):
             raise ConfigError(f"{option}: for a CTC model only")
     delays = () if system.system == "teacher" else system.delays
     _check_delays(delays, default_delay, blank_penalty or [])
     words = _frequent_words(dataset) if word_penalty else []
+    if tune_penalty and isinstance(translator, CTCModel):
+        penalties = {"repeat_penalty": repeat_penalty, "word_penalty": word_penalty}
+        wording = Wording.of(dataset.source_tokenizer, dataset.target_tokenizer, **penalties, words=words)
+        blank_penalty = [_best_penalty(translator, dataset, delay, wording) for delay in delays]
     trained = Trained(translator, dataset.source_tokenizer, dataset.target_tokenizer, words)
     described = export_bundle(
         trained,
@@ -137,7 +141,7 @@ def _check_delays(delays: Sequence[int], default: int | None, penalties: Sequenc
         raise ConfigError(f"{len(penalties)} --blank-penalty: give one for each delay of the model ({trained})")
 
 
-def _best_penalty(model: CTCModel, dataset: Dataset, delay: int) -> float:
+def _best_penalty(model: CTCModel, dataset: Dataset, delay: int, wording: Wording | None) -> float:
     """The blank penalty that scores best on the development set, the smallest of equals."""
     import torch
 
@@ -145,7 +149,9 @@ def _best_penalty(model: CTCModel, dataset: Dataset, delay: int) -> float:
     from simulmt.train.decode import scores_by_blank_penalty
 
     dev = DeviceStore(dataset.dev, torch.device("cpu"))
-    scores = scores_by_blank_penalty(model, dev, delay, PENALTIES, dataset.dev_references, dataset.target_tokenizer)
+    scores = scores_by_blank_penalty(
+        model, dev, delay, PENALTIES, dataset.dev_references, dataset.target_tokenizer, wording=wording
+    )
     best = max(scores, key=lambda penalty: (scores[penalty], -penalty))
     shown = ", ".join(f"{penalty:g}: {score:.2f}" for penalty, score in scores.items())
     typer.echo(f"k={delay}: development BLEU by blank penalty {shown}", err=True)

@@ -134,11 +134,9 @@ class Bundle:
     def wording(self) -> Wording | None:
         """What symbols pay that would spoil the wording; None if none do."""
         config = self.config
-        if not config.repeat_penalty and not config.word_penalty:
-            return None
-        return Wording(
-            self.target.pieces,
-            self.source.pieces,
+        return Wording.of(
+            self.source,
+            self.target,
             repeat_penalty=config.repeat_penalty,
             word_penalty=config.word_penalty,
             words=self._words() if config.word_penalty else (),

@@ -11,11 +11,11 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from simulmt.text import BLANK, SPACE, SPECIAL_SYMBOLS
+from simulmt.text import BLANK, SPACE, SPECIAL_SYMBOLS, Tokenizer
 
 Scores = np.ndarray[Any, np.dtype[Any]]
 
@@ -90,6 +90,22 @@ class Wording:
         self._texts = _texts(pieces)
         self._folded_texts = [_folded(text) for text in self._texts]
         self._source_texts = _texts(source_pieces)
+
+    @classmethod
+    def of(
+        cls,
+        source: Tokenizer,
+        target: Tokenizer,
+        *,
+        repeat_penalty: float = 0.0,
+        word_penalty: float = 0.0,
+        words: Sequence[str] = (),
+    ) -> Self | None:
+        """The penalties of a model with these vocabularies; None if there are none."""
+        if not repeat_penalty and not word_penalty:
+            return None
+        penalties = {"repeat_penalty": repeat_penalty, "word_penalty": word_penalty}
+        return cls(target.pieces, source.pieces, **penalties, words=words)
 
     def after(self, context: Context, symbol: int) -> Context:
         """The context once a symbol was written."""

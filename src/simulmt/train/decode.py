@@ -17,6 +17,7 @@ from torch import Tensor
 
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.ctc import CTCModel
+from simulmt.runtime.wording import Context, Heard, Wording
 from simulmt.text import BLANK, Tokenizer
 from simulmt.train.batches import Batch, DeviceStore
 from simulmt.train.systems import Translator
@@ -67,8 +68,9 @@ def scores_by_blank_penalty(
     references: Sequence[Sequence[str]],
     tokenizer: Tokenizer,
     batch_tokens: int = 4096,
+    wording: Wording | None = None,
 ) -> dict[float, float]:
-    """Greedy BLEU of a store for every blank penalty, from one pass of the network."""
+    """Greedy BLEU of a store for every blank penalty, beside those of a wording, from one pass of the network."""
     texts: dict[float, dict[int, str]] = {penalty: {} for penalty in penalties}
     for batch in store.in_order(batch_tokens):
         logits = model(batch.source, batch.source_lengths, delay)
@@ -77,10 +79,26 @@ def scores_by_blank_penalty(
         best, symbols = logits.max(-1)
         for penalty, translated in texts.items():
             written = symbols.masked_fill(blank - penalty > best, BLANK)
+            if wording is not None:
+                logits[:, :, BLANK] = blank - penalty
+                written = _reworded(wording, written, logits, batch, delay, model.mu)
             for row, ids in zip(batch.rows, collapse(written, (batch.source_lengths * model.mu).tolist()), strict=True):
                 translated[int(row)] = tokenizer.decode(ids)
     in_order = {penalty: [translated[row] for row in range(len(store))] for penalty, translated in texts.items()}
     return {penalty: bleu(hypotheses, references, tokenizer) for penalty, hypotheses in in_order.items()}
+
+
+def _reworded(wording: Wording, symbols: Tensor, scores: Tensor, batch: Batch, delay: int, mu: int) -> Tensor:
+    """The symbols [B F] that a stream would choose, given the best without penalties and all scores [B F V]."""
+    chosen = symbols.cpu().numpy().copy()
+    for row, frames, tokens, length in zip(
+        chosen, scores.float().cpu().numpy(), batch.source.tolist(), batch.source_lengths.tolist(), strict=True
+    ):
+        heard = [Heard(tokens[: min(position + delay, length)]) for position in range(length)]
+        by_frame = [each for each in heard for _ in range(mu)]
+        F = length * mu
+        row[:F] = wording.choose(row[:F].tolist(), frames[:F], by_frame, BLANK, Context())
+    return torch.from_numpy(chosen)
 
 
 def collapse(symbols: Tensor, frame_lengths: Sequence[int]) -> list[list[int]]:
