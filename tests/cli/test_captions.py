@@ -158,6 +158,10 @@ class TestSubtitles:
             Cue(6, 8, [line]),
         ]
 
+    def test_short_texts_that_come_at_once_can_be_seen(self) -> None:
+        events = [(0.0, "好。"), (0.0, "\n"), (0.0, "再见！"), (0.0, "\n"), (0.0, "Ja."), (0.0, "\n")]
+        assert parse_srt(written(events)) == [Cue(0, 1, ["好。"]), Cue(1, 1.8, ["再见！"]), Cue(1.8, 2.6, ["Ja."])]
+
     def test_a_full_cue_gives_way_to_the_next_at_once(self) -> None:
         line = "ab cd fg hi " * 3 + "klmn"
         events = [(0.0, line), (3.0, f" {line}"), (5.0, " opq"), (5.1, "r"), (5.1, "\n")]

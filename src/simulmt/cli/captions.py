@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 COLUMNS = 42  # in a line of a subtitle; an ideograph takes two
 LINES = 2
 READING_SPEED = 20.0  # columns a second
+SHORTEST = 0.8  # seconds that even one word is shown
 LINGER = 1.0  # seconds that a subtitle stays after its last word was added
 LONGEST = 6.0  # seconds after which a subtitle takes no new word
 CLOSING = frozenset("\"'”’»›)]}」』）】》〉,.;:!?…、。，；：！？｡")  # never begins a line
@@ -143,7 +144,7 @@ class CaptionWriter:
 
     def _show(self, lines: list[str], next_begins: float = math.inf) -> None:
         start = max(self._begun, self._shown_until)
-        reading_time = sum(map(width, lines)) / READING_SPEED
+        reading_time = max(SHORTEST, sum(map(width, lines)) / READING_SPEED)
         end = max(min(self._added + LINGER, next_begins), start + reading_time)
         self._count += 1
         self._shown_until = end

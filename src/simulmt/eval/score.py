@@ -101,7 +101,8 @@ def _mark_missing(references: Sequence[Sequence[str]]) -> list[list[str | None]]
 def _score(metric: Any, hypotheses: Sequence[str]) -> Score:
     # Not `metric.corpus_score(..., n_bootstrap)`: that fails as soon as a resample has no match at all.
     (result,), signature = _bootstrap(metric, [hypotheses])
-    interval = (float(result.mean - result.ci), float(result.mean + result.ci))
+    # sacrebleu gives the interval as a mean and a width, which on a few sentences can leave the scale.
+    interval = (max(0.0, float(result.mean - result.ci)), min(100.0, float(result.mean + result.ci)))
     return Score(float(result.score), interval, signature)
 
 
