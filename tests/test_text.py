@@ -408,6 +408,16 @@ def test_a_vocabulary_is_learnt_from_a_sample_only(tmp_path: Path) -> None:
     assert sum(character >= "一" for character in known_characters(tokenizer)) == 101
 
 
+@pytest.mark.parametrize("spaced", [True, False])
+def test_numbers_are_written_digit_by_digit(tmp_path: Path, spaced: bool) -> None:
+    lines = ["In 1998 it cost $5,000.00.", "In 1998 it cost 19.98."] * 50
+    spec = VocabularySpec(size=27, normalization="identity", spaced=spaced)
+    tokenizer = Tokenizer.train(lines, tmp_path / "v.model", spec)
+    assert all(piece.strip("▁").isdigit() <= (len(piece.strip("▁")) == 1) for piece in tokenizer.pieces)
+    assert [tokenizer.pieces[token] for token in tokenizer.encode("1998")][-4:] == ["1", "9", "9", "8"]
+    assert tokenizer.decode(tokenizer.encode("$19,985,000.00")) == "$19,985,000.00"
+
+
 def test_ideographs_are_never_joined_in_a_spaced_vocabulary(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(["老桥老桥", "老桥 tea老桥"] * 10, tmp_path / "v.model", VocabularySpec(size=14))
     assert not any("老桥" in piece for piece in tokenizer.pieces)

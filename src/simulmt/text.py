@@ -23,6 +23,7 @@ import sentencepiece
 
 from simulmt.config import require
 from simulmt.errors import VocabularyError
+from simulmt.files import write_whole
 
 # The same ids in every vocabulary, source and target.
 PAD, UNK, START, END, BLANK, MASK = range(6)
@@ -133,6 +134,7 @@ class Tokenizer:
                 character_coverage=spec.character_coverage,
                 normalization_rule_name=spec.normalization,
                 add_dummy_prefix=spec.spaced,
+                split_digits=True,  # a number is then copied digit by digit, whatever its length
                 input_sentence_size=spec.sample,
                 pad_id=PAD,
                 unk_id=UNK,
@@ -148,8 +150,7 @@ class Tokenizer:
             reason = str(error).rsplit("] ", 1)[-1].strip() or "there is no text"
             raise VocabularyError(f"cannot learn {spec.size} pieces for {path}: {reason}") from None
         tokenizer = Tokenizer(model.getvalue(), str(path))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(tokenizer.model)
+        write_whole(path, tokenizer.model)
         return tokenizer
 
     def encode(self, text: str) -> list[int]:
