@@ -66,7 +66,7 @@ def reference(model: Trained, sentence: str, delay: int | None, beam: int = 1) -
     if isinstance(model.model, CTCModel):
         assert delay is not None
         return model.target.decode(collapse(model.model(source, lengths, delay)[0], penalty_of(delay)))
-    config = BeamConfig(beam=beam, length_penalty=1.0 if beam > 1 else 0.0)
+    config = BeamConfig(beam=beam, length_penalty=1.0 if beam > 1 else 0.0, reads_on=beam == 1)
     return model.target.decode(beam_search(model.model, source, lengths, config, delay)[0][0].tokens)
 
 

@@ -45,8 +45,12 @@ def lines(path: str) -> list[str]:
     return Path(path).read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize(("command", "penalty", "delay"), [("distil teacher", 1.5, None), ("pseudo wait-k", 1.0, 9)])
-def test_translating(capsys: pytest.CaptureFixture[str], command: str, penalty: float, delay: int | None) -> None:
+@pytest.mark.parametrize(
+    ("command", "beam", "penalty", "delay"), [("distil teacher", 5, 1.5, None), ("pseudo wait-k", 1, 1.0, 9)]
+)
+def test_translating(
+    capsys: pytest.CaptureFixture[str], command: str, beam: int, penalty: float, delay: int | None
+) -> None:
     output = f"made/{command.split()[0]}"
     arguments = f"rewrite {command} --data data --source text/train.source --output {output} {SHORT}"
     done = call(*arguments.split(), capture=capsys)
@@ -56,9 +60,9 @@ def test_translating(capsys: pytest.CaptureFixture[str], command: str, penalty: 
     assert lines(f"{output}.source") == lines("text/train.source")
     assert len(lines(f"{output}.target")) == 80
     record = json.loads(Path(f"{output}.json").read_text(encoding="utf-8"))
-    search = {"beam": 5, "length_penalty": penalty, "max_ratio": 0.0, "max_extra": 5, "min_length": 1}
+    search = {"beam": beam, "length_penalty": penalty, "max_ratio": 0.0, "max_extra": 5, "min_length": 1}
     assert record["settings"] == {
-        "search": search,
+        "search": {**search, "reads_on": delay is not None},
         "delay": delay,
         "batch_tokens": 2048,
         "max_length": 1024,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from simulmt.dataset import Dataset
+from simulmt.model.beam import beam_search
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
@@ -105,25 +108,30 @@ def test_one_pass_scores_every_blank_penalty(dataset: Dataset, ctc: CTCModel) ->
 
 @torch.no_grad()
 def write_greedily(model: Seq2SeqModel, source: Tensor, delay: int | None) -> list[int]:
-    """Read a token, write a token; the teacher reads all first."""
+    """Read a token, write a token, and read one more instead of ending early; the teacher reads all first."""
     encoder_state, state = model.start()
     if delay is None:
         state = model.encode(source, torch.tensor([source.shape[1]]))
     written: list[int] = []
-    read, token = 0, START
+    read, token = 0 if delay else source.shape[1], START
     while True:
         if delay is not None:
             upto = min(len(written) + delay, source.shape[1])
             if upto > read:
                 encoder_state, state = model.read(source[:, read:upto], encoder_state, state)
                 read = upto
-        logits, state = model.step(torch.tensor([[token]]), state)
+        logits, after = model.step(torch.tensor([[token]]), state)
         allowed = logits[0].clone()
         allowed[[symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]] = -torch.inf
         if len(written) < GREEDY.min_length:
             allowed[END] = -torch.inf
-        token = int(allowed.argmax())
-        if token == END or len(written) == int(GREEDY.max_ratio * source.shape[1] + GREEDY.max_extra):
+        is_full = len(written) == int(GREEDY.max_ratio * source.shape[1] + GREEDY.max_extra)
+        if int(allowed.argmax()) == END and read < source.shape[1] and not is_full:
+            encoder_state, state = model.read(source[:, read : read + 1], encoder_state, state)
+            read += 1
+            continue
+        token, state = int(allowed.argmax()), after
+        if token == END or is_full:
             return written
         written.append(token)
 
@@ -134,8 +142,20 @@ def test_wait_k_and_teacher_write_what_reading_step_by_step_gives(dataset: Datas
     vocabularies = dataset.source_tokenizer.size, dataset.target_tokenizer.size
     model = Seq2SeqModel.build(Seq2SeqConfig(*vocabularies, causal=delay is not None, **sizes))  # type: ignore[arg-type]
     lively(model)
-    translated = translate_store(model, DeviceStore(dataset.dev, CPU), delay, batch_tokens=150)
+    with torch.no_grad():  # or it would write its first word over and over
+        model.target_embedding.weight *= 0.02
+        for layer in model.layers:
+            layer.cross_attention.key_value.weight *= 4
+    store = DeviceStore(dataset.dev, CPU)
+    words = Counter(word for ids in translate_store(model, store, delay).values() for word in ids)
+    with torch.no_grad():  # where it would write the rarest of them it ends
+        model.target_embedding.weight[END] = 1.01 * model.target_embedding.weight[words.most_common()[-1][0]]
+    translated = translate_store(model, store, delay, batch_tokens=150)
     model.eval()
+    if delay == 1:
+        config, sources = replace(GREEDY, reads_on=False), sentences(dataset)
+        hasty = [beam_search(model, each, torch.tensor([each.shape[1]]), config, delay)[0][0] for each in sources]
+        assert sum(len(hypothesis.tokens) < len(translated[row]) for row, hypothesis in enumerate(hasty)) > 2
     assert translated == {row: write_greedily(model, source, delay) for row, source in enumerate(sentences(dataset))}
 
 

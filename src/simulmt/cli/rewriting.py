@@ -86,7 +86,7 @@ def pseudo(
     source: Source,
     output: Output,
     delay: Annotated[int, typer.Option(min=1, help="The k that the wait-k policy translates with.")] = 9,
-    beam: Beam = 5,
+    beam: Beam = 1,
     length_penalty: LengthPenalty = 1.0,
     max_ratio: MaxRatio = 1.2,
     max_extra: MaxExtra = 10,
@@ -96,11 +96,12 @@ def pseudo(
 ) -> None:
     """Pair each source sentence with its translation by a wait-k model (pseudo references).
 
-    They go with the distilled pairs: add them to those with `simulmt rewrite join`.
+    Without a beam they are what a live stream would write. They go with the distilled pairs: add them to those with
+    `simulmt rewrite join`.
     """
     with _needing_train("simulmt rewrite pseudo"):
         from simulmt.model.beam import BeamConfig
-    search = BeamConfig(beam, length_penalty, max_ratio, max_extra)
+    search = BeamConfig(beam, length_penalty, max_ratio, max_extra, reads_on=beam == 1)
     _translate(run, data, source, output, search, delay, batch_tokens, device, overwrite)
 
 

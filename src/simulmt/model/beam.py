@@ -37,9 +37,11 @@ class BeamConfig:
     max_ratio: float = 1.2
     max_extra: int = 10
     min_length: int = 1  # tokens before END
+    reads_on: bool = False  # under a delay: see one source token more instead of ending before the last
 
     def __post_init__(self) -> None:
         require(self.beam >= 1, f"beam must be at least 1, got {self.beam}")
+        require(self.beam == 1 or not self.reads_on, "reads_on is for a beam of 1: hypotheses share what was read")
         require(self.length_penalty >= 0, f"length_penalty must not be negative, got {self.length_penalty}")
         require(self.max_ratio >= 0, f"max_ratio must not be negative, got {self.max_ratio}")
         require(self.max_extra >= 1, f"max_extra must be at least 1, got {self.max_extra}")
@@ -60,6 +62,8 @@ class _Search(NamedTuple):
     """All that is known of the sentences in the batch: K unfinished and up to K finished hypotheses each."""
 
     sentence: Int[Tensor, " B"]  # which sentence of the batch this row is
+    source: Int[Tensor, " B"]  # how many tokens it has
+    seen: Int[Tensor, " B"]  # how many of them were read because it would have ended before
     longest: Int[Tensor, " B"]
     open_tokens: Int[Tensor, "B K L"]
     open_scores: Float[Tensor, "B K"]
@@ -115,7 +119,10 @@ def beam_search(
         new = slice(length * K, (length + 1) * K)
         search.visible[:, :, new] = torch.eye(K, dtype=torch.bool, device=source.device)
         last = search.open_tokens[:, :, length - 1] if length else torch.full_like(search.open_tokens[:, :, 0], START)
-        logits, state = model.step(last, state, delay, search.visible[:, :, : new.stop])
+        if delay is not None and config.reads_on:
+            search, logits, state = _read_on(model, search, state, last, length, delay, config)
+        else:
+            logits, state = model.step(last, state, delay, search.visible[:, :, : new.stop])
         search = _extend(search, logits, length, config)
         if (length + 1) % CHECK_EVERY == 0:
             rows = (~search.settled(length + 1)).nonzero().flatten()
@@ -128,6 +135,28 @@ def beam_search(
     return found.hypotheses(best)
 
 
+def _read_on(
+    model: Seq2SeqModel,
+    search: _Search,
+    state: DecoderState,
+    last: Int[Tensor, "B 1"],
+    length: int,
+    delay: int,
+    config: BeamConfig,
+) -> tuple[_Search, Float[Tensor, "B V"], DecoderState]:
+    """The logits of a step, taken again with a source token more for each sentence that would end too early."""
+    while True:
+        seen = search.seen.clamp(min=length + delay).minimum(search.source)
+        # Taken again from the same state, a step overwrites the keys and values that it wrote before.
+        logits, after = model.step(last, state, None, search.visible[:, :, : length + 1], seen)
+        scores, tokens = _candidates(search, logits, length, config)
+        would_end = tokens.flatten(1).gather(1, scores.flatten(1).argmax(-1, keepdim=True))[:, 0] == END
+        too_early = would_end & (seen < search.source) & (search.longest > length) & ~search.settled(length)
+        if not bool(too_early.any()):
+            return search, logits, after
+        search = search._replace(seen=torch.where(too_early, seen + 1, search.seen))
+
+
 def _start(lengths: Int[Tensor, " B"], device: torch.device, dtype: torch.dtype, config: BeamConfig) -> _Search:
     longest = (config.max_ratio * lengths + config.max_extra).long()
     B, K, steps = len(longest), config.beam, int(longest.max()) + 1
@@ -136,8 +165,9 @@ def _start(lengths: Int[Tensor, " B"], device: torch.device, dtype: torch.dtype,
     # All K hypotheses begin alike; only the first counts, or the beam would fill with copies.
     first_only = torch.where(torch.arange(K, device=device) == 0, 0.0, scores)
     visible = torch.zeros(B, K, steps * K, dtype=torch.bool, device=device)
-    sentence, longest = torch.arange(B, device=device), longest.to(device, non_blocking=True)
-    return _Search(sentence, longest, tokens, first_only, visible, tokens.clone(), scores)
+    sentence, source = torch.arange(B, device=device), lengths.to(device, non_blocking=True)
+    longest, seen = longest.to(device, non_blocking=True), torch.zeros_like(source)
+    return _Search(sentence, source, seen, longest, tokens, first_only, visible, tokens.clone(), scores)
 
 
 def _extend(search: _Search, logits: Float[Tensor, "BK V"], length: int, config: BeamConfig) -> _Search:

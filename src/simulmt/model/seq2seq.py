@@ -163,8 +163,11 @@ class Seq2SeqModel(nn.Module):
         state: DecoderState,
         delay: int | None = None,
         visible: Bool[Tensor, "B K L"] | None = None,
+        seen: Int[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, "BK V"], DecoderState]:
         """Write one token: the logits of what follows `token` (START at first) and the new state.
+
+        It looks at the source under the wait-k policy of `delay`, or at the first `seen` tokens of each sentence.
 
         K hypotheses of a sentence may be written side by side. Then the tokens of all of them lie in one past, K a
         step, and `visible` says which of these L tokens, the new ones included, belong to which hypothesis. So when
@@ -172,7 +175,11 @@ class Seq2SeqModel(nn.Module):
         """
         B, K = token.shape
         position = state.written // K
-        mask = _context_mask(state.source_mask, 1, state.context[0].length, position, delay, token.device)
+        S = state.context[0].length
+        if seen is None:
+            mask = _context_mask(state.source_mask, 1, S, position, delay, token.device)
+        else:
+            mask = (torch.arange(S, device=token.device) < seen[:, None])[:, None, None]
         x = self.target_embedding.embed(token.reshape(-1, 1), position).view(B, K, -1)
         past = []
         for layer, context, before in zip(self.layers, state.context, state.past, strict=True):

@@ -31,7 +31,8 @@ class Row(NamedTuple):
 class Seq2SeqSentence(Sentence):
     """Its positions are target tokens; when the source ends, one after the other is due until the model writes END.
 
-    END before the source ends is an end too: the model takes the translation for complete, as it learnt to.
+    What would end the translation before the whole source was read is put off by a source token instead: where
+    translations are shorter than their sources, wait-k learns to end with the rest unread, and would lose it.
     """
 
     def __init__(self, beam: int) -> None:
@@ -39,10 +40,11 @@ class Seq2SeqSentence(Sentence):
         self.beam = beam
         self.last = START
         self._ended = False
+        self._wanted = 0  # source tokens that must be read first, because the translation would have ended before
 
     @property
     def is_due(self) -> bool:
-        return not self._ended and (self.closed or bool(self.due))
+        return not self._ended and (self.closed or (bool(self.due) and self._wanted <= len(self.tokens)))
 
     @property
     def longest(self) -> int:
@@ -53,17 +55,26 @@ class Seq2SeqSentence(Sentence):
         """What is due first; it stays due until something is written."""
         if not self.due:
             self._plan(len(self.tokens), delay=0)
-        return self.due[0]
+        due = self.due[0]
+        if due.visible < self._wanted:
+            due = due._replace(visible=self._wanted, trigger=max(due.trigger, self._wanted - 1))
+            self.due[0] = due
+        return due
 
     def write(self, tokens: list[int]) -> Written:
         """Take the next target token or, with a beam, the whole translation."""
-        due = self.due.popleft()
+        due = self.due[0]
+        written = Written(tokens, min(due.position, len(self.tokens) - 1), due.trigger)
+        if tokens == [END] and not (self.closed and due.visible == len(self.tokens)):
+            self._wanted = due.visible + 1
+            return written._replace(tokens=[])
+        self.due.popleft()
         if self.beam > 1:
             self._ended = True
         else:
             (self.last,) = tokens
             self._ended = self.last == END or (self.closed and due.position + 1 == self.longest)
-        return Written(tokens, min(due.position, len(self.tokens) - 1), due.trigger)
+        return written
 
     def _plan_rest(self, delay: int) -> None:
         """How much is left to write only the model knows: `next_due` plans it token by token."""

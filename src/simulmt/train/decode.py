@@ -22,7 +22,7 @@ from simulmt.text import BLANK, Tokenizer
 from simulmt.train.batches import Batch, DeviceStore
 from simulmt.train.systems import Translator
 
-GREEDY = BeamConfig(beam=1, length_penalty=0.0)
+GREEDY = BeamConfig(beam=1, length_penalty=0.0, reads_on=True)
 
 
 @torch.inference_mode()
