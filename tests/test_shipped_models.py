@@ -61,7 +61,7 @@ def loaded(name: str) -> Translator:
     ],
 )
 def test_quality_does_not_fall(name: str, delay: int, floor: float) -> None:
-    """Measured when they were exported: en-zh 46.8, 56.9, 56.8; de-en 74.2, 80.2, 80.2."""
+    """Measured when they were exported: en-zh 47.9, 58.6, 56.7; de-en 74.2, 80.2, 80.2."""
     translated = loaded(name).translate("\n".join(SENTENCES[name]), delay).split("\n")
     score = sacrebleu.CHRF().corpus_score(translated, [list(SENTENCES[name].values())]).score
     assert score > floor, translated
@@ -92,9 +92,27 @@ def test_english_is_written_with_capitals() -> None:
     assert "London" in " ".join(translated)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("en-zh", "There are {} books on the table."), ("de-en", "Auf dem Tisch liegen {} Bücher.")]
-)
-def test_numbers_are_copied(name: str, text: str) -> None:
-    for number in ("9", "12", "45", "2028"):
-        assert number in loaded(name).translate(text.format(number))
+WITH_NUMBERS = {
+    "en-zh": [
+        "There are {} books on the table.",
+        "It costs {} dollars.",
+        "We waited {} minutes.",
+        "The company was founded in {}.",
+        "They sold {} cars last year.",
+    ],
+    "de-en": [
+        "Auf dem Tisch liegen {} Bücher.",
+        "Es kostet {} Dollar.",
+        "Wir haben {} Minuten gewartet.",
+        "Die Firma wurde {} gegründet.",
+        "Letztes Jahr haben sie {} Autos verkauft.",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_numbers_are_copied(name: str) -> None:
+    """All but a few; measured when they were exported: en-zh 19 of 20, de-en 20."""
+    wanted = [(text, number) for text in WITH_NUMBERS[name] for number in ("9", "12", "45", "2028")]
+    lost = [text.format(number) for text, number in wanted if number not in loaded(name).translate(text.format(number))]
+    assert len(lost) <= 4, lost
