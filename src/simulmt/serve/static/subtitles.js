@@ -6,6 +6,7 @@
 const COLUMNS = 42; // in a line; an ideograph takes two
 const LINES = 2;
 const READING_SPEED = 20; // columns a second
+const SHORTEST = 0.8; // seconds that even one word is shown
 const LINGER = 1; // seconds that a subtitle stays after its last word was added
 const LONGEST = 6; // seconds after which a subtitle takes no new word
 const CLOSING = new Set("\"'”’»›)]}」』）】》〉,.;:!?…、。，；：！？｡"); // never begins a line
@@ -81,7 +82,8 @@ class Filler {
   /** @param {string[]} lines @param {number} nextBegins */
   #show(lines, nextBegins) {
     const start = Math.max(this.#begun, this.#shownUntil);
-    const readingTime = lines.reduce((sum, line) => sum + width(line), 0) / READING_SPEED;
+    const columns = lines.reduce((sum, line) => sum + width(line), 0);
+    const readingTime = Math.max(SHORTEST, columns / READING_SPEED);
     const end = Math.max(Math.min(this.#added + LINGER, nextBegins), start + readingTime);
     this.cues.push({ start, end, lines: lines.map((line) => line.trim()) });
     this.#shownUntil = end;
