@@ -96,8 +96,8 @@ def pseudo(
 ) -> None:
     """Pair each source sentence with its translation by a wait-k model (pseudo references).
 
-    Without a beam they are what a live stream would write. They go with the distilled pairs: add them to those with
-    `simulmt rewrite join`.
+    Without a beam they are what a live stream would write; with one, a translation may end before all was read. They go
+    with the distilled pairs: add them to those with `simulmt rewrite join`.
     """
     with _needing_train("simulmt rewrite pseudo"):
         from simulmt.model.beam import BeamConfig

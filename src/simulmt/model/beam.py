@@ -1,7 +1,7 @@
 """Batched beam search over the encoder-decoder, with cached keys and values, under any wait-k policy.
 
 The keys and values of a sentence's hypotheses share one cache and never move: a hypothesis is a mask over it. The host
-waits for the device only every few steps, and then drops the sentences that are finished.
+waits for the device only every few steps (with `reads_on` at each), and then drops the sentences that are finished.
 
 Axis letters: B sentences still open, K beam, V vocabulary, L longest translation with END, C cached positions.
 """
