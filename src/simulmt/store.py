@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 from simulmt.config import as_table, build, require
 from simulmt.corpus import Corpus, Pair, file_sha256, reading
 from simulmt.errors import ConfigError, DataError, VocabularyError
+from simulmt.files import synchronise
 from simulmt.text import END, Tokenizer
 
 FORMAT_VERSION = 1
@@ -312,12 +312,12 @@ def _replacing(directory: Path, overwrite: bool) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         for path in (*partial.iterdir(), partial):
-            _flush_to_disk(path)
+            synchronise(path)
         refuse_to_lose(directory, overwrite)  # it may have appeared meanwhile
         if directory.exists():
             directory.rename(replaced)
         partial.rename(directory)
-        _flush_to_disk(directory.parent)
+        synchronise(directory.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise DataError(f"{directory}: cannot be written: {error}") from error
@@ -333,14 +333,6 @@ def refuse_to_lose(directory: Path, overwrite: bool) -> None:
         raise DataError(f"{directory}: already exists; choose another directory or replace it with --overwrite")
     if not directory.is_dir() or {path.name for path in directory.iterdir()} - {MANIFEST, *DATA_FILES}:
         raise DataError(f"{directory}: is not (only) a token store, so it is not overwritten; choose another directory")
-
-
-def _flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read_manifest(directory: Path) -> Manifest:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import safetensors.torch
 from torch import Tensor
 
 from simulmt.errors import CheckpointError
+from simulmt.files import synchronise
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 WRITING, REPLACED = ".writing", ".replaced"  # always the same, so that what a kill leaves is found and removed
@@ -120,12 +120,12 @@ def whole_directory(directory: Path) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         yield temporary
         for path in (*temporary.iterdir(), temporary):
-            _sync(path)
+            synchronise(path)
         shutil.rmtree(replaced, ignore_errors=True)
         if directory.is_dir():
             directory.rename(replaced)  # a directory cannot take the name of another, but half of one must not be seen
         temporary.rename(directory)
-        _sync(directory.parent)
+        synchronise(directory.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except Exception:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -149,11 +149,3 @@ def _checksum(tensors: Path, state: Mapping[str, Any]) -> str:
         digest = hashlib.file_digest(file, "sha256")
     digest.update(json.dumps({**state, "sha256": None}, sort_keys=True).encode())
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
