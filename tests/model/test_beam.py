@@ -224,6 +224,48 @@ def test_a_beam_of_one_is_greedy(seed: int, length_penalty: float, min_length: i
         assert best.score == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+@torch.no_grad()
+def as_a_stream(model: Seq2SeqModel, source: list[int], config: BeamConfig, delay: int) -> tuple[Hypothesis, int]:
+    """One sentence, read token by token; and how often it read because it would have ended too early."""
+    longest = int(config.max_ratio * len(source) + config.max_extra)
+    encoder_state, state = model.start()
+    tokens: list[int] = []
+    read, extra, score = 0, 0, 0.0
+    while True:
+        while read < min(len(tokens) + delay, len(source)):
+            encoder_state, state = model.read(torch.tensor([source[read : read + 1]]), encoder_state, state)
+            read += 1
+        logits, after = model.step(torch.tensor([tokens[-1:] or [START]]), state)
+        words = [] if len(tokens) == longest else list(WORDS)
+        end = [END] if len(tokens) >= config.min_length else []
+        best = max([*words, *end], key=lambda token: float(logits[0, token]))
+        if best == END and words and read < len(source):
+            encoder_state, state = model.read(torch.tensor([source[read : read + 1]]), encoder_state, state)
+            read, extra = read + 1, extra + 1
+            continue
+        score += float(logits[0].log_softmax(-1)[best])
+        if best == END:
+            return Hypothesis(tokens, score / (len(tokens) + 1) ** config.length_penalty), extra
+        tokens.append(best)
+        state = after
+
+
+def test_a_batch_reads_on_as_each_of_its_streams_would() -> None:
+    """Many random models, since each has its own habits; some must read on, and by different amounts in a batch."""
+    uneven = 0
+    for seed in range(60):
+        random = torch.Generator().manual_seed(seed)
+        model = make_model(seed, causal=True, std=1.0)
+        lengths = torch.randint(1, 12, (16,), generator=random).tolist()
+        sources = [torch.randint(6, VOCABULARY, (length,), generator=random).tolist() for length in lengths]
+        config = BeamConfig(1, seed % 3 / 2, max_ratio=seed % 4 / 2, max_extra=3, min_length=seed % 3, reads_on=True)
+        delay = 1 + seed % 5
+        expected, extra = zip(*(as_a_stream(model, source, config, delay) for source in sources), strict=True)
+        assert_same_hypotheses([found for (found,) in search(model, sources, config, delay)], list(expected))
+        uneven += len(set(extra)) > 2
+    assert uneven > 5
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 500),
@@ -314,3 +356,14 @@ def test_a_gpu_finds_what_the_cpu_finds(delay: int | None) -> None:
         beam_search(model.cuda(), source.cuda(), lengths, config, delay), expected, strict=True
     ):
         assert_same_hypotheses(found, hypotheses)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_reads_on_as_the_cpu_does() -> None:
+    model = make_model(3, causal=True, std=1.0)
+    config = BeamConfig(beam=1, max_ratio=1.0, max_extra=3, reads_on=True)
+    expected = search(model, SOURCES * 5, config, 1)
+    source, lengths = pad(SOURCES * 5)
+    found = beam_search(model.cuda(), source.cuda(), lengths, config, 1)
+    assert_same_hypotheses([one for (one,) in found], [one for (one,) in expected])

@@ -1,7 +1,7 @@
 """Batched beam search over the encoder-decoder, with cached keys and values, under any wait-k policy.
 
 The keys and values of a sentence's hypotheses share one cache and never move: a hypothesis is a mask over it. The host
-waits for the device only every few steps (with `reads_on` at each), and then drops the sentences that are finished.
+waits for the device only every few steps, and then drops the sentences that are finished.
 
 Axis letters: B sentences still open, K beam, V vocabulary, L longest translation with END, C cached positions.
 """
@@ -20,7 +20,7 @@ from simulmt.config import require
 from simulmt.model.kernels import compiled_on_gpu
 from simulmt.model.layers import KeysValues, Reserve
 from simulmt.model.output import at_least_float32
-from simulmt.model.seq2seq import DecoderState, Seq2SeqModel
+from simulmt.model.seq2seq import DecoderState, Pace, Seq2SeqModel
 from simulmt.text import END, PAD, SPECIAL_SYMBOLS, START
 
 CHECK_EVERY = 4  # steps between two questions whether sentences are finished, for which the host waits
@@ -62,8 +62,6 @@ class _Search(NamedTuple):
     """All that is known of the sentences in the batch: K unfinished and up to K finished hypotheses each."""
 
     sentence: Int[Tensor, " B"]  # which sentence of the batch this row is
-    source: Int[Tensor, " B"]  # how many tokens it has
-    seen: Int[Tensor, " B"]  # how many of them were read because it would have ended before
     longest: Int[Tensor, " B"]
     open_tokens: Int[Tensor, "B K L"]
     open_scores: Float[Tensor, "B K"]
@@ -110,6 +108,8 @@ def beam_search(
 
     Sentences of about the same length are searched fastest. `source_lengths` lie on the CPU.
     """
+    if config.reads_on and delay is not None:
+        return _write_reading_on(model, source, source_lengths, config, delay)
     search = _start(source_lengths, source.device, at_least_float32(model.target_embedding.weight).dtype, config)
     found = _Found(search.done_tokens.clone(), search.done_scores.clone())
     K, steps = search.done_scores.shape[1], search.done_tokens.shape[2]
@@ -119,10 +119,7 @@ def beam_search(
         new = slice(length * K, (length + 1) * K)
         search.visible[:, :, new] = torch.eye(K, dtype=torch.bool, device=source.device)
         last = search.open_tokens[:, :, length - 1] if length else torch.full_like(search.open_tokens[:, :, 0], START)
-        if delay is not None and config.reads_on:
-            search, logits, state = _read_on(model, search, state, last, length, delay, config)
-        else:
-            logits, state = model.step(last, state, delay, search.visible[:, :, : new.stop])
+        logits, state = model.step(last, state, delay, search.visible[:, :, : new.stop])
         search = _extend(search, logits, length, config)
         if (length + 1) % CHECK_EVERY == 0:
             rows = (~search.settled(length + 1)).nonzero().flatten()
@@ -135,39 +132,113 @@ def beam_search(
     return found.hypotheses(best)
 
 
-def _read_on(
+class _Writing(NamedTuple):
+    """Sentences that are written greedily, each at its own pace."""
+
+    sentence: Int[Tensor, " B"]  # which sentence of the batch this row is
+    source: Int[Tensor, " B"]  # how many tokens it has
+    seen: Int[Tensor, " B"]  # how many of them may be looked at
+    written: Int[Tensor, " B"]
+    longest: Int[Tensor, " B"]
+    last: Int[Tensor, " B"]
+    score: Float[Tensor, " B"]
+    ended: Bool[Tensor, " B"]
+    visible: Bool[Tensor, "B 1 C"]  # which cached positions belong to the translation
+
+    def keep(self, rows: Int[Tensor, " R"]) -> _Writing:
+        return _Writing(*(field[rows] for field in self))
+
+
+def _write_reading_on(
     model: Seq2SeqModel,
-    search: _Search,
-    state: DecoderState,
-    last: Int[Tensor, "B 1"],
-    length: int,
-    delay: int,
+    source: Int[Tensor, "B S"],
+    source_lengths: Int[Tensor, " B"],
     config: BeamConfig,
-) -> tuple[_Search, Float[Tensor, "B V"], DecoderState]:
-    """The logits of a step, taken again with a source token more for each sentence that would end too early."""
-    while True:
-        seen = search.seen.clamp(min=length + delay).minimum(search.source)
-        # Taken again from the same state, a step overwrites the keys and values that it wrote before.
-        logits, after = model.step(last, state, None, search.visible[:, :, : length + 1], seen)
-        scores, tokens = _candidates(search, logits, length, config)
-        would_end = tokens.flatten(1).gather(1, scores.flatten(1).argmax(-1, keepdim=True))[:, 0] == END
-        too_early = would_end & (seen < search.source) & (search.longest > length) & ~search.settled(length)
-        if not bool(too_early.any()):
-            return search, logits, after
-        search = search._replace(seen=torch.where(too_early, seen + 1, search.seen))
+    delay: int,
+) -> list[list[Hypothesis]]:
+    """Greedy translations under wait-k, where a sentence that would end too early reads a token instead.
+
+    Each step takes every sentence on by a token written or a token read, so they are soon at different lengths. What
+    was computed for an end that did not come stays in the cache, where nobody looks at it.
+    """
+    dtype = at_least_float32(model.target_embedding.weight).dtype
+    longest, lengths = _limits(source_lengths, config), source_lengths.to(source.device, non_blocking=True)
+    found = _Found(
+        torch.full((len(lengths), 1, int(longest.max()) + 1), PAD, device=source.device),
+        torch.full((len(lengths), 1), -torch.inf, device=source.device, dtype=dtype),
+    )
+    steps = found.tokens.shape[2] + source.shape[1]
+    state = model.encode(source, source_lengths)
+    state = state._replace(past=tuple(Reserve.like(context, steps) for context in state.context))
+    rows = _Writing(
+        sentence=torch.arange(len(lengths), device=source.device),
+        source=lengths,
+        seen=torch.zeros_like(lengths),
+        written=torch.zeros_like(lengths),
+        longest=longest.to(source.device, non_blocking=True),
+        last=torch.full_like(lengths, START),
+        score=torch.zeros_like(lengths, dtype=dtype),
+        ended=torch.zeros_like(lengths, dtype=torch.bool),
+        visible=torch.zeros(len(lengths), 1, steps, dtype=torch.bool, device=source.device),
+    )
+    for step in range(steps):
+        rows.visible[:, :, step] = True
+        rows = rows._replace(seen=rows.seen.maximum(rows.written + delay).minimum(rows.source))
+        pace, visible = Pace(rows.written, rows.seen), rows.visible[:, :, : step + 1]
+        logits, state = model.step(rows.last[:, None], state, None, visible, pace)
+        token, reads = _next(rows, logits, config)
+        found.tokens[rows.sentence, 0, rows.written] = token  # an end that does not come is written over
+        rows.visible[:, 0, step] = ~reads
+        rows = _advance(rows, logits, token, reads)
+        if (step + 1) % CHECK_EVERY == 0 or step + 1 == steps:
+            found.scores[rows.sentence, 0] = rows.score / (rows.written + 1) ** config.length_penalty
+            going = (~rows.ended).nonzero().flatten()
+            if len(going) == 0:
+                break
+            if len(going) <= CROWDED * len(rows.sentence):
+                rows, state = rows.keep(going), _keep(state, going)
+    return found.hypotheses(best=1)
+
+
+def _next(
+    rows: _Writing, logits: Float[Tensor, "B V"], config: BeamConfig
+) -> tuple[Int[Tensor, " B"], Bool[Tensor, " B"]]:
+    """The best token of each sentence, and which of them read on because it would be END too early."""
+    value, word = logits[:, len(SPECIAL_SYMBOLS) :].max(-1)
+    full = rows.written >= rows.longest
+    ends = rows.ended | full | ((logits[:, END] > value) & (rows.written >= config.min_length))
+    reads = ends & ~rows.ended & ~full & (rows.seen < rows.source)
+    return torch.where(ends, END, word + len(SPECIAL_SYMBOLS)), reads
+
+
+def _advance(
+    rows: _Writing, logits: Float[Tensor, "B V"], token: Int[Tensor, " B"], reads: Bool[Tensor, " B"]
+) -> _Writing:
+    logits = at_least_float32(logits)
+    log_probs = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1)
+    return rows._replace(
+        seen=rows.seen + reads,
+        written=rows.written + (token != END),
+        last=torch.where(reads, rows.last, token),
+        score=rows.score + log_probs.masked_fill(reads | rows.ended, 0.0),
+        ended=(token == END) & ~reads,
+    )
+
+
+def _limits(lengths: Int[Tensor, " B"], config: BeamConfig) -> Int[Tensor, " B"]:
+    return (config.max_ratio * lengths + config.max_extra).long()
 
 
 def _start(lengths: Int[Tensor, " B"], device: torch.device, dtype: torch.dtype, config: BeamConfig) -> _Search:
-    longest = (config.max_ratio * lengths + config.max_extra).long()
+    longest = _limits(lengths, config)
     B, K, steps = len(longest), config.beam, int(longest.max()) + 1
     tokens = torch.full((B, K, steps), PAD, device=device)
     scores = torch.full((B, K), -torch.inf, device=device, dtype=dtype)
     # All K hypotheses begin alike; only the first counts, or the beam would fill with copies.
     first_only = torch.where(torch.arange(K, device=device) == 0, 0.0, scores)
     visible = torch.zeros(B, K, steps * K, dtype=torch.bool, device=device)
-    sentence, source = torch.arange(B, device=device), lengths.to(device, non_blocking=True)
-    longest, seen = longest.to(device, non_blocking=True), torch.zeros_like(source)
-    return _Search(sentence, source, seen, longest, tokens, first_only, visible, tokens.clone(), scores)
+    sentence, longest = torch.arange(B, device=device), longest.to(device, non_blocking=True)
+    return _Search(sentence, longest, tokens, first_only, visible, tokens.clone(), scores)
 
 
 def _extend(search: _Search, logits: Float[Tensor, "BK V"], length: int, config: BeamConfig) -> _Search:

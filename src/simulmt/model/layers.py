@@ -191,8 +191,8 @@ class Embedding(nn.Embedding):
         with torch.no_grad():
             self.weight[PAD].zero_()
 
-    def embed(self, tokens: Int[Tensor, "B N"], first_position: int = 0) -> Float[Tensor, "B N D"]:
-        positions = torch.arange(first_position, first_position + tokens.shape[1], device=tokens.device)
+    def embed(self, tokens: Int[Tensor, "B N"], first_position: int | Int[Tensor, "B 1"] = 0) -> Float[Tensor, "B N D"]:
+        positions = first_position + torch.arange(tokens.shape[1], device=tokens.device)
         x: Tensor = self(tokens) * math.sqrt(self.embedding_dim)
         return x + sinusoids(positions, self.embedding_dim).to(x.dtype)
 
@@ -291,11 +291,11 @@ def look_ahead_mask(
     return torch.arange(keys, device=device)[None, :] < (t + delay)[:, None]
 
 
-def sinusoids(positions: Int[Tensor, " N"], width: int) -> Float[Tensor, "N D"]:
+def sinusoids(positions: Int[Tensor, "*N"], width: int) -> Float[Tensor, "*N D"]:
     """Sines in the first half of the width, cosines in the second, wavelengths from 2 pi to 10,000 * 2 pi."""
     half = width // 2
     exponents = torch.arange(half, device=positions.device, dtype=torch.float32) / max(half - 1, 1)
-    angles = positions[:, None].float() * torch.exp(-math.log(10_000.0) * exponents)
+    angles = positions[..., None].float() * torch.exp(-math.log(10_000.0) * exponents)
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 

@@ -69,6 +69,13 @@ class DecoderState(NamedTuple):
         return self.past[0].length
 
 
+class Pace(NamedTuple):
+    """How far sentences are that do not go on in step."""
+
+    written: Int[Tensor, " B"]
+    seen: Int[Tensor, " B"]  # source tokens that may be looked at
+
+
 class Seq2SeqModel(nn.Module):
     """Transformer encoder-decoder with a tied output layer."""
 
@@ -163,23 +170,26 @@ class Seq2SeqModel(nn.Module):
         state: DecoderState,
         delay: int | None = None,
         visible: Bool[Tensor, "B K L"] | None = None,
-        seen: Int[Tensor, " B"] | None = None,
+        pace: Pace | None = None,
     ) -> tuple[Float[Tensor, "BK V"], DecoderState]:
         """Write one token: the logits of what follows `token` (START at first) and the new state.
 
-        It looks at the source under the wait-k policy of `delay`, or at the first `seen` tokens of each sentence.
+        It looks at the source under the wait-k policy of `delay`, or as far as `pace` says; the past of a sentence
+        may then hold tokens that do not count, which `visible` hides.
 
         K hypotheses of a sentence may be written side by side. Then the tokens of all of them lie in one past, K a
         step, and `visible` says which of these L tokens, the new ones included, belong to which hypothesis. So when
         a hypothesis goes on from another one, only `visible` changes, and keys and values stay where they are.
         """
         B, K = token.shape
-        position = state.written // K
         S = state.context[0].length
-        if seen is None:
+        position: int | Tensor
+        if pace is None:
+            position = state.written // K
             mask = _context_mask(state.source_mask, 1, S, position, delay, token.device)
         else:
-            mask = (torch.arange(S, device=token.device) < seen[:, None])[:, None, None]
+            position = pace.written.repeat_interleave(K)[:, None]
+            mask = (torch.arange(S, device=token.device) < pace.seen[:, None])[:, None, None]
         x = self.target_embedding.embed(token.reshape(-1, 1), position).view(B, K, -1)
         past = []
         for layer, context, before in zip(self.layers, state.context, state.past, strict=True):
