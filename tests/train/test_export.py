@@ -69,6 +69,16 @@ def test_what_was_measured_is_in_the_card(network: Trained, tmp_path: Path) -> N
     assert card.endswith("\n## Data\n\nNone at all.\n")
 
 
+def test_a_model_that_is_very_sure_of_itself_may_be_exported(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Its log-probabilities are large, and so is what rounding does to them."""
+    sure = trained("ctc", source_tokenizer, target_tokenizer)
+    with torch.no_grad():
+        sure.model.target_embedding.weight *= 300
+    assert export(sure, tmp_path / "bundle", export_config("ctc", "fp32")).checks["fp32_largest_difference"] < 1e-4
+
+
 @pytest.mark.parametrize("error", [1e-2, math.nan])
 def test_a_graph_that_differs_from_the_model_is_not_written(
     error: float, network: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -164,7 +164,9 @@ def _check_fp32(trained: Trained, bundle: Bundle) -> dict[str, Any]:
     largest = 0.0
     for delay in bundle.config.delays or (None,):
         for expected, found in _log_probabilities(trained, bundle, _random_pairs(trained, bundle), delay):
-            largest = float(np.maximum(largest, np.abs(expected - found).max()))  # unlike max() it passes on NaN
+            # fp32 rounds by the largest numbers there are: more where a model is so sure that it says -60 to others.
+            errors = np.abs(expected - found) / np.maximum(np.abs(expected).max(-1, keepdims=True) / 10, 1)
+            largest = float(np.maximum(largest, errors.max()))  # unlike max() it passes on NaN
     if not largest <= TOLERANCE:
         raise BundleError(f"export refused: onnxruntime is {largest:.1e} off the trained model, more than {TOLERANCE}")
     _check_symbols(trained, bundle)
