@@ -173,7 +173,7 @@ def test_whoever_shares_the_work_aligns_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_help_names_every_command() -> None:
     shown = CliRunner().invoke(app, ["rewrite", "--help"]).stdout
-    assert "distil, pseudo, reorder, speech, join" in " ".join(shown.replace("│", " ").split())
+    assert "distil, pseudo, reorder, speech, weigh, join" in " ".join(shown.replace("│", " ").split())
 
 
 def test_joining(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,6 +182,20 @@ def test_joining(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*command.split(), capture=capsys).returncode == 0
     assert lines("joined.source") == [*lines("text/dev.source") * 2, *lines("text/test.source")[:3]]
     assert lines("joined.target") == [*lines("text/dev.target") * 2, *lines("text/test.target")[:3]]
+
+
+def test_weighing(capsys: pytest.CaptureFixture[str]) -> None:
+    count = len(lines("text/dev.source"))
+    Path("labels").write_text("news\n" + "a=b\n" * (count - 1))
+    text = "--source text/dev.source --target text/dev.target --labels labels"
+    command = f"rewrite weigh {text} --weight news=3 --weight a=b=0 --output weighed"
+    assert call(*command.split(), capture=capsys).returncode == 0
+    assert lines("weighed.source") == lines("text/dev.source")[:1] * 3
+    assert lines("weighed.target") == lines("text/dev.target")[:1] * 3
+    for weight, code, mentioned in (("news", 2, "expected LABEL=NUMBER"), ("law=1", 1, "no line says law")):
+        failed = call("rewrite", "weigh", *text.split(), "--weight", weight, "--output", "other", capture=capsys)
+        assert failed.returncode == code
+        assert mentioned in failed.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,13 @@ from simulmt.train.rewrite import (
     JoinedSet,
     SpeechConfig,
     TranslationConfig,
+    WeighingConfig,
     as_speech,
     join_corpora,
     reorder_corpus,
     speech_corpus,
     translate_corpus,
+    weigh_corpus,
 )
 from simulmt.train.systems import System, SystemConfig, build_model, load_model, save_model
 
@@ -353,6 +357,51 @@ class TestOwnInputs:
         with pytest.raises(ConfigError, match=f"would replace its own input .*{read}"):
             translate_corpus(teacher, data, tmp_path / "mine.source", prefix, DISTIL, CPU, overwrite)
         assert (teacher / "model.json").exists()
+
+
+class TestWeighing:
+    @pytest.fixture
+    def text(self, tmp_path: Path) -> tuple[Path, Path, Path]:
+        """3,000 pairs in turn of three origins."""
+        numbers, origins = range(3000), ["news", "law", "chat"] * 1000
+        return (
+            write(tmp_path / "text.source", [f"s{number}" for number in numbers]),
+            write(tmp_path / "text.target", [f"t{number}" for number in numbers]),
+            write(tmp_path / "text.labels.gz", origins),
+        )
+
+    def test_whole_weights_are_exact_and_the_order_stays(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        weigh_corpus(*text, tmp_path / "out", WeighingConfig({"law": 2, "chat": 0}))
+        kept = [number for number in range(3000) for _ in range((1, 2, 0)[number % 3])]
+        assert lines(tmp_path / "out.source") == [f"s{number}" for number in kept]
+        assert lines(tmp_path / "out.target") == [f"t{number}" for number in kept]
+
+    def test_parts_are_drawn_at_random_and_the_same_again(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        config = WeighingConfig({"law": 1.25}, others=0.5)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+            weigh_corpus(*text, tmp_path / name, replace(config, seed=seed))
+        taken = Counter(lines(tmp_path / "a.source"))
+        counts = [Counter(taken[f"s{number}"] for number in range(first, 3000, 3)) for first in range(3)]
+        assert counts[0].keys() == counts[2].keys() == {0, 1}
+        assert counts[1].keys() == {1, 2}
+        assert all(400 < counts[origin][1] < 600 for origin in (0, 2))
+        assert 180 < counts[1][2] < 320
+        assert lines(tmp_path / "a.source") == lines(tmp_path / "b.source") != lines(tmp_path / "c.source")
+        assert [line[1:] for line in lines(tmp_path / "a.target")] == [
+            line[1:] for line in lines(tmp_path / "a.source")
+        ]
+
+    def test_what_cannot_be_weighed_is_refused(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"no line says nwes; there are: news \(1,000\), law"):
+            weigh_corpus(*text, tmp_path / "out", WeighingConfig({"nwes": 2}))
+        for count, word in ((2999, "fewer"), (3001, "more")):
+            labels = write(tmp_path / f"{count}.txt", ["news"] * count)
+            with pytest.raises(DataError, match=f"{count}.txt: has {word} lines than"):
+                weigh_corpus(text[0], text[1], labels, tmp_path / "out", WeighingConfig())
+        for weight in (-1.0, math.nan, math.inf):
+            with pytest.raises(ConfigError, match=r"a weight must be 0 or more, got .* for law"):
+                WeighingConfig({"law": weight})
+        assert not list(tmp_path.glob("out*source"))
 
 
 class TestJoining:

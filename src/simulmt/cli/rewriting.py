@@ -1,4 +1,4 @@
-"""The commands that make new training text from old: rewrite distil, pseudo, reorder, speech, join."""
+"""The commands that make new training text from old: rewrite distil, pseudo, reorder, speech, weigh, join."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a result o
 app = typer.Typer(
     name="rewrite",
     no_args_is_help=True,
-    help="Make new training text from old: distil, pseudo, reorder, speech, join.\n\nEvery command goes on where a "
-    "killed one was, and returns at once when its result is there. Several processes share the work of one command: "
-    "start it under torchrun --nproc-per-node N -m -- simulmt, or several times.",
+    help="Make new training text from old: distil, pseudo, reorder, speech, weigh, join.\n\nEvery command goes on "
+    "where a killed one was, and returns at once when its result is there. Several processes share the work of one "
+    "command: start it under torchrun --nproc-per-node N -m -- simulmt, or several times.",
 )
 
 
@@ -164,6 +164,43 @@ def speech(
         raise ConfigError(f"--share {share:g}: expected a number above 0 and at most 1")
     display = _Display()
     display.summarise(output, speech_corpus(source, target, output, SpeechConfig(share, seed), overwrite, display))
+
+
+@app.command()
+def weigh(
+    source: Source,
+    target: Annotated[Path, typer.Option(help="Its translation, line by line.")],
+    labels: Annotated[Path, typer.Option(help="A label for each pair, line by line: where it comes from, say.")],
+    output: Output,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL=NUMBER",
+            help="How often its pairs are taken: 2 twice, 0.5 a random half of them, 0 none; may be repeated.",
+        ),
+    ] = None,
+    others: Annotated[float, typer.Option(min=0, help="The weight of all other labels.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Another seed, other pairs.")] = 1,
+    overwrite: Overwrite = False,
+) -> None:
+    """Take pairs more or less often by where they come from, or only those of some origins.
+
+    What a model is to be good at counts more, and text whose licence does not suit you not at all.
+    """
+    with _needing_train("simulmt rewrite weigh"):
+        from simulmt.train.rewrite import WeighingConfig, weigh_corpus
+
+    config = WeighingConfig(dict(map(_weight, weight or [])), others, seed)
+    display = _Display()
+    display.summarise(output, weigh_corpus(source, target, labels, output, config, overwrite, display))
+
+
+def _weight(text: str) -> tuple[str, float]:
+    label, _, number = text.rpartition("=")
+    try:
+        return label.strip(), float(number)
+    except ValueError:
+        raise ConfigError(f"--weight {text}: expected LABEL=NUMBER, such as news=2") from None
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""New training text from old: distilled, pseudo-referenced, reordered, as speech, or joined.
+"""New training text from old: distilled, pseudo-referenced, reordered, as speech, weighed, or joined.
 
 Each function takes text files and writes PREFIX.source and PREFIX.target, line by line, and PREFIX.json, the record of
 what was made from what. Lines that nothing can be made of are left out of both files and listed in the record.
@@ -7,8 +7,10 @@ Run again after success, a function returns at once; run again after a kill, it 
 
 from __future__ import annotations
 
+import math
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -215,6 +217,50 @@ def speech_corpus(
 def as_speech(text: str) -> str:
     """Lower case, and no punctuation but what joins the parts of a word or number: don't, well-known, 3.5, 50%."""
     return " ".join(_NOT_SPOKEN.sub(" ", normalize("NFC", text).lower()).split())
+
+
+@dataclass(frozen=True)
+class WeighingConfig:
+    """How often to take the pairs of each label: 2 for twice, 0.5 for a random half of them, 0 for none."""
+
+    weights: dict[str, float] = field(default_factory=dict)
+    others: float = 1.0  # for labels without a weight of their own
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for label, weight in (*self.weights.items(), ("others", self.others)):
+            require(0 <= weight < math.inf, f"a weight must be 0 or more, got {weight:g} for {label}")
+
+
+def weigh_corpus(
+    source: Path,
+    target: Path,
+    labels: Path,
+    prefix: Path,
+    config: WeighingConfig,
+    overwrite: bool = False,
+    report: Report = lambda _: None,
+) -> dict[str, Any]:
+    """Take pairs more or less often by their label, which line n of `labels` gives for pair n: its source, say."""
+    known = Counter(label.strip() for label in read_lines(labels))
+    unknown = sorted(config.weights.keys() - known.keys())
+    if unknown:
+        found = ", ".join(f"{label} ({count:,})" for label, count in known.most_common(20))
+        raise DataError(f"{labels}: no line says {', '.join(unknown)}; there are: {found}")
+    inputs = {"source": source, "target": target, "labels": labels}
+    job = _job(prefix, "weigh", as_table(config), inputs, overwrite)
+
+    def weighed() -> Iterator[tuple[str, str]]:
+        chance = random.Random(config.seed)
+        for pair, label in zip_longest(ParallelFiles(source, target).pairs(), read_lines(labels)):
+            if pair is None or label is None:
+                more = "more" if pair is None else "fewer"
+                raise DataError(f"{labels}: has {more} lines than {source}; line n must be the label of pair n")
+            weight = config.weights.get(label.strip(), config.others)
+            times = int(weight) + (chance.random() < weight % 1)
+            yield from repeat((pair.source, pair.target), times)
+
+    return rewrite(job, weighed, list, report)
 
 
 @dataclass(frozen=True)
