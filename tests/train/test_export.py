@@ -69,6 +69,12 @@ def test_what_was_measured_is_in_the_card(network: Trained, tmp_path: Path) -> N
     assert card.endswith("\n## Data\n\nNone at all.\n")
 
 
+def test_who_may_read_a_graph_may_read_its_weights(network: Trained, tmp_path: Path) -> None:
+    export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "bundle").iterdir()}
+    assert len(set(modes.values())) == 1, modes
+
+
 def test_a_model_that_is_very_sure_of_itself_may_be_exported(
     source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ Axis letters: B rows, N positions, R tokens read, C capacity of a cache, P = B *
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -235,8 +236,9 @@ class Graph:
         graph = helper.make_graph(self._nodes, path.stem, self._inputs, self._outputs, self._tensors)
         opset = helper.make_opsetid("", OPSET)
         model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="simulmt")
-        weights = f"{path.stem}.weights"
-        onnx.save_model(model, str(path), save_as_external_data=True, location=weights, size_threshold=MAPPED_FROM)
+        weights = path.with_suffix(".weights")
+        onnx.save_model(model, path, save_as_external_data=True, location=weights.name, size_threshold=MAPPED_FROM)
+        shutil.copymode(path, weights)  # onnx lets nobody but the owner read them
 
     def _shape(self, rows: str, *tail: int) -> str:
         key = (rows, tail)
