@@ -52,16 +52,16 @@ def loaded(name: str) -> Translator:
 @pytest.mark.parametrize(
     ("name", "delay", "floor"),
     [
-        ("en-zh", 1, 40.0),
-        ("en-zh", 3, 50.0),
-        ("en-zh", 9, 50.0),
+        ("en-zh", 1, 42.0),
+        ("en-zh", 3, 54.0),
+        ("en-zh", 9, 56.0),
         ("de-en", 1, 65.0),
         ("de-en", 3, 72.0),
         ("de-en", 9, 72.0),
     ],
 )
 def test_quality_does_not_fall(name: str, delay: int, floor: float) -> None:
-    """Measured when they were exported: en-zh 47.9, 58.6, 56.7; de-en 74.2, 80.2, 80.2."""
+    """Measured when they were exported: en-zh 49.2, 60.6, 63.3; de-en 74.2, 80.2, 80.2."""
     translated = loaded(name).translate("\n".join(SENTENCES[name]), delay).split("\n")
     score = sacrebleu.CHRF().corpus_score(translated, [list(SENTENCES[name].values())]).score
     assert score > floor, translated
@@ -112,7 +112,7 @@ WITH_NUMBERS = {
 
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_numbers_are_copied(name: str) -> None:
-    """All but a few; measured when they were exported: en-zh 19 of 20, de-en 20."""
+    """All but a few; measured when they were exported: 20 of 20 each."""
     wanted = [(text, number) for text in WITH_NUMBERS[name] for number in ("9", "12", "45", "2028")]
     lost = [text.format(number) for text, number in wanted if number not in loaded(name).translate(text.format(number))]
-    assert len(lost) <= 4, lost
+    assert len(lost) <= 3, lost
