@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
@@ -84,6 +85,12 @@ def test_recognised_speech_gets_its_punctuation(name: str, closing: str, foreign
     translated = loaded(name).translate("\n".join(spoken)).split("\n")
     assert sum(line.endswith(tuple(closing)) for line in translated) >= len(spoken) - 2
     assert not set("".join(translated)) & set(foreign)
+
+
+@pytest.mark.parametrize(("name", "delay"), [("en-zh", 1), ("en-zh", 3), ("de-en", 1), ("de-en", 3)])
+def test_no_mark_stands_right_behind_another(name: str, delay: int) -> None:
+    translated = loaded(name).translate("\n".join([*SENTENCES[name], "Yes.", "Ja.", "OK"]), delay)
+    assert not re.search("[,;，、；：][.,;:!?，、；：。！？]", translated), translated
 
 
 def test_english_is_written_with_capitals() -> None:

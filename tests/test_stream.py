@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from simulmt.errors import ConfigError, StreamError
 from simulmt.model.ctc import CTCModel
 from simulmt.runtime.bundle import Kind
+from simulmt.runtime.decoding import Written
+from simulmt.runtime.marks import one_mark
 from simulmt.runtime.search import Collapse, PrefixBeam
 from simulmt.runtime.segment import ends_sentence
 from simulmt.runtime.wording import Context, Heard, Wording
@@ -128,7 +130,7 @@ class TestAgainstPyTorch:
         for sentence in sentences_of(text, network.source):
             if len(network.source.encode(sentence)) < LONGEST:
                 found = joined(at_once(translators["ctc", "paying"], sentence, delay))
-                assert found == network.target.decode(paying(network, sentence, delay))
+                assert found == one_mark(network.target.decode(paying(network, sentence, delay)))
 
     def test_the_penalty_is_paid_at_all(self, networks: dict[Kind, Trained]) -> None:
         network = networks["ctc"]
@@ -176,7 +178,7 @@ class TestAgainstPyTorch:
             written += joined(stream.push(f"{word} "))
         scores, heard = frames_by_steps(network, words, schedule)
         expected = choose_paying(wording_of(network), scores, heard)
-        assert written + joined(stream.finish()) == network.target.decode(expected)
+        assert written + joined(stream.finish()) == one_mark(network.target.decode(expected))
 
     @pytest.mark.parametrize("beam", [2, 3])
     def test_prefix_beam(
@@ -194,7 +196,7 @@ class TestAgainstPyTorch:
         network, text = networks["ctc"], "his neighbour children"
         expected, _ = by_beam(network, text, PrefixBeam(beam, wording_of(network)))
         assert expected != by_beam(network, text, PrefixBeam(beam))[0], "the penalty must be paid at all"
-        assert joined(at_once(translators["ctc", "paying"], text, 2, beam)) == network.target.decode(expected)
+        assert joined(at_once(translators["ctc", "paying"], text, 2, beam)) == one_mark(network.target.decode(expected))
 
     @given(text=texts, beam=st.integers(2, 3))
     @settings(max_examples=10, deadline=None)
@@ -206,6 +208,25 @@ class TestAgainstPyTorch:
         for sentence in sentences:
             found = joined(at_once(translators["full-sentence", "fp32"], sentence, None, beam))
             assert found == reference(network, sentence, None, beam)
+
+
+@pytest.mark.parametrize(("bundle", "at_first", "in_all"), [("paying", "und", "und.,"), ("fp32", "und,", "und,.,")])
+def test_a_mark_waits_for_what_follows_it_if_repeating_has_a_price(
+    translators: dict[tuple[str, str], Translator], bundle: str, at_first: str, in_all: str
+) -> None:
+    model = translators["ctc", bundle]
+    word, comma = model.bundle.target.encode("und"), model.bundle.target.encode("und,")[-1]
+    stop = model.bundle.target.encode("und.")[-1]
+    stream = model.stream(1)
+    stream.accept("the ")
+    stream.commit([Written([*word, comma], 0, 0)], 0.0, 0.0)
+    written = joined(stream.take())
+    assert written == at_first
+    stream.accept_end()
+    stream.current.due.clear()  # the model itself has nothing to say here
+    stream.commit([Written([stop], 0, 0), Written([comma], 1, 1)], 0.0, 0.0)
+    assert written + joined(stream.take()) == in_all
+    assert not stream.is_due
 
 
 def by_steps(network: Trained, words: Sequence[str], schedule: Sequence[int]) -> str:

@@ -34,6 +34,7 @@ from simulmt.runtime.autoregressive import Seq2SeqDecoder
 from simulmt.runtime.bundle import Bundle, find
 from simulmt.runtime.decoding import CTCDecoder, Sentence, Written
 from simulmt.runtime.engine import Caches
+from simulmt.runtime.marks import Marks
 from simulmt.runtime.segment import ends_sentence
 from simulmt.text import Detokenizer, WordSplitter
 
@@ -85,10 +86,11 @@ class Decoder(Protocol):
 class _Passage:
     """A sentence of a stream: what the model sees of it, and where each of its tokens came from."""
 
-    def __init__(self, sentence: Sentence, number: int, detokenizer: Detokenizer) -> None:
+    def __init__(self, sentence: Sentence, number: int, detokenizer: Detokenizer, marks: Marks | None) -> None:
         self.sentence = sentence
         self.number = number
-        self.detokenizer = detokenizer
+        self._detokenizer = detokenizer
+        self._marks = marks
         self.has_text = False  # whether something of it was committed
         self.words: list[int] = []  # for each token, the words of the stream read by then
         self.arrived: list[float] = []  # for each token, when its word was complete
@@ -96,6 +98,15 @@ class _Passage:
     def note(self, words: int, arrived: float) -> None:
         self.words.append(words)
         self.arrived.append(arrived)
+
+    def write(self, tokens: Iterable[int], is_last: bool) -> str:
+        """The text that tokens append; after the last ones also what has waited for more."""
+        text = "".join(map(self._detokenizer.push, tokens))
+        if self._marks is not None:
+            text = self._marks.push(text)
+            if is_last:
+                text += self._marks.finish()
+        return text
 
     def lag(self, position: int, trigger: int, started: float, now: float) -> Lag:
         policy = self.arrived[trigger] - self.arrived[position]
@@ -228,7 +239,8 @@ class Stream:
         if not self._is_reading():
             sentence = self._translator.decoder.open(self._beam)
             detokenizer = Detokenizer(self._translator.bundle.target)
-            self._passages.append(_Passage(sentence, self._sentences, detokenizer))
+            marks = Marks() if self._translator.config.repeat_penalty else None
+            self._passages.append(_Passage(sentence, self._sentences, detokenizer, marks))
             self._sentences += 1
         return self._passages[-1]
 
@@ -243,11 +255,11 @@ class Stream:
         while self._passages and self._passages[0].sentence.is_over:
             self._passages.popleft()
 
-    def commit(self, written: Iterable[Written], started: float, now: float) -> None:
+    def commit(self, written: Sequence[Written], started: float, now: float) -> None:
         """Turn what `current` wrote, in a step that took from `started` to `now`, into commits for `take`."""
-        for tokens, position, trigger in written:
+        for number, (tokens, position, trigger) in enumerate(written, start=1):
             passage = self._passages[0]
-            text = "".join(map(passage.detokenizer.push, tokens))
+            text = passage.write(tokens, is_last=passage.sentence.is_over and number == len(written))
             if text:
                 is_parted = self._commits > 0 and not passage.has_text and self._translator.bundle.target.spaced
                 passage.has_text = True

@@ -84,7 +84,7 @@ class Wording:
         word_penalty: float = 0.0,
         words: Sequence[str] = (),
     ) -> None:
-        self._repeat_penalty = repeat_penalty
+        self.repeat_penalty = repeat_penalty
         self._word_penalty = word_penalty
         self._words = words  # in order
         self._texts = _texts(pieces)
@@ -118,8 +118,8 @@ class Wording:
     def penalty(self, symbol: int, context: Context, heard: Heard) -> float:
         """What a symbol pays that would be written next."""
         total = 0.0
-        if self._repeat_penalty and self._writes_again(symbol, context.last):
-            total += self._repeat_penalty
+        if self.repeat_penalty and self._writes_again(symbol, context.last):
+            total += self.repeat_penalty
         if self._word_penalty and self._tears(symbol, context.word, heard):
             total += self._word_penalty
         return total

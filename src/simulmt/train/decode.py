@@ -17,6 +17,7 @@ from torch import Tensor
 
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.ctc import CTCModel
+from simulmt.runtime.marks import one_mark
 from simulmt.runtime.wording import Context, Heard, Wording
 from simulmt.text import BLANK, Tokenizer
 from simulmt.train.batches import Batch, DeviceStore
@@ -83,7 +84,8 @@ def scores_by_blank_penalty(
                 logits[:, :, BLANK] = blank - penalty
                 written = _reworded(wording, written, logits, batch, delay, model.mu)
             for row, ids in zip(batch.rows, collapse(written, (batch.source_lengths * model.mu).tolist()), strict=True):
-                translated[int(row)] = tokenizer.decode(ids)
+                text = tokenizer.decode(ids)
+                translated[int(row)] = one_mark(text) if wording is not None and wording.repeat_penalty else text
     in_order = {penalty: [translated[row] for row in range(len(store))] for penalty, translated in texts.items()}
     return {penalty: bleu(hypotheses, references, tokenizer) for penalty, hypotheses in in_order.items()}
 
