@@ -192,8 +192,15 @@ def test_weighing(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*command.split(), capture=capsys).returncode == 0
     assert lines("weighed.source") == lines("text/dev.source")[:1] * 3
     assert lines("weighed.target") == lines("text/dev.target")[:1] * 3
-    for weight, code, mentioned in (("news", 2, "expected LABEL=NUMBER"), ("law=1", 1, "no line says law")):
-        failed = call("rewrite", "weigh", *text.split(), "--weight", weight, "--output", "other", capture=capsys)
+    for weights, code, mentioned in (
+        ("news", 2, "expected LABEL=NUMBER"),
+        ("2", 2, "expected LABEL=NUMBER"),
+        ("=2", 2, "expected LABEL=NUMBER"),
+        ("news=2 --weight news=3", 2, "news has more than one"),
+        ("law=1", 1, "no line says law"),
+    ):
+        arguments = f"{text} --weight {weights} --output other".split()
+        failed = call("rewrite", "weigh", *arguments, capture=capsys)
         assert failed.returncode == code
         assert mentioned in failed.stderr
 

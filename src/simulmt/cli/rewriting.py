@@ -190,7 +190,11 @@ def weigh(
     with _needing_train("simulmt rewrite weigh"):
         from simulmt.train.rewrite import WeighingConfig, weigh_corpus
 
-    config = WeighingConfig(dict(map(_weight, weight or [])), others, seed)
+    weights = [_weight(each) for each in weight or []]
+    twice = sorted({label for label, _ in weights if [other for other, _ in weights].count(label) > 1})
+    if twice:
+        raise ConfigError(f"--weight: {', '.join(twice)} has more than one")
+    config = WeighingConfig(dict(weights), others, seed)
     display = _Display()
     display.summarise(output, weigh_corpus(source, target, labels, output, config, overwrite, display))
 
@@ -198,9 +202,11 @@ def weigh(
 def _weight(text: str) -> tuple[str, float]:
     label, _, number = text.rpartition("=")
     try:
-        return label.strip(), float(number)
+        if label.strip():
+            return label.strip(), float(number)
     except ValueError:
-        raise ConfigError(f"--weight {text}: expected LABEL=NUMBER, such as news=2") from None
+        pass
+    raise ConfigError(f"--weight {text}: expected LABEL=NUMBER, such as news=2")
 
 
 @app.command()

@@ -6,7 +6,8 @@
     target.model
     words.txt       words of the target language, if its word_penalty asks for them
     README.md       the model card
-    manifest.json   size and SHA-256 of every other file
+    manifest.json   size and SHA-256 of all these
+    *.yaml          for SimulEval, which takes the directory for a system's; made from the rest
 
 Sizes are checked at every load, checksums by `verify`, since reading all the weights would triple the loading time.
 """

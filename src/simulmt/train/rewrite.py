@@ -247,6 +247,8 @@ def weigh_corpus(
     if unknown:
         found = ", ".join(f"{label} ({count:,})" for label, count in known.most_common(20))
         raise DataError(f"{labels}: no line says {', '.join(unknown)}; there are: {found}")
+    if not any(config.weights.get(label, config.others) for label in known):
+        raise DataError(f"{labels}: every label has weight 0, so nothing is left")
     inputs = {"source": source, "target": target, "labels": labels}
     job = _job(prefix, "weigh", as_table(config), inputs, overwrite)
 
