@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulmt.runtime.marks import Marks, one_mark
 
-texts = st.text(alphabet="a字 ,;:.!?，、；：。！？", max_size=12)
+texts = st.text(alphabet="a字 ,:.!，：。“”（）()", max_size=12)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,12 @@ texts = st.text(alphabet="a字 ,;:.!?，、；：。！？", max_size=12)
         ("e.g., std::vector", "e.g., std::vector"),
         ("“好，”他说：“走。”", "“好，”他说：“走。”"),
         ("what?! well...", "what?! well..."),
+        ("他自称“”，然后", "他自称，然后"),
+        ("他说，“”，然后", "他说，然后"),
+        ("规则（）一", "规则一"),
+        ("“好”", "“好”"),
+        ("call f() now", "call f() now"),
+        ("他说：“", "他说：“"),
     ],
 )
 def test_examples(written: str, expected: str) -> None:
@@ -33,9 +39,9 @@ def test_examples(written: str, expected: str) -> None:
 
 
 @given(text=texts)
-def test_a_mark_gives_way_to_the_next(text: str) -> None:
-    expected = re.sub("[,;，、；：](?=[.,;:!?，、；：。！？])|:(?=[.,;!?，、；：。！？])", "", text)
-    assert one_mark(text) == re.sub("(?<=[。！？])[，、；：]+", "", expected)
+def test_a_mark_gives_way_to_the_next_and_empty_pairs_go(text: str) -> None:
+    expected = re.sub("“”|（）|[,，：](?=[.,:!，：。])|:(?=[.,!，：。])", "", text)
+    assert one_mark(text) == re.sub("(?<=[。，：])[，：]+", "", expected)
 
 
 @given(text=texts, cuts=st.lists(st.integers(0, 12)))
