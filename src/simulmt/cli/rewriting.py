@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -191,7 +192,7 @@ def weigh(
         from simulmt.train.rewrite import WeighingConfig, weigh_corpus
 
     weights = [_weight(each) for each in weight or []]
-    twice = sorted({label for label, _ in weights if [other for other, _ in weights].count(label) > 1})
+    twice = [label for label, count in Counter(label for label, _ in weights).items() if count > 1]
     if twice:
         raise ConfigError(f"--weight: {', '.join(twice)} has more than one")
     config = WeighingConfig(dict(weights), others, seed)
