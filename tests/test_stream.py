@@ -32,6 +32,7 @@ SYSTEMS: list[tuple[Kind, str]] = [
     ("ctc", "fp32"),
     ("ctc", "int8"),
     ("ctc", "paying"),
+    ("ctc", "whole words"),
     ("wait-k", "fp32"),
     ("wait-k", "int8"),
     ("full-sentence", "fp32"),
@@ -44,7 +45,8 @@ WORDS = [
 ]
 # fmt: on
 texts = st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join)
-PENALTIES = {"repeat_penalty": 3.0, "word_penalty": 2.0}  # of the bundle that is called "paying", in fp32
+# In fp32: "paying", of the network that "ctc" is otherwise, and "whole words", of one that sees words whole. Both pay:
+PENALTIES = {"repeat_penalty": 3.0, "word_penalty": 2.0}
 KNOWN = ["aber", "der", "die", "im", "kinder", "regen", "und", "weiter"]
 PAYING = "河 河 河 河 河 河"  # on which it does pay
 BLANK_PAYS = "waiter is from tickets knew"  # where at delay 3 the blank's own penalty decides what is written instead
@@ -59,17 +61,25 @@ def networks(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[K
 
 
 @pytest.fixture(scope="session")
+def seeing_words(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Trained:
+    """A CTC network that sees words whole."""
+    return trained("ctc", source_tokenizer, target_tokenizer, whole_words=True)
+
+
+@pytest.fixture(scope="session")
 def translators(
-    networks: dict[Kind, Trained], tmp_path_factory: pytest.TempPathFactory
+    networks: dict[Kind, Trained], seeing_words: Trained, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], Translator]:
     folder = tmp_path_factory.mktemp("bundles")
     made: dict[tuple[str, str], Translator] = {
         (kind, precision): translator(networks[kind], kind, precision, folder)  # type: ignore[arg-type]
         for kind, precision in SYSTEMS
-        if precision != "paying"
+        if precision in ("fp32", "int8")
     }
-    knowing = replace(networks["ctc"], words=KNOWN)
-    return {**made, ("ctc", "paying"): translator(knowing, "ctc", "fp32", folder, "paying", **PENALTIES)}
+    for name, network in (("paying", networks["ctc"]), ("whole words", seeing_words)):
+        knowing = replace(network, words=KNOWN)
+        made["ctc", name] = translator(knowing, "ctc", "fp32", folder, name.replace(" ", "-"), **PENALTIES)
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -131,6 +141,25 @@ class TestAgainstPyTorch:
             if len(network.source.encode(sentence)) < LONGEST:
                 found = joined(at_once(translators["ctc", "paying"], sentence, delay))
                 assert found == one_mark(network.target.decode(paying(network, sentence, delay)))
+
+    @given(text=texts, delay=delays)
+    @example(text="driver bridge closed, driver.", delay=1)
+    @fuzz
+    def test_whole_words_are_seen(
+        self, translators: dict[tuple[str, str], Translator], seeing_words: Trained, text: str, delay: int
+    ) -> None:
+        network, model = seeing_words, translators["ctc", "whole words"]
+        assert model.config.whole_words
+        for sentence in sentences_of(text, network.source):
+            if len(network.source.encode(sentence)) < LONGEST:
+                found = joined(at_once(model, sentence, delay))
+                assert found == one_mark(network.target.decode(paying(network, sentence, delay)))
+
+    def test_to_see_whole_words_matters(self, networks: dict[Kind, Trained], seeing_words: Trained) -> None:
+        sentence = "driver bridge closed, driver."
+        assert any(len(networks["ctc"].source.encode_word(word)) > 1 for word in sentence.split())
+        alike = [paying(network, sentence, 1) for network in (networks["ctc"], seeing_words)]
+        assert alike[0] != alike[1]
 
     def test_the_penalty_is_paid_at_all(self, networks: dict[Kind, Trained]) -> None:
         network = networks["ctc"]
@@ -277,7 +306,12 @@ def read_at_frames(network: Trained, sentence: str, delay: int) -> list[Heard]:
     """What each frame of a sentence may look at."""
     assert isinstance(network.model, CTCModel)
     tokens = [*network.source.encode(sentence), END]
-    return [Heard(tokens[: position + delay]) for position in range(len(tokens)) for _ in range(network.model.mu)]
+    heard = [tokens[: position + delay] for position in range(len(tokens))]
+    if network.model.encoder.word_starts is not None:
+        for read in heard:
+            while len(read) < len(tokens) - 1 and not network.source.pieces[tokens[len(read)]].startswith("▁"):
+                read.append(tokens[len(read)])
+    return [Heard(read) for read in heard for _ in range(network.model.mu)]
 
 
 def wording_of(network: Trained) -> Wording:

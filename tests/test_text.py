@@ -514,6 +514,23 @@ def test_what_the_settings_allow_can_be_learnt(tmp_path: Path, edge: dict[str, f
     assert Tokenizer.train(LINES, tmp_path / "v.model", VocabularySpec(size=30, **edge)).size == 30  # type: ignore[arg-type]
 
 
+def test_pieces_are_parted_where_words_begin(source_tokenizer: Tokenizer) -> None:
+    tokenizer = source_tokenizer
+    words = ["the", "bridge,", "河", "10:45", "wind's"]
+    ids = [tokenizer.encode_word(word) for word in words]
+    assert any(len(pieces) > 1 for pieces in ids)
+    assert tokenizer.part_words([token for pieces in ids for token in pieces]) == [list(pieces) for pieces in ids]
+    assert tokenizer.part_words([*ids[0], *ids[1][1:], END]) == [[*ids[0], *ids[1][1:]], [END]]
+    assert tokenizer.part_words([]) == []
+
+
+def test_a_word_that_is_normalised_to_two_counts_as_two(source_tokenizer: Tokenizer) -> None:
+    """A free-standing accent becomes a space and an accent above it."""
+    first, second = source_tokenizer.part_words(source_tokenizer.encode_word("it´s"))
+    assert source_tokenizer.decode(first) == "it"
+    assert source_tokenizer.pieces[second[0]].startswith("▁")
+
+
 def test_long_words_are_not_remembered(source_tokenizer: Tokenizer) -> None:
     """Any client of a server can send them."""
     tokenizer = Tokenizer(source_tokenizer.model)

@@ -23,17 +23,18 @@ BONUS = -3.0  # a penalty below zero: untrained networks hardly ever choose the 
 LONGEST = 40
 
 
-def trained(kind: Kind, source: Tokenizer, target: Tokenizer) -> Trained:
+def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False) -> Trained:
     """An untrained network in which no zero bias or unit gain can hide a mistake."""
     vocabularies = (source.size, target.size)
     model: CTCModel | Seq2SeqModel
     if kind == "ctc":
-        model = CTCModel.build(CTCConfig(*vocabularies, width=16, inner=24, heads=2, layers=3))
+        config = CTCConfig(*vocabularies, width=16, inner=24, heads=2, layers=3, whole_words=whole_words)
+        model = CTCModel.build(config)
     else:
         causal = kind == "wait-k"
-        config = Seq2SeqConfig(*vocabularies, causal, 16, 24, 2, encoder_layers=2, decoder_layers=2)
-        model = Seq2SeqModel.build(config)
+        model = Seq2SeqModel.build(Seq2SeqConfig(*vocabularies, causal, 16, 24, 2, encoder_layers=2, decoder_layers=2))
     _randomise(model)
+    model.encoder.mark_words(source.word_starts)
     if isinstance(model, Seq2SeqModel):
         with torch.no_grad():  # symbols that may never be written are made tempting
             contrast = torch.tensor([1.0, -1.0]).repeat(8)

@@ -95,9 +95,17 @@ class _Passage:
         self.words: list[int] = []  # for each token, the words of the stream read by then
         self.arrived: list[float] = []  # for each token, when its word was complete
 
-    def note(self, words: int, arrived: float) -> None:
-        self.words.append(words)
-        self.arrived.append(arrived)
+    def read(self, word: Sequence[int], delay: int, words: int, arrived: float) -> None:
+        self.sentence.read(word, delay)
+        self._note(len(word), words, arrived)
+
+    def close(self, delay: int, words: int, arrived: float) -> None:
+        self.sentence.close(delay)
+        self._note(1, words, arrived)
+
+    def _note(self, tokens: int, words: int, arrived: float) -> None:
+        self.words += [words] * tokens
+        self.arrived += [arrived] * tokens
 
     def write(self, tokens: Iterable[int], is_last: bool) -> str:
         """The text that tokens append; after the last ones also what has waited for more."""
@@ -222,10 +230,10 @@ class Stream:
         if read + len(pieces) > room:
             self._close(arrived)
         self._words += 1
-        for piece in pieces:
+        for start in range(0, len(pieces), room):
             passage = self._open_passage()
-            passage.sentence.read(piece, self._delay)
-            passage.note(self._words, arrived)
+            for tokens in self._translator.bundle.source.part_words(pieces[start : start + room]):
+                passage.read(tokens, self._delay, self._words, arrived)
             if len(passage.words) == room:
                 self._close(arrived)
         if ends_sentence(word, config.source_language, is_first=read == 0):
@@ -246,9 +254,7 @@ class Stream:
 
     def _close(self, arrived: float) -> None:
         if self._is_reading():
-            passage = self._passages[-1]
-            passage.sentence.close(self._delay)
-            passage.note(self._words, arrived)
+            self._passages[-1].close(self._delay, self._words, arrived)
         self._drop_finished()
 
     def _drop_finished(self) -> None:

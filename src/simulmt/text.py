@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -108,6 +108,8 @@ class Tokenizer:
             )
         # A model for text without spaces was trained without the leading space that others put before a word.
         self.spaced: bool = self._processor.normalize("a").startswith(SPACE)
+        # Of each piece, whether it begins a word; END counts as one.
+        self.word_starts = [piece.startswith(SPACE) or token == END for token, piece in enumerate(self.pieces)]
         self._encode_short = lru_cache(maxsize=WORD_CACHE_SIZE)(self._encode)
 
     @staticmethod
@@ -164,6 +166,15 @@ class Tokenizer:
         """The text of ids; special symbols leave no trace."""
         detokenizer = Detokenizer(self)
         return "".join(detokenizer.push(token) for token in ids)
+
+    def part_words(self, ids: Sequence[int]) -> list[list[int]]:
+        """Ids parted where words begin, the first of them anywhere."""
+        words: list[list[int]] = []
+        for token in ids:
+            if not words or self.word_starts[token]:
+                words.append([])
+            words[-1].append(token)
+        return words
 
     def encode_word(self, word: str) -> tuple[int, ...]:
         """The ids of one word."""

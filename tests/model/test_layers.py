@@ -23,6 +23,7 @@ from simulmt.model.layers import (
     length_mask,
     look_ahead_mask,
     sinusoids,
+    tokens_seen,
 )
 from simulmt.text import PAD
 
@@ -171,7 +172,8 @@ def test_steps_do_not_change_the_state_they_are_given() -> None:
     encoder = make_encoder()
     source = sources(1, 5)
     _, state = encoder.step(source[:, :3], encoder.start(), delay=2)
-    kept = EncoderState(state.waiting.clone(), tuple(KeysValues(k.clone(), v.clone()) for k, v in state.layers))
+    layers = tuple(KeysValues(k.clone(), v.clone()) for k, v in state.layers)
+    kept = EncoderState(state.waiting.clone(), layers, state.words.clone())
     first, _ = encoder.step(source[:, 3:], state, delay=2)
     again, _ = encoder.step(source[:, 3:], state, delay=2)
     assert torch.equal(first, again)
@@ -192,6 +194,85 @@ def test_padding_changes_no_state(causal: bool, delay: int) -> None:
     for row, sentence in zip(H, sentences, strict=True):
         alone = encoder(torch.tensor([sentence]), delay=delay)[0]
         assert_same(row[: len(sentence)], alone)
+
+
+words = st.lists(st.booleans(), min_size=VOCABULARY, max_size=VOCABULARY)  # which tokens begin one
+
+
+def seeing_words(starts: list[bool]) -> Encoder:
+    encoder = Encoder(VOCABULARY, width=8, inner=16, heads=2, layers=3, dropout=0.0, whole_words=True)
+    randomise(encoder).mark_words(starts)
+    return encoder
+
+
+def parted(tokens: list[int], starts: list[bool]) -> list[list[int]]:
+    """Tokens by word."""
+    found: list[list[int]] = []
+    for token in tokens:
+        found = [*found, [token]] if starts[token] or not found else [*found[:-1], [*found[-1], token]]
+    return found
+
+
+class TestWholeWords:
+    @settings(deadline=None, max_examples=40)
+    @given(starts=words, delay=st.integers(1, 5))
+    def test_a_state_sees_the_rest_of_the_last_word_that_was_read(self, starts: list[bool], delay: int) -> None:
+        ends = [end for word in parted(list(range(1, LENGTH + 1)), starts) for end in [word[-1]] * len(word)]
+        allowed = [[token < ends[min(state + delay, LENGTH) - 1] for token in range(LENGTH)] for state in range(LENGTH)]
+        assert dependencies_by_gradient(seeing_words(starts), delay).tolist() == allowed
+
+    @settings(deadline=None, max_examples=40)
+    @given(
+        starts=words, delay=st.integers(1, 5), cuts=st.lists(st.booleans(), min_size=12, max_size=12), data=st.data()
+    )
+    def test_steps_of_whole_words_give_the_states_of_the_whole_sentence(
+        self, starts: list[bool], delay: int, cuts: list[bool], data: st.DataObject
+    ) -> None:
+        encoder = seeing_words(starts)
+        sentence = data.draw(st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=12))
+        state, states, read = encoder.start(), [], list[int]()
+        for word, cut in zip(parted(sentence, starts), cuts, strict=False):
+            read += word
+            if cut:
+                H, state = encoder.step(torch.tensor([read]), state, delay)
+                states.append(H)
+                read = []
+        H, state = encoder.step(torch.tensor([read], dtype=torch.long), state, delay, end=True)
+        assert_same(torch.cat([*states, H], 1), encoder(torch.tensor([sentence]), delay=delay))
+
+    @settings(deadline=None, max_examples=20)
+    @given(starts=words, delay=st.integers(1, 5))
+    def test_padding_changes_no_state(self, starts: list[bool], delay: int) -> None:
+        encoder = seeing_words(starts)
+        sentences = [[3, 1, 4, 1, 5, 9], [2, 7], [8], [2, 8, 1]]
+        batch, lengths = pad(sentences, filler=10)
+        H = encoder(batch, length_mask(lengths, batch.shape[1], batch.device), delay)
+        for row, sentence in zip(H, sentences, strict=True):
+            assert_same(row[: len(sentence)], encoder(torch.tensor([sentence]), delay=delay)[0])
+
+    @pytest.mark.parametrize("delay", DELAYS)
+    def test_where_every_token_is_a_word_nothing_changes(self, delay: int) -> None:
+        encoder, source = seeing_words([True] * VOCABULARY), sources(3, LENGTH)
+        plain = make_encoder()
+        plain.load_state_dict({name: x for name, x in encoder.state_dict().items() if name != "word_starts"})
+        assert_same(encoder(source, delay=delay), plain(source, delay=delay))
+
+    def test_how_many_tokens_are_seen(self) -> None:
+        numbers = torch.tensor([[1, 1, 1, 2, 3, 3], [1, 2, 3, 4, 4, 4]])
+        assert tokens_seen(numbers, 1).tolist() == [[3, 3, 3, 4, 6, 6], [1, 2, 3, 6, 6, 6]]
+        assert tokens_seen(numbers, 3).tolist() == [[3, 4, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]]
+        assert tokens_seen(numbers[:, :0], 3).shape == (2, 0)
+
+    def test_until_words_are_marked_every_token_is_one(self) -> None:
+        encoder = Encoder(VOCABULARY, 8, 16, 2, 1, dropout=0.0, whole_words=True)
+        assert encoder.words(torch.tensor([[4, 4, 9]])).tolist() == [[1, 2, 3]]
+        encoder.mark_words([token == 9 for token in range(VOCABULARY)])
+        assert encoder.words(torch.tensor([[4, 4, 9, 4, 9]])).tolist() == [[0, 0, 1, 1, 2]]
+        make_encoder().mark_words([False] * VOCABULARY)  # to whom it makes no difference
+
+    def test_a_bidirectional_encoder_sees_everything_anyway(self) -> None:
+        with pytest.raises(ConfigError, match="whole_words is for causal encoders"):
+            Encoder(VOCABULARY, 8, 16, 2, 1, dropout=0.0, causal=False, whole_words=True)
 
 
 def split_in_projection(weight: Tensor, bias: Tensor) -> dict[str, Tensor]:

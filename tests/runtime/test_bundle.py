@@ -138,6 +138,15 @@ def test_an_impossible_configuration_is_named(bundle: Path, key: str, value: Any
         Bundle(bundle)
 
 
+def test_only_ctc_sees_words_whole(bundle: Path) -> None:
+    change(bundle / CONFIG, whole_words=True)
+    _trust_sizes(bundle)
+    config = Bundle(bundle).config
+    assert config.whole_words
+    with pytest.raises(ConfigError, match="whole_words is for ctc only"):
+        replace(config, kind="wait-k", repeat_penalty=0.0, word_penalty=0.0)
+
+
 @pytest.mark.parametrize("name", ["source.model", "target.model"])
 def test_a_damaged_vocabulary_is_named(bundle: Path, name: str) -> None:
     (bundle / name).write_bytes(b"nonsense")

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import pytest
 import sacrebleu
@@ -15,6 +16,8 @@ from simulmt.dataset import Dataset
 from simulmt.model.beam import beam_search
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.runtime.decoding import Sentence
+from simulmt.runtime.wording import Wording
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train.batches import DeviceStore
 from simulmt.train.decode import GREEDY, bleu, collapse, scores_by_blank_penalty, translate_store
@@ -89,6 +92,35 @@ def test_a_store_is_translated_as_streams_would_be(
     ctc.train()
     assert translated == dict(enumerate(expected))
     assert len({tuple(ids) for ids in expected}) > len(expected) / 2
+
+
+class Listening(Wording):
+    """Lets everything pass and keeps what it was told was read of the source, for each frame of each sentence."""
+
+    def __init__(self) -> None:
+        super().__init__([""] * 300, repeat_penalty=1.0)
+        self.heard: list[list[list[int]]] = []
+
+    def choose(self, symbols: Any, _scores: Any, heard: Any, *_: Any) -> list[int]:
+        self.heard.append([each.tokens for each in heard])
+        return list(symbols)
+
+
+@pytest.mark.parametrize("whole_words", [True, False])
+def test_penalties_know_what_a_stream_has_read(dataset: Dataset, whole_words: bool) -> None:
+    source, target = dataset.source_tokenizer, dataset.target_tokenizer
+    model = CTCModel.build(CTCConfig(source.size, target.size, 16, 32, 2, 1, whole_words=whole_words)).eval()
+    model.encoder.mark_words(source.word_starts)
+    listening, store = Listening(), DeviceStore(dataset.dev, CPU)
+    scores_by_blank_penalty(model, store, 2, [0.0], [["-"] * len(store)], target, 150, listening)
+    expected = []
+    for (sentence,) in sentences(dataset):
+        stream = Sentence(whole_words)
+        for word in source.part_words(sentence.tolist()[:-1]):
+            stream.read(word, 2)
+        stream.close(2)
+        expected.append([stream.tokens[: due.visible] for due in stream.due for _ in range(model.mu)])
+    assert sorted(listening.heard) == sorted(expected)
 
 
 def test_one_pass_scores_every_blank_penalty(dataset: Dataset, ctc: CTCModel) -> None:

@@ -79,7 +79,7 @@ def test_positions_of_different_delays_share_a_call(bundle: Bundle, monkeypatch:
         decoder = CTCDecoder(bundle, threads=1)  # with caches that hold nothing of an earlier round
         sentence = Recorded()
         for index, token in enumerate(TOKENS[0]):
-            sentence.read(token, delay=5 if index < 6 else 1)
+            sentence.read([token], delay=5 if index < 6 else 1)
         sentence.close(delay=3)
         while sentence.is_due:
             decoder.advance([sentence])
@@ -89,7 +89,7 @@ def test_positions_of_different_delays_share_a_call(bundle: Bundle, monkeypatch:
 
 def _read(sentence: CTCSentence, tokens: list[int]) -> Iterator[None]:
     for token in tokens:
-        sentence.read(token, delay=2)
+        sentence.read([token], delay=2)
         yield
     sentence.close(delay=2)
     yield

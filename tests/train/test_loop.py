@@ -24,7 +24,7 @@ from simulmt.train.loop import batches_in_update, larger_updates, learning_rate
 from simulmt.train.monitor import Monitor
 from simulmt.train.settings import TrainingConfig
 from simulmt.train.state import RunState
-from simulmt.train.systems import System, build_model, load_model
+from simulmt.train.systems import System, build_model, load_model, translator_of
 
 from .helpers import ALONE, Recorder, run, same, snapshot, strict_json, tiny
 
@@ -520,3 +520,23 @@ def test_a_run_holds_tensors_plain_data_and_curves_only(data: Path, tmp_path: Pa
         elif path.suffix == ".json":
             assert strict_json(path)
     assert not list(tmp_path.rglob(".*"))
+
+
+# --- Words seen whole --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("system", ["ctc", "ctc+asn"])
+def test_a_run_learns_where_words_begin_from_its_vocabulary(
+    data: Path, dataset: Dataset, system: System, tmp_path: Path
+) -> None:
+    """And neither the optimiser nor any averaging of weights changes it."""
+    plain = run(tiny(data, max_updates=4), tmp_path / "plain")
+    config = tiny(data, system, init=plain.model, model={"whole_words": True}, max_updates=10, ema_decay=0.9)
+    outcome = run(config, tmp_path / "run")
+    assert outcome.model is not None
+    model, loaded = load_model(outcome.model)
+    assert loaded.model["whole_words"]
+    starts = translator_of(model).encoder.word_starts
+    assert starts is not None
+    assert starts.tolist() == dataset.source_tokenizer.word_starts
+    assert 0 < sum(starts.tolist()) < len(starts)

@@ -116,6 +116,23 @@ def test_a_sorted_model_starts_from_all_of_another_sorted_one(tmp_path: Path) ->
     assert same(snapshot(model), snapshot(other))
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("system", ["ctc", "ctc+asn"])
+def test_a_model_that_sees_words_whole_starts_from_one_that_does_not_and_back(
+    system: System, theirs: bool, ours: bool, tmp_path: Path
+) -> None:
+    other = saved(system, tmp_path, model={"whole_words": theirs})
+    model = fresh(config_of("ctc+asn", model={"whole_words": ours}), seed=2)
+    translator_of(model).encoder.mark_words([token % 2 == 0 for token in range(50)])
+    initialise_from(model, tmp_path)
+    found, expected = (snapshot(translator_of(each)) for each in (model, other))
+    assert ("encoder.word_starts" in found) == ours
+    if ours:
+        assert found.pop("encoder.word_starts").tolist() == [token % 2 == 0 for token in range(50)]  # still its own
+    expected.pop("encoder.word_starts", None)
+    assert same(found, expected)
+
+
 @pytest.mark.parametrize(
     ("system", "model"), [("ctc", {"width": 32}), ("ctc", {"layers": 2}), ("ctc", {"mu": 3}), ("teacher", {})]
 )

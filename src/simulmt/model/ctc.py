@@ -36,6 +36,7 @@ class CTCConfig:
     layers: int = 6
     mu: int = 2
     dropout: float = 0.1
+    whole_words: bool = False  # whether a state sees the rest of the last word that was read for it, see Encoder
 
     def __post_init__(self) -> None:
         require(self.layers >= 1, f"layers must be at least 1, got {self.layers}")
@@ -62,7 +63,13 @@ class CTCModel(nn.Module):
     @staticmethod
     def build(config: CTCConfig) -> CTCModel:
         encoder = Encoder(
-            config.source_vocabulary, config.width, config.inner, config.heads, config.layers, config.dropout
+            config.source_vocabulary,
+            config.width,
+            config.inner,
+            config.heads,
+            config.layers,
+            config.dropout,
+            whole_words=config.whole_words,
         )
         return CTCModel(encoder, config.target_vocabulary, config.mu)
 

@@ -202,6 +202,7 @@ class EncoderState(NamedTuple):
 
     waiting: Float[Tensor, "B W D"]  # embeddings of tokens read whose own state is not finished yet
     layers: tuple[KeysValues, ...]
+    words: Int[Tensor, "B L"]  # the number of the word that each token read is of
 
     @property
     def read(self) -> int:
@@ -217,6 +218,9 @@ class Encoder(nn.Module):
 
     With delay k state t is computed after token t+k-1 was read. Only the first layer looks ahead (t sees keys
     up to t+k-1); all later layers are plainly causal, so the look-ahead does not add up over the layers.
+
+    Text comes word by word, so with token t+k-1 the rest of its word is there as well. An encoder for `whole_words`
+    lets state t see that, too; `mark_words` tells it where words begin.
     """
 
     def __init__(
@@ -228,15 +232,30 @@ class Encoder(nn.Module):
         layers: int,
         dropout: float,
         causal: bool = True,
+        whole_words: bool = False,
     ) -> None:
         super().__init__()
+        require(causal or not whole_words, "whole_words is for causal encoders; others see everything")
         self.causal = causal
+        # Not learnt, but a parameter, so that it goes wherever the weights go. As long as nobody has told otherwise,
+        # every token is a word.
+        self.word_starts = nn.Parameter(torch.ones(vocabulary), requires_grad=False) if whole_words else None
         self.embedding = Embedding(vocabulary, width)
         self.layers: Sequence[EncoderLayer] = nn.ModuleList(  # type: ignore[assignment]
             EncoderLayer(width, inner, heads, dropout) for _ in range(layers)
         )
         self.final_norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
+
+    def mark_words(self, starts: Sequence[bool]) -> None:
+        """Say which tokens begin a word, to an encoder that sees words whole."""
+        if self.word_starts is not None:
+            self.word_starts.copy_(torch.tensor(starts))
+
+    def words(self, source: Int[Tensor, "B S"]) -> Int[Tensor, "B S"]:
+        """The number of the word that each token is of; padding is of the last."""
+        starts = torch.ones_like(source) if self.word_starts is None else self.word_starts[source].long()
+        return starts.cumsum(-1)
 
     def forward(
         self, source: Int[Tensor, "B S"], source_mask: Bool[Tensor, "B S"] | None = None, delay: int = 1
@@ -246,9 +265,8 @@ class Encoder(nn.Module):
         x = self.dropout(self.embedding.embed(source))
         padding = None if source_mask is None else source_mask[:, None, None, :]
         for index, layer in enumerate(self.layers):
-            if self.causal and index == 0 and delay > 1:
-                length = source.shape[1]
-                x = layer(x, _also(look_ahead_mask(length, length, 0, delay, x.device), padding))
+            if index == 0 and (ahead := self._look_ahead(source, delay)) is not None:
+                x = layer(x, _also(ahead, padding))
             else:
                 # Padding lies behind every token, so a plainly causal layer never sees it.
                 x = layer(x, None if self.causal else padding, causal=self.causal)
@@ -260,14 +278,19 @@ class Encoder(nn.Module):
         heads = self.layers[0].attention.heads
         empty = weight.new_zeros(batch, heads, 0, weight.shape[1] // heads)
         waiting = weight.new_zeros(batch, 0, weight.shape[1])
-        return EncoderState(waiting, tuple(KeysValues(empty, empty) for _ in self.layers))
+        words = torch.zeros(batch, 0, dtype=torch.long, device=weight.device)
+        return EncoderState(waiting, tuple(KeysValues(empty, empty) for _ in self.layers), words)
 
     def step(
         self, tokens: Int[Tensor, "B N"], state: EncoderState, delay: int = 1, end: bool = False
     ) -> tuple[Float[Tensor, "B F D"], EncoderState]:
-        """Read N more tokens; return the F states that are now finished (all that wait, at the `end`)."""
+        """Read N more tokens; return the F states that are now finished (all that wait, at the `end`).
+
+        An encoder that sees words whole must be given them whole.
+        """
         check_delay(delay)
         x = self.embedding.embed(tokens, state.read)
+        words = torch.cat([state.words, state.words[:, -1:].sum(-1, keepdim=True) + self.words(tokens)], 1)
         first_layer, *later_layers = self.layers
         keys_values = [state.layers[0].append(first_layer.project(x))]
         waiting = torch.cat([state.waiting, x], 1)
@@ -275,12 +298,28 @@ class Encoder(nn.Module):
         ready = waiting.shape[1] if end else max(0, min(waiting.shape[1], read - delay + 1 - finished))
         x, waiting = waiting[:, :ready], waiting[:, ready:]
         # At the end the last positions look at all there is, which is what the mask of `forward` gives them.
-        x = first_layer.attend(x, keys_values[0], look_ahead_mask(ready, read, finished, delay, x.device))
+        ahead = _below(tokens_seen(words, delay)[:, finished : finished + ready], read)
+        x = first_layer.attend(x, keys_values[0], ahead)
         causal = look_ahead_mask(ready, finished + ready, finished, 1, x.device)
         for layer, past in zip(later_layers, state.layers[1:], strict=True):
             keys_values.append(past.append(layer.project(x)))
             x = layer.attend(x, keys_values[-1], causal)
-        return self.final_norm(x), EncoderState(waiting, tuple(keys_values))
+        return self.final_norm(x), EncoderState(waiting, tuple(keys_values), words)
+
+    def _look_ahead(self, source: Int[Tensor, "B S"], delay: int) -> Tensor | None:
+        """Which keys of the first layer each state may see; None if that is plainly causal, or everything."""
+        length = source.shape[1]
+        if self.word_starts is not None:
+            return _below(tokens_seen(self.words(source), delay), length)
+        return look_ahead_mask(length, length, 0, delay, source.device) if self.causal and delay > 1 else None
+
+
+def tokens_seen(words: Int[Tensor, "B S"], delay: int) -> Int[Tensor, "B S"]:
+    """How many tokens each state sees, given the words that they are of: up to the end of the word of token t+k-1."""
+    if words.shape[1] == 0:
+        return words
+    last = (torch.arange(words.shape[1], device=words.device) + delay - 1).clamp(max=words.shape[1] - 1)
+    return torch.searchsorted(words, words[:, last], right=True)
 
 
 def look_ahead_mask(
@@ -289,6 +328,11 @@ def look_ahead_mask(
     """Query t (counted from `first_query`) may look at keys up to t + delay - 1."""
     t = torch.arange(first_query, first_query + queries, device=device)
     return torch.arange(keys, device=device)[None, :] < (t + delay)[:, None]
+
+
+def _below(counts: Int[Tensor, "B Q"], keys: int) -> Bool[Tensor, "B 1 Q keys"]:
+    """Each query may look at so many keys."""
+    return torch.arange(keys, device=counts.device) < counts[:, None, :, None]
 
 
 def sinusoids(positions: Int[Tensor, "*N"], width: int) -> Float[Tensor, "*N D"]:

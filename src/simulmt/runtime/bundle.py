@@ -37,7 +37,7 @@ import onnxruntime as untyped_onnxruntime
 onnxruntime: Any = untyped_onnxruntime  # it does not declare its names for type checkers
 Session = Any  # an onnxruntime.InferenceSession
 
-FORMAT = 3  # raised when an older simulmt could not run a bundle any more
+FORMAT = 4  # raised when an older simulmt could not run a bundle any more
 SHIPPED = Path(__file__).parents[1] / "bundles"
 FIRST_CHOICE = "en-zh"
 CONFIG, MANIFEST, CARD = "config.json", "manifest.json", "README.md"
@@ -64,6 +64,7 @@ class BundleConfig:
     mu: int = 1  # frames a source piece, for CTC
     delays: tuple[int, ...] = ()  # the k it was trained for; none for a full-sentence model
     default_delay: int | None = None
+    whole_words: bool = False  # for CTC: a position sees the rest of the last word that was read for it
     blank_penalties: tuple[float, ...] = ()  # for CTC: one for each delay, or none
     repeat_penalty: float = 0.0  # for CTC: what a symbol pays that would write the last one again
     word_penalty: float = 0.0  # for CTC: what a symbol pays that would tear a word
@@ -85,6 +86,7 @@ class BundleConfig:
         require(
             all(map(math.isfinite, self.blank_penalties)), f"blank_penalties must be finite: {self.blank_penalties}"
         )
+        require(self.kind == "ctc" or not self.whole_words, "whole_words is for ctc only")
         for name, penalty in (("repeat_penalty", self.repeat_penalty), ("word_penalty", self.word_penalty)):
             require(0 <= penalty < math.inf, f"{name} must be 0 or more, got {penalty}")
             require(self.kind == "ctc" or not penalty, f"{name} is for ctc only")

@@ -43,9 +43,13 @@ class Due(NamedTuple):
 
 
 class Sentence:
-    """One source sentence on its way through a model: position t is due once t + delay tokens were read."""
+    """One source sentence on its way through a model: position t is due once t + delay tokens were read.
 
-    def __init__(self) -> None:
+    It looks at these, or with `whole_words` at all that had come by then, since a word comes as a whole.
+    """
+
+    def __init__(self, whole_words: bool = False) -> None:
+        self._whole_words = whole_words
         self.tokens: list[int] = []
         self.due: deque[Due] = deque()
         self.slot = Slot()
@@ -63,14 +67,15 @@ class Sentence:
         """Whether nothing more will be read or written."""
         return self.closed and not self.is_due
 
-    def read(self, token: int, delay: int) -> None:
-        self.tokens.append(token)
+    def read(self, word: Sequence[int], delay: int) -> None:
+        """Read the tokens of a word."""
+        self.tokens += word
         while self._planned + delay <= len(self.tokens):
-            self._plan(self._planned + delay, delay)
+            self._plan(len(self.tokens) if self._whole_words else self._planned + delay, delay)
 
     def close(self, delay: int) -> None:
         """Read END; what still waits is due now and looks at the whole sentence."""
-        self.read(END, delay)
+        self.read([END], delay)
         self.closed = True
         self._plan_rest(delay)
 
@@ -86,8 +91,8 @@ class Sentence:
 class CTCSentence(Sentence):
     """A sentence whose frames are collapsed as they come, or searched with a prefix beam."""
 
-    def __init__(self, beam: int, wording: Wording | None = None) -> None:
-        super().__init__()
+    def __init__(self, beam: int, wording: Wording | None = None, whole_words: bool = False) -> None:
+        super().__init__(whole_words)
         self.search = PrefixBeam(beam, wording) if beam > 1 else None
         self.collapse = Collapse(wording)
 
@@ -112,7 +117,7 @@ class CTCDecoder:
         self.wording = bundle.wording()
 
     def open(self, beam: int) -> CTCSentence:
-        return CTCSentence(beam, self.wording)
+        return CTCSentence(beam, self.wording, self.config.whole_words)
 
     def advance(self, sentences: Sequence[CTCSentence]) -> list[list[Written]]:
         """Compute something for each of these sentences, all of which are due; what each of them wrote."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.ctc import CTCModel
+from simulmt.model.layers import tokens_seen
 from simulmt.runtime.marks import one_mark
 from simulmt.runtime.wording import Context, Heard, Wording
 from simulmt.text import BLANK, Tokenizer
@@ -75,6 +76,7 @@ def scores_by_blank_penalty(
     texts: dict[float, dict[int, str]] = {penalty: {} for penalty in penalties}
     for batch in store.in_order(batch_tokens):
         logits = model(batch.source, batch.source_lengths, delay)
+        words = model.encoder.words(batch.source)
         blank = logits[:, :, BLANK].clone()
         logits[:, :, BLANK] = -torch.inf
         best, symbols = logits.max(-1)
@@ -82,7 +84,7 @@ def scores_by_blank_penalty(
             written = symbols.masked_fill(blank - penalty > best, BLANK)
             if wording is not None:
                 logits[:, :, BLANK] = blank - penalty
-                written = _reworded(wording, written, logits, batch, delay, model.mu)
+                written = _reworded(wording, written, logits, batch, tokens_seen(words, delay), model.mu)
             for row, ids in zip(batch.rows, collapse(written, (batch.source_lengths * model.mu).tolist()), strict=True):
                 text = tokenizer.decode(ids)
                 translated[int(row)] = one_mark(text) if wording is not None and wording.repeat_penalty else text
@@ -90,13 +92,15 @@ def scores_by_blank_penalty(
     return {penalty: bleu(hypotheses, references, tokenizer) for penalty, hypotheses in in_order.items()}
 
 
-def _reworded(wording: Wording, symbols: Tensor, scores: Tensor, batch: Batch, delay: int, mu: int) -> Tensor:
-    """The symbols [B F] that a stream would choose, given the best without penalties and all scores [B F V]."""
+def _reworded(wording: Wording, symbols: Tensor, scores: Tensor, batch: Batch, seen: Tensor, mu: int) -> Tensor:
+    """The symbols [B F] that a stream would choose, given the best without penalties and all scores [B F V].
+
+    `seen` [B S] is how many tokens had been read for each state.
+    """
     chosen = symbols.cpu().numpy().copy()
-    for row, frames, tokens, length in zip(
-        chosen, scores.float().cpu().numpy(), batch.source.tolist(), batch.source_lengths.tolist(), strict=True
-    ):
-        heard = [Heard(tokens[: min(position + delay, length)]) for position in range(length)]
+    sources = zip(batch.source.tolist(), batch.source_lengths.tolist(), seen.tolist(), strict=True)
+    for row, frames, (tokens, length, ends) in zip(chosen, scores.float().cpu().numpy(), sources, strict=True):
+        heard = [Heard(tokens[: min(end, length)]) for end in ends[:length]]
         by_frame = [each for each in heard for _ in range(mu)]
         F = length * mu
         row[:F] = wording.choose(row[:F].tolist(), frames[:F], by_frame, BLANK, Context())

@@ -136,6 +136,7 @@ def _describe(model: Model, config: ExportConfig) -> BundleConfig:
         mu=mu,
         delays=config.delays,
         default_delay=default,
+        whole_words=model.encoder.word_starts is not None,
         blank_penalties=config.blank_penalties,
         repeat_penalty=config.repeat_penalty,
         word_penalty=config.word_penalty,
@@ -192,7 +193,7 @@ def _check_symbols(trained: Trained, bundle: Bundle) -> None:
     decoder.wording = None  # which is not the graph's
     sources = [pair.source for pair in _random_pairs(trained, bundle)]
     for delay in bundle.config.delays:
-        for tokens, found in zip(sources, _ctc_found(decoder, sources, delay, beam=1), strict=True):
+        for tokens, found in zip(sources, _ctc_found(decoder, trained.source, sources, delay, beam=1), strict=True):
             expected = _ctc_expected(trained.model, tokens, delay, bundle.config.blank_penalty(delay))
             second, best = np.partition(expected, -2)[:, -2:].T
             if np.any((expected.argmax(-1) != found) & (best - second > TOLERANCE * _rounding(expected))):
@@ -257,17 +258,18 @@ def _log_probabilities(
     """Of each sentence, the log-probabilities of all symbols by the trained model and by the bundle."""
     if isinstance(trained.model, CTCModel):
         assert delay is not None, "a CTC model has a delay"
-        return _ctc_log_probabilities(trained.model, CTCDecoder(bundle, threads=0), pairs, delay)
+        return _ctc_log_probabilities(trained, CTCDecoder(bundle, threads=0), pairs, delay)
     return _seq2seq_log_probabilities(trained.model, Seq2SeqDecoder(bundle, threads=0), pairs, delay)
 
 
 def _ctc_log_probabilities(
-    model: CTCModel, decoder: CTCDecoder, pairs: Sequence[Pair], delay: int
+    trained: Trained, decoder: CTCDecoder, pairs: Sequence[Pair], delay: int
 ) -> Iterator[tuple[Array, Array]]:
+    assert isinstance(trained.model, CTCModel)
     for start in range(0, len(pairs), TOGETHER):
         group = [pair.source for pair in pairs[start : start + TOGETHER]]
-        for tokens, found in zip(group, _ctc_found(decoder, group, delay), strict=True):
-            yield _ctc_expected(model, tokens, delay, decoder.config.blank_penalty(delay)), found
+        for tokens, found in zip(group, _ctc_found(decoder, trained.source, group, delay), strict=True):
+            yield _ctc_expected(trained.model, tokens, delay, decoder.config.blank_penalty(delay)), found
 
 
 def _ctc_expected(model: CTCModel, tokens: Sequence[int], delay: int, blank_penalty: float) -> Array:
@@ -287,8 +289,8 @@ def _seq2seq_log_probabilities(
 class _Recorded(CTCSentence):
     """A sentence that writes nothing and keeps its frames: symbols, or with a beam log-probabilities."""
 
-    def __init__(self, beam: int) -> None:
-        super().__init__(beam)
+    def __init__(self, beam: int, whole_words: bool) -> None:
+        super().__init__(beam, whole_words=whole_words)
         self.frames: list[Array] = []
 
     def write(self, frames: Array, due: Due) -> Written:
@@ -296,13 +298,16 @@ class _Recorded(CTCSentence):
         return Written([], due.position, due.trigger)
 
 
-def _ctc_found(decoder: CTCDecoder, sentences: Sequence[Sequence[int]], delay: int, beam: int = 2) -> list[Array]:
-    """By the runtime, all sentences side by side and token by token."""
-    recorded = [_Recorded(beam) for _ in sentences]
-    for index in range(max(map(len, sentences))):
-        for sentence, tokens in zip(recorded, sentences, strict=True):
-            if index + 1 < len(tokens):
-                sentence.read(tokens[index], delay)
+def _ctc_found(
+    decoder: CTCDecoder, source: Tokenizer, sentences: Sequence[Sequence[int]], delay: int, beam: int = 2
+) -> list[Array]:
+    """By the runtime, all sentences side by side and word by word."""
+    recorded = [_Recorded(beam, decoder.config.whole_words) for _ in sentences]
+    parted = [source.part_words(tokens[:-1]) for tokens in sentences]
+    for index in range(max(map(len, parted)) + 1):
+        for sentence, words in zip(recorded, parted, strict=True):
+            if index < len(words):
+                sentence.read(words[index], delay)
             elif not sentence.closed:
                 sentence.close(delay)
         while due := [sentence for sentence in recorded if sentence.is_due]:
@@ -339,6 +344,7 @@ def _card(described: BundleConfig, text: str) -> str:
             if described.blank_penalties
             else []
         ),
+        *(["- sees words whole"] if described.whole_words else []),
         *([f"- repeat penalty: {described.repeat_penalty}"] if described.repeat_penalty else []),
         *([f"- word penalty: {described.word_penalty}"] if described.word_penalty else []),
         *(f"- {name.replace('_', ' ')}: {value:.6g}" for name, value in described.checks.items()),

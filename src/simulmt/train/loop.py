@@ -34,6 +34,7 @@ from simulmt.train.systems import (
     TrainableModel,
     build_model,
     initialise_from,
+    mark_words,
     save_model,
     translator_of,
     vocabulary_checksums,
@@ -68,6 +69,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     model = build_model(system)
     if newest is None and config.init is not None:
         initialise_from(model, config.init, system)
+    mark_words(model, dataset.source_tokenizer)
     state = RunState.start(model.to(world.device).train(), settings)
     if newest is not None:
         # The teacher and wait-k have the same tensors, so a mix-up of the two would go unnoticed.

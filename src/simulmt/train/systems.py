@@ -28,6 +28,7 @@ from simulmt.train.checkpoint import whole_directory
 
 System = Literal["ctc", "ctc+asn", "wait-k", "teacher"]
 Translator = CTCModel | Seq2SeqModel  # what is left of a system when training is over
+WORD_STARTS = "encoder.word_starts"  # the tensor of a model that sees words whole
 
 
 class TrainableModel(Protocol):
@@ -82,6 +83,11 @@ def build_model(config: SystemConfig) -> nn.Module:
     return SortedCTCModel.build(translator, config.asn) if config.system == "ctc+asn" else translator
 
 
+def mark_words(model: nn.Module, source: Tokenizer) -> None:
+    """Tell a model that sees words whole which pieces of its source vocabulary begin them."""
+    translator_of(model).encoder.mark_words(source.word_starts)
+
+
 def translator_of(model: nn.Module) -> Translator:
     """The part that translates: for CTC+ASN that is the model without its sorting network."""
     return cast(Translator, model.translator if isinstance(model, SortedCTCModel) else model)
@@ -126,7 +132,10 @@ def initialise_from(model: nn.Module, directory: Path, config: SystemConfig | No
     if type(model) is not type(other):
         model, other = translator_of(model), translator_of(other)
     try:
-        model.load_state_dict(other.state_dict())
+        # Where words begin is no weight: the one may see them whole and the other not.
+        weights = {name: tensor for name, tensor in other.state_dict().items() if not name.endswith(WORD_STARTS)}
+        own = {name: tensor for name, tensor in model.state_dict().items() if name.endswith(WORD_STARTS)}
+        model.load_state_dict(weights | own)
     except RuntimeError as error:
         detail = str(error).splitlines()[1].strip()
         raise CheckpointError(f"{directory}: cannot initialise from a model of other sizes: {detail}") from None
