@@ -95,6 +95,8 @@ def _randomise(network: nn.Module) -> None:
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
+            if not parameter.requires_grad:
+                continue  # it says where words begin
             if parameter.ndim == 1:
                 parameter.add_(torch.empty_like(parameter).normal_(std=0.3, generator=generator))
             else:

@@ -95,17 +95,18 @@ class _Passage:
         self.words: list[int] = []  # for each token, the words of the stream read by then
         self.arrived: list[float] = []  # for each token, when its word was complete
 
-    def read(self, word: Sequence[int], delay: int, words: int, arrived: float) -> None:
-        self.sentence.read(word, delay)
-        self._note(len(word), words, arrived)
+    def read(self, tokens: Sequence[int], delay: int, words_read: int, arrived: float) -> None:
+        """Read the tokens of a word."""
+        self.sentence.read(tokens, delay)
+        self._note(len(tokens), words_read, arrived)
 
-    def close(self, delay: int, words: int, arrived: float) -> None:
+    def close(self, delay: int, words_read: int, arrived: float) -> None:
         self.sentence.close(delay)
-        self._note(1, words, arrived)
+        self._note(1, words_read, arrived)
 
-    def _note(self, tokens: int, words: int, arrived: float) -> None:
-        self.words += [words] * tokens
-        self.arrived += [arrived] * tokens
+    def _note(self, count: int, words_read: int, arrived: float) -> None:
+        self.words += [words_read] * count
+        self.arrived += [arrived] * count
 
     def write(self, tokens: Iterable[int], is_last: bool) -> str:
         """The text that tokens append; after the last ones also what has waited for more."""
@@ -186,7 +187,7 @@ class Stream:
         return self._translator.drain([self])[0]
 
     def set_delay(self, delay: int) -> None:
-        """Change the delay; it counts from the next source piece on."""
+        """Change the delay; it counts from the next source word on."""
         self._require_open("set_delay")
         self._delay = self._translator.checked_delay(delay)
 
@@ -230,12 +231,14 @@ class Stream:
         if read + len(pieces) > room:
             self._close(arrived)
         self._words += 1
-        for start in range(0, len(pieces), room):
+        while pieces:
             passage = self._open_passage()
-            for tokens in self._translator.bundle.source.part_words(pieces[start : start + room]):
+            free = room - len(passage.words)
+            for tokens in self._translator.bundle.source.part_words(pieces[:free]):
                 passage.read(tokens, self._delay, self._words, arrived)
             if len(passage.words) == room:
                 self._close(arrived)
+            pieces = pieces[free:]
         if ends_sentence(word, config.source_language, is_first=read == 0):
             self._close(arrived)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from simulmt.errors import DataError
 from simulmt.eval.instances import (
+    CompleteWords,
     Instance,
-    WholeWords,
     read_instances,
     reference_length,
     spaced_words_read,
@@ -146,7 +146,7 @@ def test_a_character_is_written_at_once_where_there_are_no_spaces() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.text(st.sampled_from("ab "), max_size=4), max_size=8), st.booleans())
 def test_holding_words_back_loses_nothing_and_tears_nothing(texts: list[str], spaced: bool) -> None:
-    words = WholeWords(spaced)
+    words = CompleteWords(spaced)
     parts = [*map(words.push, texts), words.finish()]
     assert "".join(parts) == "".join(texts)
     if spaced:

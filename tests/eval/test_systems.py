@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from eval.sentences import ENGLISH
 from simulmt.errors import StreamError
-from simulmt.eval.instances import WholeWords, split_units
+from simulmt.eval.instances import CompleteWords, split_units
 from simulmt.eval.results import Unit
 from simulmt.eval.systems import SentenceStream, Translation, count_pieces, time_words, translate_all
 from simulmt.stream import Translator
@@ -26,7 +26,7 @@ def translate(translator: Translator, sources: list[str], delay: int | None, uni
 
 def word_by_word(translator: Translator, source: str, delay: int | None, unit: Unit) -> Translation:
     """What the definitions say: count the words pushed when each unit is complete."""
-    stream, words = SentenceStream(translator, delay), WholeWords(translator.bundle.target.spaced)
+    stream, words = SentenceStream(translator, delay), CompleteWords(translator.bundle.target.spaced)
     text, delays = "", []
     for read, word in enumerate(source.split(), start=1):
         commits = stream.push(f"{word} ")

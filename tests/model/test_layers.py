@@ -178,6 +178,7 @@ def test_steps_do_not_change_the_state_they_are_given() -> None:
     again, _ = encoder.step(source[:, 3:], state, delay=2)
     assert torch.equal(first, again)
     assert torch.equal(state.waiting, kept.waiting)
+    assert torch.equal(state.words, kept.words)
     for now, before in zip(state.layers, kept.layers, strict=True):
         assert torch.equal(now.keys, before.keys)
         assert torch.equal(now.values, before.values)
@@ -196,7 +197,7 @@ def test_padding_changes_no_state(causal: bool, delay: int) -> None:
         assert_same(row[: len(sentence)], alone)
 
 
-words = st.lists(st.booleans(), min_size=VOCABULARY, max_size=VOCABULARY)  # which tokens begin one
+word_starts = st.lists(st.booleans(), min_size=VOCABULARY, max_size=VOCABULARY)
 
 
 def seeing_words(starts: list[bool]) -> Encoder:
@@ -215,7 +216,7 @@ def parted(tokens: list[int], starts: list[bool]) -> list[list[int]]:
 
 class TestWholeWords:
     @settings(deadline=None, max_examples=40)
-    @given(starts=words, delay=st.integers(1, 5))
+    @given(starts=word_starts, delay=st.integers(1, 5))
     def test_a_state_sees_the_rest_of_the_last_word_that_was_read(self, starts: list[bool], delay: int) -> None:
         ends = [end for word in parted(list(range(1, LENGTH + 1)), starts) for end in [word[-1]] * len(word)]
         allowed = [[token < ends[min(state + delay, LENGTH) - 1] for token in range(LENGTH)] for state in range(LENGTH)]
@@ -223,7 +224,10 @@ class TestWholeWords:
 
     @settings(deadline=None, max_examples=40)
     @given(
-        starts=words, delay=st.integers(1, 5), cuts=st.lists(st.booleans(), min_size=12, max_size=12), data=st.data()
+        starts=word_starts,
+        delay=st.integers(1, 5),
+        cuts=st.lists(st.booleans(), min_size=12, max_size=12),
+        data=st.data(),
     )
     def test_steps_of_whole_words_give_the_states_of_the_whole_sentence(
         self, starts: list[bool], delay: int, cuts: list[bool], data: st.DataObject
@@ -240,8 +244,24 @@ class TestWholeWords:
         H, state = encoder.step(torch.tensor([read], dtype=torch.long), state, delay, end=True)
         assert_same(torch.cat([*states, H], 1), encoder(torch.tensor([sentence]), delay=delay))
 
+    @settings(deadline=None, max_examples=40)
+    @given(starts=word_starts, reads=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6)), min_size=1, max_size=6))
+    def test_the_delay_may_change_in_mid_stream(self, starts: list[bool], reads: list[tuple[int, int]]) -> None:
+        encoder = seeing_words(starts)
+        words = parted(sources(1, 12)[0].tolist(), starts)
+        ends = [sum(map(len, words[: number + 1])) for number, word in enumerate(words) for _ in word]
+        state, states, seen = encoder.start(), list[Tensor](), list[int]()
+        for count, delay in [*reads, (len(words), 3)]:
+            read, words = words[:count], words[count:]
+            tokens = [token for word in read for token in word]
+            H, state = encoder.step(torch.tensor([tokens], dtype=torch.long), state, delay, end=not words)
+            new = range(len(seen), len(seen) + H.shape[1])
+            seen += [ends[min(t + delay, 12) - 1] for t in new]
+            states.append(H)
+        assert_same(torch.cat(states, 1), states_with_visible_keys(encoder, sources(1, 12), seen))
+
     @settings(deadline=None, max_examples=20)
-    @given(starts=words, delay=st.integers(1, 5))
+    @given(starts=word_starts, delay=st.integers(1, 5))
     def test_padding_changes_no_state(self, starts: list[bool], delay: int) -> None:
         encoder = seeing_words(starts)
         sentences = [[3, 1, 4, 1, 5, 9], [2, 7], [8], [2, 8, 1]]

@@ -11,7 +11,7 @@ import pytest
 
 import simulmt
 from simulmt.errors import BundleError, ConfigError
-from simulmt.runtime.bundle import CONFIG, FORMAT, MANIFEST, Bundle, BundleConfig, find, shipped_names
+from simulmt.runtime.bundle import CONFIG, FORMAT, MANIFEST, Bundle, BundleConfig, Kind, find, shipped_names
 from simulmt.stream import load
 from simulmt.text import Tokenizer
 from simulmt.train.export import export
@@ -138,13 +138,14 @@ def test_an_impossible_configuration_is_named(bundle: Path, key: str, value: Any
         Bundle(bundle)
 
 
-def test_only_ctc_sees_words_whole(bundle: Path) -> None:
+@pytest.mark.parametrize("kind", ["wait-k", "full-sentence"])
+def test_only_ctc_sees_words_whole(bundle: Path, kind: Kind) -> None:
     change(bundle / CONFIG, whole_words=True)
     _trust_sizes(bundle)
     config = Bundle(bundle).config
     assert config.whole_words
     with pytest.raises(ConfigError, match="whole_words is for ctc only"):
-        replace(config, kind="wait-k", repeat_penalty=0.0, word_penalty=0.0)
+        replace(config, kind=kind, repeat_penalty=0.0, word_penalty=0.0)
 
 
 @pytest.mark.parametrize("name", ["source.model", "target.model"])

@@ -59,24 +59,25 @@ def sentences(dataset: Dataset) -> list[Tensor]:
     return [torch.from_numpy(dataset.dev.pair(row)[0].astype("int64"))[None] for row in range(len(dataset.dev))]
 
 
-@pytest.fixture(scope="module")
-def ctc(dataset: Dataset) -> CTCModel:
+@pytest.fixture(scope="module", params=[False, True], ids=["pieces", "whole words"])
+def ctc(dataset: Dataset, request: pytest.FixtureRequest) -> CTCModel:
     sizes = dataset.source_tokenizer.size, dataset.target_tokenizer.size
-    model = lively(CTCModel.build(CTCConfig(*sizes, width=16, inner=32, heads=2, layers=2, dropout=0.3)))
+    config = CTCConfig(*sizes, width=16, inner=32, heads=2, layers=2, dropout=0.3, whole_words=request.param)
+    model = lively(CTCModel.build(config))
     assert isinstance(model, CTCModel)
+    model.encoder.mark_words(dataset.source_tokenizer.word_starts)
     return model
 
 
 @torch.no_grad()
-def stream(model: CTCModel, source: Tensor, delay: int, blank_penalty: float) -> list[int]:
-    """Token by token, as a live stream would."""
+def stream(model: CTCModel, words: list[list[int]], delay: int, blank_penalty: float) -> list[int]:
+    """Word by word, as a live stream would."""
     state, symbols = model.encoder.start(), []
-    for position in range(source.shape[1]):
-        is_last = position == source.shape[1] - 1
-        logits, state = model.step(source[:, position : position + 1], state, delay, end=is_last)
+    for word in words:
+        logits, state = model.step(torch.tensor([word]), state, delay, end=word[-1] == END)
         logits[:, :, BLANK] -= blank_penalty
         symbols += logits[0].argmax(-1).tolist()
-    assert len(symbols) == model.mu * source.shape[1]
+    assert len(symbols) == model.mu * sum(map(len, words))
     return collapse_slowly(symbols)
 
 
@@ -88,7 +89,8 @@ def test_a_store_is_translated_as_streams_would_be(
     translated = translate_store(ctc, store, delay, batch_tokens=150, blank_penalty=blank_penalty)
     assert ctc.training  # as it was before
     ctc.eval()
-    expected = [stream(ctc, source, delay, blank_penalty) for source in sentences(dataset)]
+    part = dataset.source_tokenizer.part_words
+    expected = [stream(ctc, part(source[0].tolist()), delay, blank_penalty) for source in sentences(dataset)]
     ctc.train()
     assert translated == dict(enumerate(expected))
     assert len({tuple(ids) for ids in expected}) > len(expected) / 2
@@ -97,8 +99,8 @@ def test_a_store_is_translated_as_streams_would_be(
 class Listening(Wording):
     """Lets everything pass and keeps what it was told was read of the source, for each frame of each sentence."""
 
-    def __init__(self) -> None:
-        super().__init__([""] * 300, repeat_penalty=1.0)
+    def __init__(self, pieces: list[str]) -> None:
+        super().__init__(pieces, repeat_penalty=1.0)
         self.heard: list[list[list[int]]] = []
 
     def choose(self, symbols: Any, _scores: Any, heard: Any, *_: Any) -> list[int]:
@@ -111,16 +113,17 @@ def test_penalties_know_what_a_stream_has_read(dataset: Dataset, whole_words: bo
     source, target = dataset.source_tokenizer, dataset.target_tokenizer
     model = CTCModel.build(CTCConfig(source.size, target.size, 16, 32, 2, 1, whole_words=whole_words)).eval()
     model.encoder.mark_words(source.word_starts)
-    listening, store = Listening(), DeviceStore(dataset.dev, CPU)
+    listening, store = Listening(target.pieces), DeviceStore(dataset.dev, CPU)
     scores_by_blank_penalty(model, store, 2, [0.0], [["-"] * len(store)], target, 150, listening)
-    expected = []
-    for (sentence,) in sentences(dataset):
+    in_order = dict(
+        zip((int(row) for batch in store.in_order(150) for row in batch.rows), listening.heard, strict=True)
+    )
+    for number, (sentence,) in enumerate(sentences(dataset)):
         stream = Sentence(whole_words)
         for word in source.part_words(sentence.tolist()[:-1]):
             stream.read(word, 2)
         stream.close(2)
-        expected.append([stream.tokens[: due.visible] for due in stream.due for _ in range(model.mu)])
-    assert sorted(listening.heard) == sorted(expected)
+        assert in_order[number] == [stream.tokens[: due.visible] for due in stream.due for _ in range(model.mu)]
 
 
 def test_one_pass_scores_every_blank_penalty(dataset: Dataset, ctc: CTCModel) -> None:

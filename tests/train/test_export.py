@@ -43,6 +43,26 @@ def test_words_are_put_in_order(network: Trained, tmp_path: Path) -> None:
     assert (tmp_path / "bundle" / "words.txt").read_text() == "eins\nzwei\n"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_bundle_sees_words_whole_if_its_model_does(
+    network: Trained, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path, precision: Precision
+) -> None:
+    seeing = trained("ctc", source_tokenizer, target_tokenizer, whole_words=True)
+    for name, model in (("pieces", network), ("words", seeing)):
+        described = export(model, tmp_path / name, export_config("ctc", precision, longest=12), "", DEVELOPMENT)
+        assert described.whole_words == (name == "words")
+        assert ("sees words whole" in (tmp_path / name / "README.md").read_text()) == (name == "words")
+
+
+def test_a_model_that_sees_words_whole_must_know_its_words(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
+) -> None:
+    seeing = trained("ctc", source_tokenizer, target_tokenizer, whole_words=True)
+    seeing.model.encoder.mark_words([True] * source_tokenizer.size)
+    with pytest.raises(ConfigError, match="sees words whole, but not those of this source vocabulary"):
+        replace(seeing)
+
+
 @pytest.mark.parametrize("kind", ["ctc", "wait-k", "full-sentence"])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_every_kind_is_exported_in_every_precision(

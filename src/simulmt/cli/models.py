@@ -91,6 +91,7 @@ def _facts(bundle: Bundle) -> dict[str, str]:
         "size": f"{_bytes_in(bundle.directory) / 1e6:.1f} MB",
         "delays": ", ".join(map(str, config.delays)) or "whole sentences",
         "default": str(config.default_delay or "-"),
+        "words": "seen whole" if config.whole_words else "seen piece by piece",
         "vocabularies": f"{bundle.source.size} and {bundle.target.size} pieces",
         "directory": str(bundle.directory),
     }

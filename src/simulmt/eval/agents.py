@@ -15,7 +15,7 @@ from simuleval.agents.actions import Action, ReadAction, WriteAction
 from simuleval.agents.agent import TextToTextAgent
 from simuleval.agents.states import AgentStates
 
-from simulmt.eval.instances import WholeWords
+from simulmt.eval.instances import CompleteWords
 from simulmt.eval.systems import SentenceStream
 from simulmt.stream import Translator, load
 
@@ -31,7 +31,7 @@ class BundleStates(AgentStates):
     def reset(self) -> None:
         super().reset()
         self._stream = SentenceStream(self._translator, self._delay)
-        self._words = WholeWords(self._translator.bundle.target.spaced)
+        self._words = CompleteWords(self._translator.bundle.target.spaced)
         self._pushed = 0
 
     def translate(self) -> str:

@@ -46,7 +46,7 @@ class Instance:
         return next(filter(None, self.references), "")
 
 
-class WholeWords:
+class CompleteWords:
     """Holds back a word of an append-only text until it is complete; text without spaces passes at once."""
 
     def __init__(self, spaced: bool) -> None:
@@ -81,7 +81,7 @@ def unit_delays(written: Iterable[tuple[str, int]], source_length: int, unit: Un
 
     `spaced` says whether the target has spaces between words.
     """
-    words = WholeWords(spaced)
+    words = CompleteWords(spaced)
     delays = [delay for text, delay in written for _ in split_units(words.push(text), unit)]
     return delays + [source_length] * len(split_units(words.finish(), unit))
 

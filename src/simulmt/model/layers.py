@@ -216,11 +216,10 @@ class EncoderState(NamedTuple):
 class Encoder(nn.Module):
     """Transformer encoder, causal with delay k, or bidirectional.
 
-    With delay k state t is computed after token t+k-1 was read. Only the first layer looks ahead (t sees keys
-    up to t+k-1); all later layers are plainly causal, so the look-ahead does not add up over the layers.
-
-    Text comes word by word, so with token t+k-1 the rest of its word is there as well. An encoder for `whole_words`
-    lets state t see that, too; `mark_words` tells it where words begin.
+    With delay k state t is computed after token t+k-1 was read, and sees all tokens up to that one. Text comes word by
+    word, so the rest of that token's word is there as well; with `whole_words` it is seen, too, and `mark_words` tells
+    where words begin. Only the first layer looks ahead; all later layers are plainly causal, so the look-ahead does not
+    add up over the layers.
     """
 
     def __init__(
@@ -253,9 +252,13 @@ class Encoder(nn.Module):
             self.word_starts.copy_(torch.tensor(starts))
 
     def words(self, source: Int[Tensor, "B S"]) -> Int[Tensor, "B S"]:
-        """The number of the word that each token is of; padding is of the last."""
+        """The number of the word that each token is of; without `whole_words` every token is one."""
         starts = torch.ones_like(source) if self.word_starts is None else self.word_starts[source].long()
         return starts.cumsum(-1)
+
+    def seen(self, source: Int[Tensor, "B S"], delay: int) -> Int[Tensor, "B S"]:
+        """How many tokens each state sees; padding behind a sentence may be among them."""
+        return tokens_seen(self.words(source), delay)
 
     def forward(
         self, source: Int[Tensor, "B S"], source_mask: Bool[Tensor, "B S"] | None = None, delay: int = 1
@@ -286,11 +289,12 @@ class Encoder(nn.Module):
     ) -> tuple[Float[Tensor, "B F D"], EncoderState]:
         """Read N more tokens; return the F states that are now finished (all that wait, at the `end`).
 
-        An encoder that sees words whole must be given them whole.
+        An encoder that sees words whole must be given them whole: a state does not wait for the rest of a word.
         """
         check_delay(delay)
         x = self.embedding.embed(tokens, state.read)
-        words = torch.cat([state.words, state.words[:, -1:].sum(-1, keepdim=True) + self.words(tokens)], 1)
+        words_before = state.words[:, -1:].sum(-1, keepdim=True)  # 0 if nothing was read
+        words = torch.cat([state.words, words_before + self.words(tokens)], 1)
         first_layer, *later_layers = self.layers
         keys_values = [state.layers[0].append(first_layer.project(x))]
         waiting = torch.cat([state.waiting, x], 1)
@@ -310,7 +314,7 @@ class Encoder(nn.Module):
         """Which keys of the first layer each state may see; None if that is plainly causal, or everything."""
         length = source.shape[1]
         if self.word_starts is not None:
-            return _below(tokens_seen(self.words(source), delay), length)
+            return _below(self.seen(source, delay), length)
         return look_ahead_mask(length, length, 0, delay, source.device) if self.causal and delay > 1 else None
 
 
@@ -331,7 +335,7 @@ def look_ahead_mask(
 
 
 def _below(counts: Int[Tensor, "B Q"], keys: int) -> Bool[Tensor, "B 1 Q keys"]:
-    """Each query may look at so many keys."""
+    """True on the first counts[b, q] keys."""
     return torch.arange(keys, device=counts.device) < counts[:, None, :, None]
 
 

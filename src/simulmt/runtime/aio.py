@@ -126,7 +126,7 @@ class AsyncStream:
             return await self._drain()
 
     async def set_delay(self, delay: int) -> None:
-        """Change the delay; it counts from the next source piece on."""
+        """Change the delay; it counts from the next source word on."""
         async with self._turn:
             self.stream.set_delay(delay)
 

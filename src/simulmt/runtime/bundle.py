@@ -73,6 +73,7 @@ class BundleConfig:
     def __post_init__(self) -> None:
         require(self.longest >= 2, f"longest must be at least 2, got {self.longest}")
         require(self.mu >= 1, f"mu must be at least 1, got {self.mu}")
+        require(self.kind == "ctc" or not self.whole_words, "whole_words is for ctc only")
         if self.kind == "full-sentence":
             require(not self.delays and self.default_delay is None, "a full-sentence model has no delays")
             return
@@ -86,7 +87,6 @@ class BundleConfig:
         require(
             all(map(math.isfinite, self.blank_penalties)), f"blank_penalties must be finite: {self.blank_penalties}"
         )
-        require(self.kind == "ctc" or not self.whole_words, "whole_words is for ctc only")
         for name, penalty in (("repeat_penalty", self.repeat_penalty), ("word_penalty", self.word_penalty)):
             require(0 <= penalty < math.inf, f"{name} must be 0 or more, got {penalty}")
             require(self.kind == "ctc" or not penalty, f"{name} is for ctc only")

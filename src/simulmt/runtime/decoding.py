@@ -30,7 +30,7 @@ class Written(NamedTuple):
 
     tokens: list[int]
     position: int  # the source token that they stand for
-    trigger: int  # the source token that had to be read first
+    trigger: int  # the last source token that had been read by then
 
 
 class Due(NamedTuple):
@@ -45,12 +45,13 @@ class Due(NamedTuple):
 class Sentence:
     """One source sentence on its way through a model: position t is due once t + delay tokens were read.
 
-    It looks at these, or with `whole_words` at all that had come by then, since a word comes as a whole.
+    It looks at these, or with `whole_words` also at the rest of the word that the last of them is of.
     """
 
     def __init__(self, whole_words: bool = False) -> None:
         self._whole_words = whole_words
         self.tokens: list[int] = []
+        self._word_ends: list[int] = []  # for each token, how many tokens there were when its word had been read
         self.due: deque[Due] = deque()
         self.slot = Slot()
         self.cached = 0  # how many tokens the slot holds
@@ -70,8 +71,9 @@ class Sentence:
     def read(self, word: Sequence[int], delay: int) -> None:
         """Read the tokens of a word."""
         self.tokens += word
-        while self._planned + delay <= len(self.tokens):
-            self._plan(len(self.tokens) if self._whole_words else self._planned + delay, delay)
+        self._word_ends += [len(self.tokens)] * len(word)
+        while (needed := self._planned + delay) <= len(self.tokens):
+            self._plan(self._word_ends[needed - 1] if self._whole_words else needed, delay)
 
     def close(self, delay: int) -> None:
         """Read END; what still waits is due now and looks at the whole sentence."""

@@ -1,6 +1,6 @@
 """Greedy translation of a whole token store, as validation needs it: batched, and what streaming would write.
 
-A causal encoder gives the same states whether it reads a sentence at once or token by token, so validation runs whole
+A causal encoder gives the same states whether it reads a sentence at once or word by word, so validation runs whole
 sentences and still scores what a live stream would have written.
 """
 
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.ctc import CTCModel
-from simulmt.model.layers import tokens_seen
 from simulmt.runtime.marks import one_mark
 from simulmt.runtime.wording import Context, Heard, Wording
 from simulmt.text import BLANK, Tokenizer
@@ -76,7 +75,6 @@ def scores_by_blank_penalty(
     texts: dict[float, dict[int, str]] = {penalty: {} for penalty in penalties}
     for batch in store.in_order(batch_tokens):
         logits = model(batch.source, batch.source_lengths, delay)
-        words = model.encoder.words(batch.source)
         blank = logits[:, :, BLANK].clone()
         logits[:, :, BLANK] = -torch.inf
         best, symbols = logits.max(-1)
@@ -84,7 +82,7 @@ def scores_by_blank_penalty(
             written = symbols.masked_fill(blank - penalty > best, BLANK)
             if wording is not None:
                 logits[:, :, BLANK] = blank - penalty
-                written = _reworded(wording, written, logits, batch, tokens_seen(words, delay), model.mu)
+                written = _reworded(wording, written, logits, batch, model.encoder.seen(batch.source, delay), model.mu)
             for row, ids in zip(batch.rows, collapse(written, (batch.source_lengths * model.mu).tolist()), strict=True):
                 text = tokenizer.decode(ids)
                 translated[int(row)] = one_mark(text) if wording is not None and wording.repeat_penalty else text

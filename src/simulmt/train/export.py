@@ -82,6 +82,11 @@ class Trained:
             f"not of {self.source.size} and {self.target.size}",
         )
         require(self.source.spaced, "the source vocabulary must be learnt with spaced = true")
+        starts = self.model.encoder.word_starts
+        require(
+            starts is None or starts.bool().tolist() == self.source.word_starts,
+            "the model sees words whole, but not those of this source vocabulary: give the one it was trained with",
+        )
 
 
 @torch.inference_mode()

@@ -68,7 +68,7 @@ class Monitor:
         self._close()
 
     def start(self, update: int, max_updates: int, model: nn.Module, plan: BatchPlan) -> None:
-        parameters = sum(parameter.numel() for parameter in model.parameters())
+        parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         self._say(
             f"{parameters / 1e6:.1f}M parameters; {plan.batches_per_epoch} batches an epoch, "
             f"{plan.padding_share():.1%} of their source positions are padding; "
