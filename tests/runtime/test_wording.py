@@ -13,6 +13,7 @@ from simulmt.text import BLANK, SPECIAL_SYMBOLS
 PIECES = [
     *SPECIAL_SYMBOLS, "▁the", "▁other", "tion", "▁a", "s", "▁10", "00", "的", "的人", "目的", "。", "て", "▁AB",
     "▁Mor", "ning", "'", "t", "▁I", "▁don", "-", "▁King", "ston", ",", "’", "world", "▁d", "Ar",
+    "▁morning", "▁Morning", "▁mor", "▁in",
 ]
 # fmt: on
 WORDS = frequent_words(["Morning the other station king don't I a AB"], least=1)
@@ -49,6 +50,28 @@ def that_pay(wording: Wording, context: Context) -> dict[str, float]:
 def test_what_counts_as_written_again(last: str, again: set[str]) -> None:
     wording = Wording(PIECES, repeat_penalty=2.5)
     assert that_pay(wording, Context(symbol_of(last))) == dict.fromkeys(again, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("written", "again"),
+    [
+        (["▁the", "▁Mor"], {"▁Mor", "▁morning"}),  # not "▁mor", which is as little of a word
+        (["▁the", "▁Mor", "ning"], {"ning"}),
+        (["▁the", "▁M", "or"], {"or", "▁morning"}),
+        (["▁Mor"], {"▁Mor"}),  # as a sentence may begin
+        (["▁the", ",", "▁Mor"], {"▁Mor"}),
+        (["▁the", "▁Mor", ","], set()),
+        (["▁the", "▁mor"], {"▁mor"}),
+        (["▁the", "▁I"], set()),  # as in "the day I in vain..."
+    ],
+)
+def test_a_noun_that_is_begun_anew_is_written_again(written: list[str], again: set[str]) -> None:
+    wording = Wording([*PIECES, "▁M", "or"], repeat_penalty=2.5, word_penalty=0.5, words=["m", "mor", "morning"])
+    context = Context()
+    for piece in written:
+        context = wording.after(context, [*PIECES, "▁M", "or"].index(piece))
+    paid = [wording.penalty(symbol, context, Heard()) for symbol in range(len(PIECES) + 2)]
+    assert {piece for piece, penalty in zip([*PIECES, "▁M", "or"], paid, strict=True) if penalty >= 2.5} == again
 
 
 @pytest.mark.parametrize(

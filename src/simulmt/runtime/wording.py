@@ -40,6 +40,7 @@ class Context(NamedTuple):
 
     last: int = BLANK  # the symbol that was written last; blank if none was
     word: str = ""  # the word that it left unfinished, folded
+    is_noun: bool = False  # whether that word has a capital though no sentence begins with it, as German nouns do
 
 
 class Heard:
@@ -70,8 +71,9 @@ def frequent_words(texts: Iterable[str], least: int = LEAST_SEEN) -> list[str]:
 class Wording:
     """Knows the penalties of a model: for what is written again, and for words that neither `words` nor the source has.
 
-    A symbol writes again if it is the last one once more and more than a letter or a number, or if it begins with the
-    ideograph that the last one ends with. It tears a word if what it makes of the unfinished one, or begins, is the
+    A symbol writes again if it is the last one once more and more than a letter or a number, if it begins with the
+    ideograph that the last one ends with, or if it begins a word anew that was begun like a German noun ("Good Mor
+    morning"). It tears a word if what it makes of the unfinished one, or begins, is the
     beginning neither of a known word nor of one of the source as far as that was read. A torn word is not torn twice.
     """
 
@@ -113,12 +115,15 @@ class Wording:
             return Context(symbol)
         text = context.word + self._folded_texts[symbol]
         words = _WORD.findall(text)
-        return Context(symbol, words[-1] if words and text.endswith(words[-1]) else "")
+        word = words[-1] if words and text.endswith(words[-1]) else ""
+        begins = self._texts[symbol].startswith(" ")
+        is_noun = self._texts[symbol][1:2].isupper() and context.word != "" if begins else context.is_noun
+        return Context(symbol, word, is_noun and word != "")
 
     def penalty(self, symbol: int, context: Context, heard: Heard) -> float:
         """What a symbol pays that would be written next."""
         total = 0.0
-        if self.repeat_penalty and self._writes_again(symbol, context.last):
+        if self.repeat_penalty and (self._writes_again(symbol, context.last) or self._begins_anew(symbol, context)):
             total += self.repeat_penalty
         if self._word_penalty and self._tears(symbol, context.word, heard):
             total += self._word_penalty
@@ -158,6 +163,12 @@ class Wording:
                 if frame[symbol] - paid > most:
                     best, most = symbol, frame[symbol] - paid
         return best
+
+    def _begins_anew(self, symbol: int, context: Context) -> bool:
+        if not context.is_noun or context.word == "i":  # which English writes with a capital anywhere
+            return False
+        text, beginning = self._texts[symbol], f" {context.word}"
+        return text[1:2].islower() and len(text) > len(beginning) and _folded(text).startswith(beginning)
 
     def _writes_again(self, symbol: int, last: int) -> bool:
         text, before = self._texts[symbol].strip(), self._texts[last]
