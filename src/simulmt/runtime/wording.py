@@ -168,7 +168,7 @@ class Wording:
         if not context.is_noun or context.word == "i":  # which English writes with a capital anywhere
             return False
         text, beginning = self._texts[symbol], f" {context.word}"
-        return text[1:2].islower() and len(text) > len(beginning) and _folded(text).startswith(beginning)
+        return text[1:2].islower() and len(text) > len(beginning) and self._folded_texts[symbol].startswith(beginning)
 
     def _writes_again(self, symbol: int, last: int) -> bool:
         text, before = self._texts[symbol].strip(), self._texts[last]
