@@ -237,6 +237,22 @@ class TestFromTextToTranslation:
         assert "int8_bleu" not in config.checks
         assert Path("other/README.md").read_text(encoding="utf-8").endswith("## Data\n\nInvented.\n")
 
+    def test_a_target_without_spaces_gets_no_list_of_words(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(folder)
+        files = "--source text/train.source --target text/train.target --dev-source text/dev.source"
+        sizes = "--dev-target text/dev.target --source-vocabulary 300 --target-vocabulary 300"
+        train = "train config.toml --run run-zh --device cpu --set training.max_updates=1 --set data=data-zh"
+        for command in (
+            f"prepare --output data-zh --target-language zh {files} {sizes}",
+            train,
+            f"export run-zh --data data-zh --output bundle-zh --word-penalty 2 --development 0 {LANGUAGES}",
+        ):
+            finished = call(*command.split(), capture=capsys)
+            assert finished.returncode == 0, finished.stderr
+        assert Path("bundle-zh/words.txt").read_text(encoding="utf-8") == ""
+
     def test_blank_penalties_are_tuned(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from simulmt.errors import BundleError, ConfigError
 from simulmt.model.ctc import CTCModel
 from simulmt.runtime.bundle import Bundle, Kind
+from simulmt.runtime.wording import Context, Heard
 from simulmt.text import Tokenizer
 from simulmt.train import export as module
 from simulmt.train.export import ExportConfig, Trained, export
@@ -41,6 +42,21 @@ def test_words_are_put_in_order(network: Trained, tmp_path: Path) -> None:
         replace(network, words=["zwei", "eins"]), tmp_path / "bundle", export_config("ctc", "fp32", word_penalty=1.0)
     )
     assert (tmp_path / "bundle" / "words.txt").read_text() == "eins\nzwei\n"
+
+
+def test_a_target_without_spaces_needs_no_words(
+    source_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    network = trained("ctc", source_tokenizer, ideograph_tokenizer)
+    export(network, tmp_path / "bundle", export_config("ctc", "fp32", word_penalty=1.0))
+    wording = Bundle(tmp_path / "bundle").wording()
+    assert wording is not None
+    letters = [symbol for symbol, piece in enumerate(ideograph_tokenizer.pieces) if piece.isascii() and piece.isalpha()]
+    assert letters
+    for symbol in letters:  # a word in letters is the source's, or it is torn
+        said = source_tokenizer.encode(ideograph_tokenizer.pieces[symbol])
+        paid = [wording.penalty(symbol, Context(), heard) for heard in (Heard(), Heard(said))]
+        assert paid == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simulmt.model.ctc import CTCModel
     from simulmt.runtime.wording import Wording
 
-PENALTIES = tuple(step / 2 for step in range(9))  # of the blank's logit, that --tune-penalty chooses from
+PENALTIES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)  # what --tune-penalty chooses from
 
 
 class Precision(StrEnum):
@@ -159,9 +159,15 @@ def _best_penalty(model: CTCModel, dataset: Dataset, delay: int, wording: Wordin
 
 
 def _frequent_words(dataset: Dataset) -> list[str]:
-    """The words that the training text has often enough to be no slips of it."""
+    """The words that the training text has often enough to be no slips of it.
+
+    Text without spaces has none of its own: a word in letters is a name or a term of the source there, and the
+    source's words count as known anyway. A list would let any fragment pass that begins like one of its terms.
+    """
     from simulmt.runtime.wording import frequent_words
 
+    if not dataset.target_tokenizer.spaced:
+        return []
     decode, train = dataset.target_tokenizer.decode, dataset.train
     return frequent_words(decode(train.pair(index)[1].tolist()) for index in range(len(train)))
 

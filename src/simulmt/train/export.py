@@ -113,7 +113,8 @@ def export(
 def _export_checked(
     trained: Trained, draft: Path, config: ExportConfig, card: str, development: Sequence[tuple[str, str]]
 ) -> BundleConfig:
-    require(bool(trained.words) or not config.word_penalty, "a word penalty needs words: give Trained some")
+    has_words = bool(trained.words) or not trained.target.spaced  # where words in letters are the source's
+    require(has_words or not config.word_penalty, "a word penalty needs words: give Trained some")
     described = _describe(trained.model, config)
     exact = _write(trained, draft / "fp32", replace(described, precision="fp32"))
     checks = _check_fp32(trained, exact)
