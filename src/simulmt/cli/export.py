@@ -60,7 +60,8 @@ def export(
         float,
         typer.Option(
             min=0.0,
-            help="CTC: what a piece pays that would make a word that neither training text nor source has; try 10.",
+            help="CTC: what a piece pays that would make a word that neither training text nor source has; try 10. "
+            "Where the target has no spaces, only the source's words count.",
         ),
     ] = 0.0,
     longest: Annotated[int, typer.Option(min=2, help="Source pieces after which a sentence is cut.")] = 256,
