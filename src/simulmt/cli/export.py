@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from simulmt.model.ctc import CTCModel
     from simulmt.runtime.wording import Wording
 
-PENALTIES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)  # what --tune-penalty chooses from
+# Of the blank's logit, for --tune-penalty to choose from: the surer a model is of itself, the larger its best one.
+PENALTIES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)
 
 
 class Precision(StrEnum):
