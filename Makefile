@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-demo: .venv/installed  ## translate live with a shipped model
+demo: .venv/installed  ## translate a text live with a shipped model
 	$(BIN)/simulmt demo
 
 test: .venv/installed-dev check system  ## everything: format, lint, types, import rules, tests
@@ -27,7 +27,7 @@ check: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-toy: .venv/installed-dev  ## the whole method on two invented languages, in a quarter of an hour; ends with a report
+toy: .venv/installed-dev  ## every system of the paper on a synthetic pair, with a report; 15 minutes
 	$(BIN)/simulmt run recipes/toy.toml
 
 # Tests drive the page in Chromium and start nginx, which come from Debian; where they are missing, those tests skip.
@@ -35,7 +35,7 @@ system:
 	@{ command -v chromium && command -v nginx; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  { apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium nginx-light; } >/dev/null 2>&1; } || true
 
-format: .venv/installed-dev  ## rewrite the code in the house format
+format: .venv/installed-dev  ## format the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported, here or in a process that a test starts
+
 import pytest
 from hypothesis import settings
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from simulmt.stream import Translator
+from simulmt.runtime.stream import Translator
 from simulmt.text import Tokenizer
 from tiny_models import trained, translator
 
@@ -128,7 +128,7 @@ def test_the_environment_is_bare(environment: Path) -> None:
 
 def test_it_translates_as_a_command(environment: Path, model: Translator) -> None:
     simulmt = environment / "bin" / "simulmt"
-    assert run([simulmt, "translate"], TEXT) == model.translate(TEXT)
+    assert run([simulmt, "translate"], TEXT) == model.translate(TEXT, model.config.default_delay)
     assert run([simulmt, "models", "verify", "en-de"]).startswith("en-de: ")
     assert "en-de: en to de" in run([simulmt, "demo", "--fast"])
 

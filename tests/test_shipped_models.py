@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
+from operator import ge
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import sacrebleu
 
 import simulmt
+from simulmt.eval.run import Evaluator, Timing, read_test_set
 from simulmt.runtime.bundle import shipped_names
-from simulmt.stream import Translator
+from simulmt.runtime.stream import Translator
 
 ENGLISH_CHINESE = {
     "Good morning, everyone.": "大家早上好。",
@@ -132,3 +137,53 @@ def test_numbers_are_copied(name: str) -> None:
     wanted = [(text, number) for text in WITH_NUMBERS[name] for number in ("9", "12", "45", "2028")]
     lost = [text.format(number) for text, number in wanted if number not in loaded(name).translate(text.format(number))]
     assert len(lost) <= 3, lost
+
+
+class Floor(NamedTuple):
+    """The least that a bundle reaches on the everyday sentences; facts kept are in percent."""
+
+    BLEU: float
+    chrF2: float  # noqa: N815
+    numbers: float
+    negations: float
+    names: float
+
+
+EVERYDAY = Path(__file__).parent / "everyday"
+EVERYDAY_FLOORS = {  # just below what was measured when they were exported
+    ("en-zh", 1): Floor(53.0, 41.5, 75.0, 89.0, 70.0),
+    ("en-zh", 3): Floor(60.5, 46.5, 80.0, 99.0, 75.0),
+    ("en-zh", 9): Floor(59.5, 46.0, 80.0, 99.0, 75.0),
+    ("de-en", 1): Floor(57.0, 70.5, 80.0, 70.0, 85.0),
+    ("de-en", 3): Floor(65.0, 75.0, 86.0, 90.0, 85.0),
+    ("de-en", 9): Floor(69.0, 76.0, 86.0, 95.0, 85.0),
+}
+
+
+@pytest.mark.parametrize(("name", "delay"), EVERYDAY_FLOORS)
+def test_everyday_sentences(name: str, delay: int) -> None:
+    """What `simulmt evaluate` finds on tests/everyday, and the names that a person noted there."""
+    source, target = name.split("-")
+    references = [EVERYDAY / f"{name}.{target}{number}" for number in range(3)]
+    test_set = read_test_set(EVERYDAY / f"{name}.{source}", references)
+    evaluation = Evaluator(test_set, "auto", Timing(sentences=0)).bundle(name, loaded(name), delay, threads=1)
+    result, hypotheses = evaluation.result, "\n".join(evaluation.hypotheses)
+    found = Floor(
+        result.BLEU,
+        result.chrF2 or 0.0,
+        result.numbers_percent or 0.0,
+        result.negations_percent or 0.0,
+        names_kept(name, evaluation.hypotheses),
+    )
+    assert all(map(ge, found, EVERYDAY_FLOORS[name, delay])), f"{found}\n{hypotheses}"
+
+
+def names_kept(name: str, translations: Sequence[str]) -> float:
+    """The share of the noted names that are translated as noted, in percent."""
+    rows = (EVERYDAY / f"{name}.facts.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    kept = [
+        any(wanted in translation for wanted in each.partition("=")[2].split("|"))
+        for row, translation in zip(rows, translations, strict=True)
+        for each in row.split("\t")[3].split()
+    ]
+    return 100 * sum(kept) / len(kept)

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 import simulmt
-from simulmt.synthetic import generate
+from simulmt.data.synthetic import generate
 
 WORDS = 1_000_000
 TENTHS = 10

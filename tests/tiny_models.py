@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.model.transducer import TransducerConfig, TransducerModel
 from simulmt.runtime.bundle import Kind
-from simulmt.stream import Commit, Translator, load
+from simulmt.runtime.stream import Commit, Translator, load
 from simulmt.text import BLANK, END, MASK, Tokenizer
 from simulmt.train.export import ExportConfig, Trained, export
 from simulmt.train.graph import Precision
@@ -30,6 +31,11 @@ def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool 
     if kind == "ctc":
         config = CTCConfig(*vocabularies, width=16, inner=24, heads=2, layers=3, whole_words=whole_words)
         model = CTCModel.build(config)
+    elif kind == "transducer":
+        sizes = {"context_symbols": 3, "context_inner": 12, "context_rank": 8}
+        model = TransducerModel.build(
+            TransducerConfig(*vocabularies, width=16, inner=24, heads=2, layers=3, whole_words=whole_words, **sizes)
+        )
     else:
         causal = kind == "wait-k"
         model = Seq2SeqModel.build(Seq2SeqConfig(*vocabularies, causal, 16, 24, 2, encoder_layers=2, decoder_layers=2))
@@ -46,7 +52,7 @@ def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool 
 
 def export_config(kind: Kind, precision: Precision, **settings: object) -> ExportConfig:
     delays = () if kind == "full-sentence" else DELAYS
-    penalties = (BONUS, BONUS / 2, BONUS, 0.0) if kind == "ctc" else ()
+    penalties = (BONUS, BONUS / 2, BONUS, 0.0) if kind in ("ctc", "transducer") else ()
     table = {"delays": delays, "blank_penalties": penalties, "longest": LONGEST, "least_agreement": 0.5, **settings}
     return ExportConfig("en", "de", precision=precision, **table)  # type: ignore[arg-type]
 
@@ -60,14 +66,18 @@ def translator(
 
 
 @torch.inference_mode()
-def reference(model: Trained, sentence: str, delay: int | None, beam: int = 1) -> str:
+def reference(model: Trained, sentence: str, delay: int | None, beam: int = 1, stop_at_end: bool = False) -> str:
     """What PyTorch makes of a whole sentence."""
     tokens = [*model.source.encode(sentence), END]
     source, lengths = torch.tensor([tokens]), torch.tensor([len(tokens)])
+    if isinstance(model.model, TransducerModel):
+        assert delay is not None
+        frames = model.model.frames(model.model.encoder(source, None, delay))
+        return model.target.decode(model.model.write(frames, penalty_of(delay))[0, 0].tolist())
     if isinstance(model.model, CTCModel):
         assert delay is not None
         return model.target.decode(collapse(model.model(source, lengths, delay)[0], penalty_of(delay)))
-    config = BeamConfig(beam=beam, length_penalty=1.0 if beam > 1 else 0.0, reads_on=beam == 1)
+    config = BeamConfig(beam=beam, length_penalty=1.0 if beam > 1 else 0.0, reads_on=beam == 1 and not stop_at_end)
     return model.target.decode(beam_search(model.model, source, lengths, config, delay)[0][0].tokens)
 
 

@@ -1,8 +1,8 @@
 """Configuration: frozen dataclasses, built from TOML tables and command-line overrides.
 
-A dataclass lives beside the thing it configures and checks its own ranges in `__post_init__`;
-this module only turns untyped tables into such objects. An unknown key or a wrong type is an error
-that names the file, the key and, where there is one, the key that was probably meant.
+A dataclass lives next to the class it configures and validates itself in `__post_init__`; this module only builds such
+objects from untyped tables. Unknown keys and wrong types raise an error that names the file, the key and the nearest
+known key.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import json
+import math
+import re
 import tomllib
 import types
 import typing
@@ -19,17 +22,19 @@ from typing import Any, TypeVar
 
 from simulmt.errors import ConfigError
 
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
 T = TypeVar("T")
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ConfigError(message) unless the condition holds; for `__post_init__` range checks."""
+    """Raise ConfigError unless `condition` holds; for validation in `__post_init__`."""
     if not condition:
         raise ConfigError(message)
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str = "configuration") -> T:
-    """Build dataclass `cls` from a table, recursing into fields that are dataclasses themselves."""
+    """Build the dataclass `cls` from a table, recursing into dataclass fields."""
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     for key in table:
@@ -46,7 +51,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "configuration") 
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file; a missing or malformed one is a ConfigError that names file and line."""
+    """Read a TOML file; raise ConfigError if it is missing or malformed."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -58,7 +63,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """Apply `section.key=value` assignments, values in TOML syntax (bare words are taken as strings)."""
+    """Apply `section.key=value` assignments; values are TOML, bare words are strings."""
     result = copy.deepcopy(dict(table))
     for assignment in assignments:
         dotted, equals, text = assignment.partition("=")
@@ -75,7 +80,7 @@ def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 
 
 def as_table(config: Any) -> dict[str, Any]:
-    """The inverse of `build`: plain dicts, lists and scalars, ready for JSON."""
+    """Convert a dataclass to plain dicts, lists and scalars; the inverse of `build`."""
     return _plain(dataclasses.asdict(config))
 
 
@@ -104,7 +109,7 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """Check `value` against a type hint, converting what TOML spells differently (tables, arrays, ints)."""
+    """Check `value` against a type hint, converting TOML tables, arrays and integers as needed."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _convert_union(arguments, value, where)
@@ -146,10 +151,33 @@ def _convert_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
                 return _convert(argument, value, where)
             except ConfigError as error:
                 last = error
-    raise last or ConfigError(f"{where}: {value!r} does not fit")
+    raise last or ConfigError(f"{where}: invalid value {value!r}")
 
 
 def _expect(condition: bool, value: Any, expected: str, where: str) -> Any:
     if not condition:
         raise ConfigError(f"{where}: expected {expected}, got {value!r}")
     return value
+
+
+def as_toml(table: Mapping[str, Any], section: str = "") -> str:
+    """Format a table as TOML; raise ConfigError for values that TOML cannot express."""
+    text, tables = "", ""
+    for key, value in table.items():
+        name = f"{section}.{key}" if section else key
+        if not _BARE_KEY.fullmatch(key):
+            raise ConfigError(f"{name}: invalid key '{key}'; use letters, digits, - and _")
+        if isinstance(value, Mapping):
+            tables += f"\n[{name}]\n{as_toml(value, name)}"
+        elif not _is_plain(value):
+            raise ConfigError(f"{name}: expected text, a finite number, true, false or an array of these, got {value}")
+        else:  # JSON and TOML differ in one character only
+            literal = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            text += f"{key} = {literal}\n"
+    return text + tables
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))

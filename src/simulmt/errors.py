@@ -1,56 +1,75 @@
-"""Every error that simulmt raises on purpose, drawn as one tree.
+"""The exceptions that simulmt raises on purpose.
 
-    SimulmtError                 catch this to catch them all
-    ├── ConfigError              a setting is unknown, missing or out of range
-    ├── DataError                a corpus, token store or alignment file cannot be used
-    ├── VocabularyError          a SentencePiece model or a token id does not fit
-    ├── BundleError              a model bundle is missing, damaged or of another format
-    ├── StreamError              a live stream was used in an illegal order
-    │   └── RefusedError         a server cannot go on with a stream (simulmt.serve.protocol)
-    ├── CheckpointError          a checkpoint cannot be written or read
-    ├── TrainingError            training cannot go on (diverged, no data fits)
-    └── MissingExtraError        a feature needs an extra that is not installed
+    SimulmtError                 base class
+    ├── ConfigError              unknown, missing or invalid setting
+    ├── DataError                unusable corpus, token store or alignment file
+    ├── VocabularyError          unusable SentencePiece model, or token id out of range
+    ├── BundleError              missing, damaged or incompatible model bundle
+    ├── StreamError              illegal use of a live stream
+    │   └── RefusedError         stream refused by a server (simulmt.serve.protocol)
+    ├── SpeechError              unusable audio, microphone or recogniser
+    ├── CheckpointError          checkpoint cannot be written or read
+    ├── TrainingError            training cannot continue (diverged, no usable data)
+    └── MissingExtraError        optional dependency not installed
 
-A message says what was found, what was expected and what to do, on one line.
+A message is one line that says what was found, what was expected and what to do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class SimulmtError(Exception):
-    """Base of all errors that are the user's to see; anything else is a bug in simulmt."""
+    """Base class of errors meant for the user; any other exception is a bug."""
 
 
 class ConfigError(SimulmtError):
-    """A setting is unknown, missing or out of range."""
+    """Unknown, missing or invalid setting."""
 
 
 class DataError(SimulmtError):
-    """A corpus, token store or alignment file cannot be used."""
+    """Unusable corpus, token store or alignment file."""
 
 
 class VocabularyError(SimulmtError):
-    """A SentencePiece model or a token id does not fit."""
+    """Unusable SentencePiece model, or token id out of range."""
 
 
 class BundleError(SimulmtError):
-    """A model bundle is missing, damaged or of another format."""
+    """Missing, damaged or incompatible model bundle."""
 
 
 class StreamError(SimulmtError):
-    """A live stream was used in an illegal order."""
+    """Illegal use of a live stream, such as pushing text after `finish`."""
+
+
+class SpeechError(SimulmtError):
+    """Unusable audio, microphone or recogniser."""
 
 
 class CheckpointError(SimulmtError):
-    """A checkpoint cannot be written or read."""
+    """Checkpoint cannot be written or read."""
 
 
 class TrainingError(SimulmtError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 class MissingExtraError(SimulmtError):
-    """A feature needs an optional extra that is not installed."""
+    """Optional dependency not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs the extra '{extra}': pip install 'simulmt[{extra}]'")
+
+
+@contextmanager
+def needs_extra(feature: str, extra: str) -> Iterator[None]:
+    """Raise MissingExtraError if the block cannot import a third-party package."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").startswith("simulmt"):
+            raise
+        raise MissingExtraError(feature, extra) from None

@@ -1,23 +1,25 @@
-"""Files that under their name are whole or absent, whenever the process that writes them is killed."""
+"""Atomic writes of files and directories, checksums and locks."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, text as UTF-8; an earlier one of its name stays until the new one is complete and on disk."""
+    """Write a file atomically, text as UTF-8; an earlier file stays until the new one is on disk."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the name `path` when it is complete and on disk."""
+    """Yield a file that replaces `path` if the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.writing")
     with temporary.open("wb") as file:
@@ -28,10 +30,59 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     synchronise(path.parent)
 
 
+@contextmanager
+def replacing_directory(directory: Path, scratch: str = "") -> Iterator[Path]:
+    """Yield an empty directory that replaces `directory` if the block succeeds, and is deleted otherwise.
+
+    With a fixed `scratch` name, leftovers of a killed process are found and removed; without one, several processes may
+    write at the same time.
+    """
+    scratch = scratch or f".{directory.name}.{uuid.uuid4().hex}"
+    new, old = (directory.with_name(f"{scratch}.{kind}") for kind in ("new", "old"))
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        yield new
+        for path in (*new.iterdir(), new):
+            synchronise(path)
+        shutil.rmtree(old, ignore_errors=True)
+        if directory.is_dir():
+            directory.rename(old)  # a directory cannot replace another atomically, but half of one must not be seen
+        new.rename(directory)
+        synchronise(directory.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except (Exception, KeyboardInterrupt):
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
 def synchronise(path: Path) -> None:
-    """Put a file on disk, or the names that a directory holds."""
+    """Flush a file, or the entries of a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file as stored on disk."""
+    import hashlib  # loads a library of megabytes, which translating does not need
+
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def lock(file: TextIO, wait: bool = True) -> bool:
+    """Lock an open file; return False if another process holds it and `wait` is False.
+
+    The lock belongs to the open file: it is inherited by child processes, and released when the last of them has
+    closed the file or ended.
+    """
+    import fcntl  # only here, since Windows has none, and translating needs no lock
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

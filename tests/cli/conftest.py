@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simulmt.cli.samples import SYNTHETIC
-from simulmt.stream import Translator
+from simulmt.runtime.stream import Translator
 from simulmt.text import Tokenizer
 from simulmt.train.export import export
 from tiny_models import export_config, trained, translator

@@ -122,10 +122,10 @@ def test_compare_prints_markdown_and_json(results: Path, tmp_path: Path, capsys:
     [
         ((), 2, "nothing to score: give --model or --log"),
         (("--model", "nowhere"), 1, "nowhere: no such model"),
-        (("--model", "BUNDLE", "--delay", "1,x"), 2, "--delay 1,x: expected delays from 1 on, parted by commas"),
-        (("--model", "BUNDLE", "--delay", "0"), 2, "--delay 0: expected delays from 1 on"),
+        (("--model", "BUNDLE", "--delay", "1,x"), 2, "--delay 1,x: expected comma-separated delays from 1"),
+        (("--model", "BUNDLE", "--delay", "0"), 2, "--delay 0: expected comma-separated delays from 1"),
         (("--model", "a=BUNDLE", "--delay", "3,4"), 2, "--delay 3,4: a was trained for 1, 2, 3, 5"),
-        (("--model", "a=BUNDLE", "--model", "a=BUNDLE"), 2, "system a is there twice at delay 1"),
+        (("--model", "a=BUNDLE", "--model", "a=BUNDLE"), 2, "system a is given twice at delay 1"),
         (("--model", "a b=BUNDLE"), 2, "system 'a b': files are called after it"),
         (("--log", "nothing"), 2, "--log nothing: expected NAME:DELAY=PATH"),
         (("--log", "x:3=nothing"), 1, "nothing: no such file"),
@@ -152,7 +152,7 @@ def test_what_is_wrong_with_the_files_is_one_line(
     (tmp_path / "short.de").write_text("eins\n", encoding="utf-8")
     model = ("--model", bundle, "--output", tmp_path / "out")
     done = call("evaluate", *model, *test_set, "--reference", tmp_path / "short.de", capture=capsys)
-    assert_refused(done, 1, f"{tmp_path / 'short.de'} has 1 lines but {test_set[1]} has 3")
+    assert_refused(done, 1, f"{tmp_path / 'short.de'} has 1 sentences but {test_set[1]} has 3")
     done = call("evaluate", *model, *test_set[:2], "--reference", tmp_path / "none.de", capture=capsys)
     assert_refused(done, 1, "none.de: no such file")
     assert not (tmp_path / "out").exists()

@@ -78,7 +78,7 @@ def test_a_recipe_that_is_killed_and_interrupted_ends_with_the_same_files(recipe
     for name in ("text/train.target", "prepared/source.model", *MODELS):
         assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
     again = simulmt("run", recipe, "--work", broken)
-    assert (again.returncode, again.stderr) == (0, "4 stages are done, 0 are to do\n")
+    assert (again.returncode, again.stderr) == (0, "4 stages done, 0 to do\n")
 
 
 def test_a_stage_done_on_another_machine_counts_when_it_is_brought_back(recipe: Path, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_dry_run_tells_what_is_stale_and_why(
     assert simulmt("run", recipe, *work, "--only", "text").returncode == 0
     recipe.write_text(RECIPE.replace("--test=10", "--test=20"))
     shown = call("run", recipe, *work, "--dry-run", "--only", "prepared", capture=capsys).stdout
-    assert "└── text  out of date: the command is now --test=20" in shown
+    assert "└── text  out of date: command changed: --test=20" in shown
     assert "    └── prepared  to do" in shown
     assert f"prepared: simulmt prepare --source={tmp_path}/work/text/train.source" in shown
     assert not (tmp_path / "work" / "prepared").exists()
@@ -110,8 +110,8 @@ def test_a_failing_stage_says_where_its_log_is(recipe: Path, tmp_path: Path) -> 
     recipe.write_text(RECIPE.replace("--source-vocabulary=500", "--source-vocabulary=9999"))
     done = simulmt("run", recipe, "--work", tmp_path / "work")
     assert done.returncode == 1
-    assert f"its log: {tmp_path}/work/prepared/stage.log" in done.stderr
-    assert "ctc-k3: left out, since prepared failed" in done.stderr
+    assert f"see {tmp_path}/work/prepared/stage.log" in done.stderr
+    assert "ctc-k3: skipped, because prepared failed" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_failing_stage_says_where_its_log_is(recipe: Path, tmp_path: Path) -> 
         ("--train=400", "--trian=400", "stages.text: synthetic: No such option: --trian"),
         ("--output={out}", "", "stages.text: synthetic: Missing option '--output'"),
         ("--train=400", "--train=many", "stages.text: synthetic: Invalid value for '--train'"),
-        ('"synthetic', '"sinthetic', "stages.text: simulmt has no command 'sinthetic'"),
+        ('"synthetic', '"sinthetic', "stages.text: unknown command 'sinthetic'"),
         ("--train=400", "--links={given}/links", "stages.text: synthetic: No such option: --links"),
     ],
 )
@@ -139,10 +139,10 @@ def test_what_is_not_there_is_told_before_anything_is_run(
     refused = call("run", recipe, *work, "--only", "ctc", capture=capsys)
     assert_refused(refused, 2, "--only ctc-k1: needs prepared, which is to do")
     recipe.write_text(RECIPE.replace("{text}/train.source", "{given}/train.en"))
-    assert_refused(call("run", recipe, *work, capture=capsys), 2, "--data DIR: prepared reads train.en")
+    assert_refused(call("run", recipe, *work, capture=capsys), 2, "prepared reads train.en")
     (tmp_path / "work" / "text").mkdir(parents=True)
     (tmp_path / "work" / "text" / "thesis.txt").write_text("mine")
-    assert_refused(call("run", recipe, *work, capture=capsys), 2, "work/text was not made by a recipe")
+    assert_refused(call("run", recipe, *work, capture=capsys), 2, "work/text was not written by a recipe")
 
 
 def test_a_result_is_not_given_up_for_one_that_cannot_be_made(
@@ -156,7 +156,7 @@ def test_a_result_is_not_given_up_for_one_that_cannot_be_made(
     assert simulmt("run", recipe, *options, "--data", text).returncode == 0
     before = (work / "prepared" / "source.model").read_bytes()
     recipe.write_text(RECIPE.replace("{text}", "{given}").replace("--source-vocabulary=500", "--source-vocabulary=400"))
-    assert_refused(call("run", recipe, *options, capture=capsys), 2, "--data DIR: prepared reads train.source")
+    assert_refused(call("run", recipe, *options, capture=capsys), 2, "prepared reads train.source")
     assert (work / "prepared" / "source.model").read_bytes() == before
 
 
@@ -198,4 +198,4 @@ def test_a_place_that_cannot_be_written_is_named(
     (tmp_path / "file").write_text("not a directory")
     done = call("run", recipe, "--work", tmp_path / "file", capture=capsys)
     assert done.returncode == 1
-    assert f"--work {tmp_path / 'file'}: cannot be written" in done.stderr
+    assert f"--work {tmp_path / 'file'}: not writable" in done.stderr

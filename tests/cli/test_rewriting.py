@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from cli.helpers import WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_after
 from simulmt.cli import app
-from simulmt.corpus import ParallelFiles
-from simulmt.dataset import prepare_dataset
-from simulmt.synthetic import write_corpus
+from simulmt.data.corpus import ParallelFiles
+from simulmt.data.dataset import prepare_dataset
+from simulmt.data.synthetic import write_corpus
 from simulmt.text import VocabularySpec
 from simulmt.train.systems import System, SystemConfig, build_model, save_model
 
@@ -173,7 +173,9 @@ def test_whoever_shares_the_work_aligns_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_help_names_every_command() -> None:
     shown = CliRunner().invoke(app, ["rewrite", "--help"]).stdout
-    assert "distil, pseudo, reorder, speech, weigh, join" in " ".join(shown.replace("│", " ").split())
+    assert "distil, pseudo, filter, reorder, speech, recognised, weigh, join" in " ".join(
+        shown.replace("│", " ").split()
+    )
 
 
 def test_joining(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,6 +184,16 @@ def test_joining(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*command.split(), capture=capsys).returncode == 0
     assert lines("joined.source") == [*lines("text/dev.source") * 2, *lines("text/test.source")[:3]]
     assert lines("joined.target") == [*lines("text/dev.target") * 2, *lines("text/test.target")[:3]]
+
+
+def test_filtering_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "a.de").write_text("Das ist nicht viel.\nEs sind 1.000,5 Meter.\nEr ist zwölf.\n", encoding="utf-8")
+    (tmp_path / "a.en").write_text("That is not much.\nIt is 1,000.5 metres.\nHe is twenty.\n", encoding="utf-8")
+    files = ("--source", tmp_path / "a.de", "--target", tmp_path / "a.en", "--output", tmp_path / "kept")
+    done = simulmt_after(WITHOUT_TORCH, "rewrite", "filter", *files)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 3 pairs; left out: 1 numbers" in done.stderr
+    assert lines(str(tmp_path / "kept.target")) == ["That is not much.", "It is 1,000.5 metres."]
 
 
 def test_weighing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,6 +254,8 @@ def test_weighing(capsys: pytest.CaptureFixture[str]) -> None:
             ["links:"],
         ),
         ("reorder --source text/dev.source --target text/dev.target --output data/source.model/new", 1, ["be written"]),
+        ("filter --source text/dev.source --target text/dev.target --output new --languages de", 2, ["such as de-en"]),
+        ("filter --source text/dev.source --target none --output new", 1, ["none: no such file"]),
         ("join --source a --output new", 2, ["--target"]),
         ("join --source a --source b --target c --output new", 2, ["2 --source but 1 --target"]),
         ("join --source a --target c --repeat 1 --repeat 2 --output new", 2, ["1 --source but 2 --repeat"]),
@@ -256,7 +270,7 @@ def test_what_does_not_fit_is_refused(
     assert not list(Path().glob("new.[st]*et"))
 
 
-@pytest.mark.parametrize("command", ["", "distil", "pseudo", "reorder", "speech", "join"])
+@pytest.mark.parametrize("command", ["", "distil", "pseudo", "filter", "reorder", "speech", "join"])
 def test_every_command_explains_itself(command: str) -> None:
     shown = CliRunner().invoke(app, ["rewrite", *command.split(), "--help"])
     assert shown.exit_code == 0

@@ -5,6 +5,7 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,8 +13,12 @@ from typer.testing import CliRunner
 from cli.helpers import WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_after
 from simulmt import load
 from simulmt.cli import app
-from simulmt.dataset import Dataset
+from simulmt.data.corpus import read_lines
+from simulmt.data.dataset import Dataset
+from simulmt.errors import BundleError
 from simulmt.runtime.bundle import Bundle
+from simulmt.runtime.rules import RulesConfig
+from simulmt.text import Tokenizer
 from simulmt.train.decode import bleu
 from simulmt.train.systems import SystemConfig, build_model, save_model
 
@@ -203,7 +208,7 @@ class TestFromTextToTranslation:
     def test_it_translates_without_torch(self, folder: Path) -> None:
         finished = simulmt_after(WITHOUT_TORCH, "translate", "--model", folder / "bundle", stdin=SENTENCES)
         assert (finished.returncode, finished.stderr) == (0, "")
-        assert finished.stdout == load(folder / "bundle").translate(SENTENCES) + "\n"
+        assert finished.stdout == load(folder / "bundle").translate(SENTENCES, 1) + "\n"
 
     def test_a_finished_run_is_left_alone(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -220,8 +225,8 @@ class TestFromTextToTranslation:
         monkeypatch.chdir(folder)
         Path("card.md").write_text("## Data\n\nInvented.\n", encoding="utf-8")
         options = (
-            "--default-delay 3 --blank-penalty 0.5 --blank-penalty 1.5 --repeat-penalty 3 --word-penalty 2 "
-            "--longest 40 --development 0 --card card.md"
+            "--default-delay 3 --blank-penalty 0.5 --blank-penalty 1.5 --repeated-symbol 3 "
+            "--unknown-word 2 --doubled-punctuation --longest 40 --development 0 --card card.md"
         )
         finished = call(*f"export run/final --data data --output other {LANGUAGES} {options}".split(), capture=capsys)
         assert finished.returncode == 0, finished.stderr
@@ -229,7 +234,7 @@ class TestFromTextToTranslation:
         config = Bundle(Path("other")).config
         assert (config.source_language, config.target_language, config.precision) == ("aa", "bb", "int8")
         assert (config.default_delay, config.blank_penalties, config.longest) == (3, (0.5, 1.5), 40)
-        assert (config.repeat_penalty, config.word_penalty) == (3, 2)
+        assert config.rules == RulesConfig(3, 0, 2, True)
         words, dataset = Path("other/words.txt").read_text(encoding="utf-8").split(), Dataset.open(Path("data"))
         text = [dataset.target_tokenizer.decode(dataset.train.pair(i)[1].tolist()) for i in range(len(dataset.train))]
         counts = Counter(re.findall("[a-z]+", " ".join(text).lower()))
@@ -247,11 +252,29 @@ class TestFromTextToTranslation:
         for command in (
             f"prepare --output data-zh --target-language zh {files} {sizes}",
             train,
-            f"export run-zh --data data-zh --output bundle-zh --word-penalty 2 --development 0 {LANGUAGES}",
+            f"export run-zh --data data-zh --output bundle-zh --unknown-word 2 --development 0 {LANGUAGES}",
         ):
             finished = call(*command.split(), capture=capsys)
             assert finished.returncode == 0, finished.stderr
         assert Path("bundle-zh/words.txt").read_text(encoding="utf-8") == ""
+
+    @pytest.mark.parametrize("language", ["de", "zh"])
+    def test_the_case_of_the_target_is_folded_on_request(
+        self, language: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        text = str(folder / "text")
+        sides = f"--source {text}/train.source --target {text}/train.target --dev-source {text}/dev.source"
+        sizes = f"--dev-target {text}/dev.target --source-vocabulary 300 --target-vocabulary 300"
+        same = {}
+        for folding in ("--uncased-target", ""):
+            data = tmp_path / f"data{folding}"
+            command = f"prepare --output {data} --target-language {language} {folding} {sides} {sizes}"
+            prepared = call(*command.split(), capture=capsys)
+            assert prepared.returncode == 0, prepared.stderr
+            target = Tokenizer.load(data / "target.model")
+            word = next(read_lines(folder / "text" / "train.target")).split()[0]
+            same[folding] = target.encode(word.upper()) == target.encode(word.lower())
+        assert same == {"--uncased-target": True, "": False}
 
     def test_blank_penalties_are_tuned(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -272,10 +295,10 @@ class TestFromTextToTranslation:
     def test_blank_penalties_are_tuned_as_the_bundle_will_translate(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The best score shown is that of the bundle's own translations, with its other penalties."""
+        """The best score shown is that of the bundle's own translations, with its decoding rules."""
         monkeypatch.chdir(folder)
         command = "export run --data data --output worded --precision fp32 --development 0 --tune-penalty"
-        options = f"{LANGUAGES} --repeat-penalty 3 --word-penalty 5"
+        options = f"{LANGUAGES} --repeated-symbol 3 --unknown-word 5 --doubled-punctuation"
         finished = call(*f"{command} {options}".split(), capture=capsys)
         assert finished.returncode == 0, finished.stderr
         dataset, translator = Dataset.open(Path("data")), load(Path("worded"))
@@ -294,6 +317,24 @@ class TestFromTextToTranslation:
         finished = call(*f"export run --data data --output small {LANGUAGES}".split(), capture=capsys)
         assert finished.returncode == 0, finished.stderr
         assert {"int8_agreement", "int8_bleu"} <= Bundle(Path("small")).config.checks.keys()
+
+    def test_development_text_is_checked_as_it_was_written(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A token store holds the source case-folded; a reader's text is not."""
+        monkeypatch.chdir(folder)
+        sources = Path("data/dev.source").read_text(encoding="utf-8").upper().splitlines()
+        shutil.copytree("data", "data-upper")
+        Path("data-upper/dev.source").write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")
+        checked: list[str] = []
+
+        def refuse(*arguments: Any) -> None:
+            checked.extend(source for source, _ in arguments[-1])
+            raise BundleError("enough")
+
+        monkeypatch.setattr("simulmt.train.export._check_bleu", refuse)
+        call(*f"export run --data data-upper --output upper --development 5 {LANGUAGES}".split(), capture=capsys)
+        assert checked == sources[:5]
 
     def test_a_teacher_is_exported_without_delays(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -315,9 +356,10 @@ class TestFromTextToTranslation:
             ("export run --data data --output bundle", 1, ["bundle", "exists"]),
             ("export text --data data --output new", 1, ["text", "no trained model"]),
             ("export run --data text --output new", 1, ["--data text", "simulmt prepare"]),
-            ("export run --data data --output new --default-delay 2", 2, ["--default-delay 2", "1, 3"]),
+            ("export run --data data --output new --default-delay 2", 2, ["default delay 2", "1, 3"]),
             ("export run --data data --output new --tune-penalty --blank-penalty 1", 2, ["--tune-penalty"]),
-            ("export run --data data --output new --blank-penalty 1", 2, ["1 --blank-penalty", "1, 3"]),
+            ("export run --data data --output new --blank-penalty 1", 2, ["1 blank penalties", "1, 3"]),
+            ("export run --data data --output new --restarted-noun 1", 2, ["restarted_noun", "language en, not bb"]),
             ("export run --data data --output new --card missing.md", 1, ["missing.md"]),
             ("train config.toml --run new --set training.sed=2", 2, ["config.toml", "sed", "seed"]),
             ("train config.toml --run new --set data=nowhere", 1, ["nowhere: no such directory", "simulmt prepare"]),
@@ -355,7 +397,10 @@ class TestFromTextToTranslation:
             "prepare --output x --dev-source d --dev-target d --tmx m --source-language en",
             ["--tmx", "--target-language"],
         ),
-        ("prepare --output x --tsv t --dev-xml d --dev-source d", ["--dev-xml", "leave out --dev-source"]),
+        (
+            "prepare --output x --tsv t --dev-xml d --dev-source d",
+            ["--dev-xml", "cannot be combined with --dev-source"],
+        ),
         ("prepare --output x --dev-source d --dev-target d", ["--source", "--tsv"]),
         ("prepare --output x --dev-source d --dev-target d --source s", ["1 --source files but 0 --target files"]),
         ("prepare --output x --dev-source d --dev-target d --tsv t --source-vocabulary 3", ["--source-vocabulary"]),

@@ -7,7 +7,7 @@ import pytest
 
 from eval.sentences import CHINESE, ENGLISH, GERMAN
 from simulmt.runtime.bundle import Kind
-from simulmt.stream import Translator
+from simulmt.runtime.stream import Translator
 from simulmt.text import Tokenizer
 from tiny_models import trained, translator
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from eval.sentences import CHINESE, ENGLISH, GERMAN
-from simulmt.alignment import Link
+from simulmt.data.alignment import Link
 from simulmt.eval.aligners import WordPair
-from simulmt.eval.evaluate import Evaluation
 from simulmt.eval.instances import Instance, split_units
+from simulmt.eval.quality import QualityScorer
 from simulmt.eval.results import Result, Unit
-from simulmt.eval.score import QualityScorer
+from simulmt.eval.run import Evaluation
 
 REFERENCES = {"word": GERMAN, "char": CHINESE}
 

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from simulmt.alignment import Link, corpus_alignment_error_rate
 from simulmt.cli import figures
+from simulmt.data.alignment import Link, corpus_alignment_error_rate
+from simulmt.data.synthetic import SyntheticPair, generate
 from simulmt.errors import ConfigError, DataError, MissingExtraError, SimulmtError
 from simulmt.eval.aligners import (
     align_with_awesome,
@@ -27,8 +28,7 @@ from simulmt.eval.aligners import (
     read_pharaoh,
     symmetrise,
 )
-from simulmt.eval.records import Anticipation, read_records
-from simulmt.synthetic import SyntheticPair, generate
+from simulmt.eval.results import Anticipation, read_records
 
 PAIR = (["the", "old", "bridge"], ["die", "alte", "Brücke"])
 LINKS = st.sets(st.tuples(st.integers(1, 6), st.integers(1, 6)), max_size=10)
@@ -255,6 +255,8 @@ def test_anticipation_of_aligned_text(text: tuple[object, ...], tmp_path: Path) 
     aligned, by_hand = read_records(Anticipation, [tmp_path / "out"])
     # Links (4, 1) (3, 2) (2, 3) (1, 4) (1, 1) (2, 2): i > j holds for two of six, i - 1 > j for one.
     assert aligned.rates == pytest.approx((2 / 6, 1 / 6, 1 / 6, 0, 0, 0, 0, 0, 0))
+    # Scaled by 4 / 6 and 2 / 5: (4, 1) (3, 1) (2, 2) (1, 3) (1, 0) (2, 1).
+    assert aligned.scaled_rates == pytest.approx((4 / 6, 2 / 6, 1 / 6, 0, 0, 0, 0, 0, 0))
     assert (aligned.source_unit, aligned.target_unit) == ("word", "char")
     # Sure are (4, 1) (3, 1) and (1, 1) (2, 2), possible also (2, 2) (1, 4): 3 sure hits, 4 possible ones, of 6 + 4.
     assert aligned.alignment_error_rate == pytest.approx(1 - 7 / 10)

@@ -10,9 +10,9 @@ import pytest
 from eval.sentences import ENGLISH, GERMAN
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.compare import HEADINGS, as_json, compare, markdown, signatures
-from simulmt.eval.evaluate import Evaluation
 from simulmt.eval.instances import Instance
 from simulmt.eval.results import Result, write_results
+from simulmt.eval.run import Evaluation
 
 WORSE = [line.upper()[2:] for line in GERMAN]
 WORST = [line[: len(line) // 2] for line in GERMAN]

@@ -14,20 +14,20 @@ from simulmt.eval.instances import (
     CompleteWords,
     Instance,
     read_instances,
-    reference_length,
     spaced_words_read,
     split_units,
     unit_delays,
     unit_of,
     write_instances,
 )
-from simulmt.eval.results import INSTANCES, Unit
-from simulmt.latency import (
+from simulmt.eval.latency import (
     average_lagging,
     average_proportion,
     differentiable_average_lagging,
     length_adaptive_average_lagging,
+    reference_length,
 )
+from simulmt.eval.results import INSTANCES, Unit
 from simulmt.text import split_words
 
 with warnings.catch_warnings():

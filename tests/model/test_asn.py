@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment  # type: ignore[attr-defined]
-from torch import Tensor
+from torch import Tensor, nn
 
 from simulmt.errors import ConfigError, VocabularyError
-from simulmt.model.asn import ASNConfig, SortedCTCModel, SortingNetwork, exclude_padding, sinkhorn
+from simulmt.model.asn import ASNConfig, SortedCTCModel, SortingNetwork, SortingStatistics, exclude_padding, sinkhorn
 from simulmt.model.ctc import CTCConfig, CTCModel
+from simulmt.model.layers import NormPlacement
 from simulmt.text import END, MASK, PAD
 
 from .helpers import assert_same, gradients, pad, parameter_count, randomise, sum_gradients
@@ -21,8 +22,10 @@ VOCABULARY = 13
 PAIRS = [([7, 8, 9, 10, 6], [6, 7, 7, END]), ([11], [8, END]), ([6, 7], [6, 6, 6, 6, END]), ([6, 12, 8], [9, 10, END])]
 
 
-def make_sorter(tau: float = 0.5, delta: float = 0.3, gamma: float = 0.5, iterations: int = 8) -> SortingNetwork:
-    sorter = SortingNetwork(WIDTH, 16, 2, 2, 0.0, iterations=iterations, tau=tau, delta=delta, gamma=gamma)
+def make_sorter(
+    tau: float = 0.5, delta: float = 0.3, gamma: float = 0.5, iterations: int = 8, norm: NormPlacement = "pre"
+) -> SortingNetwork:
+    sorter = SortingNetwork(WIDTH, 16, 2, 2, 0.0, iterations=iterations, tau=tau, delta=delta, gamma=gamma, norm=norm)
     return randomise(sorter, seed=1)
 
 
@@ -30,8 +33,8 @@ def make_translator() -> CTCModel:
     return CTCModel.build(CTCConfig(VOCABULARY, VOCABULARY, width=WIDTH, inner=16, heads=2, layers=2, dropout=0.0))
 
 
-def make_model(delta: float = 0.3, gamma: float = 0.5) -> SortedCTCModel:
-    return randomise(SortedCTCModel.build(make_translator(), ASNConfig(layers=2, delta=delta, gamma=gamma)))
+def make_model(delta: float = 0.3, gamma: float = 0.5, norm: NormPlacement = "pre") -> SortedCTCModel:
+    return randomise(SortedCTCModel.build(make_translator(), ASNConfig(layers=2, delta=delta, gamma=gamma, norm=norm)))
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -218,13 +221,73 @@ def scores_by_hand(sorter: SortingNetwork, H: Tensor, context: Tensor) -> Tensor
     return sorter.final_norm(Q) @ H.transpose(1, 2) / WIDTH**0.5
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize(("iterations", "tau"), [(0, 1.0), (3, 1.0), (3, 0.25), (16, 0.5)])
-def test_z_is_sinkhorn_of_the_scores_over_tau(iterations: int, tau: float) -> None:
-    sorter = make_sorter(tau=tau, iterations=iterations)
+def test_z_is_sinkhorn_of_the_scores_over_tau(iterations: int, tau: float, norm: NormPlacement) -> None:
+    sorter = make_sorter(tau=tau, iterations=iterations, norm=norm)
     H, context = random_scores(2, 5, WIDTH, spread=1), random_scores(2, 3, WIDTH, seed=1, spread=1)
     Z = sorter(H, None, context, None)
     assert Z.dtype == torch.float32
     assert_same(Z.double(), sinkhorn(scores_by_hand(sorter, H, context) / tau, iterations), 1e-4)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_gradients_reach_the_states_as_queries_as_keys_and_as_values(norm: NormPlacement) -> None:
+    sorter = make_sorter(tau=2.0, norm=norm)
+    H = random_scores(2, 5, WIDTH, spread=1).requires_grad_()
+    context, upstream = random_scores(2, 3, WIDTH, seed=1, spread=1), random_scores(2, 5, WIDTH, seed=2)
+    sorted_states = sorter(H, None, context, None).double() @ H
+    (found,) = torch.autograd.grad(sorted_states, H, upstream)
+    expected_states = plain_sinkhorn(scores_by_hand(sorter, H, context) / sorter.tau, sorter.iterations) @ H
+    (expected,) = torch.autograd.grad(expected_states, H, upstream)
+    assert_same(found, expected, 1e-3)
+
+
+def test_scores_are_in_single_precision_under_autocast() -> None:
+    sorter = make_sorter(tau=0.25).float()
+    sorter.layers = nn.ModuleList()  # type: ignore[assignment]  # what is left is Q H^T of normalised states
+    H, context = random_scores(2, 6, WIDTH, spread=1).float(), torch.zeros(2, 3, WIDTH)
+    expected = sorter(H, None, context, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(sorter(H, None, context, None), expected)
+
+
+# How far Z is from the identity
+
+
+def test_statistics_of_matrices_worked_by_hand() -> None:
+    identity, reverse, uniform = torch.eye(3), torch.eye(3).flip(0), torch.full((3, 3), 1 / 3)
+    three = torch.tensor([3])
+    assert SortingStatistics.of([(identity[None], three)]) == (1.0, 0.0)
+    assert SortingStatistics.of([(reverse[None], three)]) == pytest.approx((1 / 3, 4 / 3))
+    assert SortingStatistics.of([(uniform[None], three)]) == pytest.approx((1 / 3, 8 / 9))
+    both = [(identity[None], three), (torch.stack([reverse, uniform]), torch.tensor([3, 3]))]
+    assert SortingStatistics.of(both) == pytest.approx((5 / 9, 20 / 27))
+
+
+def test_statistics_leave_padding_out() -> None:
+    swap = torch.tensor([[0.0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    assert SortingStatistics.of([(swap[None], torch.tensor([2]))]) == (0.0, 1.0)
+    assert SortingStatistics.of([]) == (0.0, 0.0)
+
+
+def fresh_diagonal(norm: NormPlacement, query_scale: float) -> float:
+    torch.manual_seed(0)
+    sorter = SortingNetwork(32, 64, 4, 3, 0.0, 16, 0.25, 0.3, 0.5, norm=norm, query_scale=query_scale).eval()
+    H, lengths = nn.functional.layer_norm(torch.randn(8, 12, 32), (32,)), torch.full((8,), 12)
+    return SortingStatistics.of([(sorter(H, None, torch.randn(8, 10, 32), None), lengths)]).diagonal
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_smaller_scale_of_the_queries_starts_farther_from_the_identity(norm: NormPlacement) -> None:
+    diagonals = [fresh_diagonal(norm, scale) for scale in (1.0, 0.3, 0.1, 0.01)]
+    assert diagonals == sorted(diagonals, reverse=True)
+    assert diagonals[0] > 0.9
+    assert diagonals[-1] < 0.2
+
+
+def test_post_norm_starts_farther_from_the_identity_than_pre_norm() -> None:
+    assert fresh_diagonal("post", 0.3) < fresh_diagonal("pre", 0.3) - 0.05
 
 
 def test_without_noise_training_is_deterministic() -> None:
@@ -328,9 +391,10 @@ def test_a_padded_batch_is_the_sum_of_its_sentences(delay: int) -> None:
         assert (found - expected).norm() <= 1e-4 * expected.norm()
 
 
-def test_gradients_reach_every_parameter() -> None:
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_gradients_reach_every_parameter(norm: NormPlacement) -> None:
     torch.manual_seed(0)
-    model = make_model().train()
+    model = make_model(norm=norm).train()
     found = gradients(model, model.loss(*batch()).total)
     names = [name for name, _ in model.named_parameters()]
     without = [name for name, gradient in zip(names, found, strict=True) if not gradient.abs().max() > 1e-12]
@@ -379,6 +443,7 @@ def test_tokens_outside_the_vocabularies_are_named(bad: int) -> None:
         ("delta", -0.3, "delta must not be negative, got -0.3"),
         ("gamma", -0.1, r"gamma must be in 0\.\.1, got -0.1"),
         ("gamma", 1.5, r"gamma must be in 0\.\.1, got 1.5"),
+        ("query_scale", 0.0, "query_scale must be above 0, got 0.0"),
     ],
 )
 def test_bad_settings_are_named(setting: str, value: float, message: str) -> None:

@@ -17,6 +17,7 @@ from simulmt.model.layers import (
     EncoderLayer,
     EncoderState,
     KeysValues,
+    NormPlacement,
     Reserve,
     check_delay,
     check_tokens,
@@ -335,10 +336,11 @@ def test_the_encoder_layer_is_pytorchs_own_pre_norm_layer() -> None:
     assert_same(ours.attend(x, ours.project(x), mask), expected)
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_decoder_layer_is_pytorchs_own_pre_norm_layer(causal: bool) -> None:
-    theirs = randomise(nn.TransformerDecoderLayer(8, 2, 16, 0.0, "relu", batch_first=True, norm_first=True))
-    ours = DecoderLayer(8, 16, 2, 0.0).double()
+def test_the_decoder_layer_is_pytorchs_own_layer(causal: bool, norm: NormPlacement) -> None:
+    theirs = randomise(nn.TransformerDecoderLayer(8, 2, 16, 0.0, "relu", batch_first=True, norm_first=norm == "pre"))
+    ours = DecoderLayer(8, 16, 2, 0.0, norm).double()
     ours.load_state_dict(from_pytorch(theirs))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 5, 8, dtype=torch.float64, generator=generator)

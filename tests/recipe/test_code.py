@@ -102,6 +102,6 @@ def test_where_the_package_is_does_not_count(tmp_path: Path) -> None:
 
 def test_a_change_to_the_report_leaves_trained_models_alone(tmp_path: Path) -> None:
     copy = shutil.copytree(ROOT, tmp_path / "simulmt")
-    (copy / "eval" / "report.py").write_text("# another\n")
+    (copy / "eval" / "report" / "page.py").write_text("# another\n")
     assert code_hash("simulmt.cli.training", "train", copy) == code_hash("simulmt.cli.training", "train")
     assert code_hash("simulmt.cli.figures", "report", copy) != code_hash("simulmt.cli.figures", "report")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulmt.config import as_toml
 from simulmt.errors import ConfigError
-from simulmt.recipe.plan import Places, Recipe, as_toml
+from simulmt.recipe.plan import Recipe, Workspace
 
 
 def recipe(stages: dict[str, Any], **settings: dict[str, Any]) -> Recipe:
@@ -57,7 +58,7 @@ def test_paths_enter_only_at_the_end(tmp_path: Path) -> None:
     stage = made.stages["asn"]
     assert str(tmp_path) not in " ".join(stage.words)
     assert (stage.needs, stage.settings, stage.given) == (("ctc",), ("student",), ("train.en",))
-    assert Places(tmp_path / "w", tmp_path / "d").command_line(stage) == [
+    assert Workspace(tmp_path / "w", tmp_path / "d").command_line(stage) == [
         "train",
         f"{tmp_path}/w/asn/settings.student.toml",
         f"--text={tmp_path}/d/train.en",
@@ -83,24 +84,24 @@ def test_every_stage_comes_after_what_it_needs(order: list[int], pairs: set[tupl
     [
         (
             {"a": {"run": "x {teecher}"}, "teacher": {"run": "x"}},
-            "stages.a: '{teecher}' is no stage; did you mean teacher",
+            "stages.a: unknown stage '{teecher}'; did you mean teacher",
         ),
-        ({"a": {"run": "x {b}"}, "b": {"run": "x {a}"}}, "circle"),
-        ({"a": {"run": "x {k}"}}, "stages.a: '{k}' is no stage"),
+        ({"a": {"run": "x {b}"}, "b": {"run": "x {a}"}}, "circular dependency"),
+        ({"a": {"run": "x {k}"}}, "stages.a: unknown stage '{k}'"),
         (
             {"a": {"run": "x", "each": {"k": [1]}}, "b": {"run": "x {a}", "each": {"k": [2]}}},
-            "{a} is not repeated for k = 2",
+            "{a} has no variant with k = 2",
         ),
-        ({"a": {"run": "x", "each": {"k": [1]}}, "a-k1": {"run": "x"}}, "stages.a-k1: two stages"),
-        ({"a b": {"run": "x"}}, "'a b' is no name"),
-        ({"out": {"run": "x"}}, "'out' is no name"),
+        ({"a": {"run": "x", "each": {"k": [1]}}, "a-k1": {"run": "x"}}, "stages.a-k1: duplicate stage name"),
+        ({"a b": {"run": "x"}}, "invalid stage name 'a b'"),
+        ({"out": {"run": "x"}}, "invalid stage name 'out'"),
         ({"a": {"run": ""}}, "stages.a: run is empty"),
         ({"a": {"run": "x {given}"}}, "stages.a: {given}: expected {given}/FILE"),
-        ({"a": {"run": "x", "each": {"b": [1]}}, "b": {"run": "x"}}, "'b' is the name of a value"),
+        ({"a": {"run": "x", "each": {"b": [1]}}, "b": {"run": "x"}}, "'b' names both a value and a directory"),
         ({"a": {"run": "x", "each": {"k": []}}, "b": {"run": "x {a}"}}, "each.k"),
         ({"a": {"run": "x 'y"}}, "stages.a: run: No closing quotation"),
         ({"a": {"run": "x", "every": {}}}, "unknown key 'every'"),
-        ({"a": {"run": "x {settings.student}"}}, "there is no settings.student"),
+        ({"a": {"run": "x {settings.student}"}}, "missing settings.student"),
     ],
 )
 def test_what_a_recipe_says_wrong_is_named(stages: dict[str, Any], message: str) -> None:
@@ -110,7 +111,7 @@ def test_what_a_recipe_says_wrong_is_named(stages: dict[str, Any], message: str)
 
 
 def test_settings_that_nobody_reads_are_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"settings\.studnet is used by no stage; did you mean student"):
+    with pytest.raises(ConfigError, match=r"settings\.studnet is not used by any stage; did you mean student"):
         recipe({"a": {"run": "x {settings.student}"}}, student={}, studnet={})
 
 
@@ -121,8 +122,8 @@ def test_settings_that_nobody_reads_are_an_error() -> None:
         ("rates = [1.0, nan]", "settings.s.rates: expected"),
         ("begun = 2024-01-01", "settings.s.begun: expected"),
         ("[settings.s.model]\nlayers = [{width = 1}]", "settings.s.model.layers: expected"),
-        ("'two words' = 1", "'two words' is no key"),
-        ("[settings.s.'']", "'' is no key"),
+        ("'two words' = 1", "invalid key 'two words'"),
+        ("[settings.s.'']", "invalid key ''"),
     ],
 )
 def test_settings_that_cannot_be_written_are_an_error_at_once(line: str, named: str, tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_recipe_can_be_like_another_but_for_what_it_says_itself(tmp_path: Path
         ("z", "{a}"),
     ]
     path.write_text('like = "other.toml"\n')
-    with pytest.raises(ConfigError, match="is like itself"):
+    with pytest.raises(ConfigError, match="inherits from itself"):
         Recipe.read(path)
 
 
@@ -167,7 +168,7 @@ def test_stages_are_chosen_by_name_or_family() -> None:
     assert [stage.name for stage in made.matching(["b", "a-k3"])] == ["a-k3", "b"]
     assert [stage.name for stage in made.matching(["a"])] == ["a-k1", "a-k3"]
     assert len(made.matching([])) == 3
-    with pytest.raises(ConfigError, match="--only a-k5: no such stage; did you mean"):
+    with pytest.raises(ConfigError, match="--only a-k5: unknown stage; did you mean"):
         made.matching(["a-k5"])
 
 

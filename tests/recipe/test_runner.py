@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from simulmt.recipe.plan import Places, Recipe, Stage
-from simulmt.recipe.runner import Program, Running, run_stages
-from simulmt.recipe.state import LOG, RECORD, Standing, survey
+from simulmt.recipe.plan import Recipe, Stage, Workspace
+from simulmt.recipe.runner import Program, RunningStage, run_stages
+from simulmt.recipe.state import LOG, RECORD, StageStatus, stage_statuses
 
 LAUNCHER = """
 import pathlib, signal, sys, time
@@ -58,46 +58,46 @@ class Witness:
         self.events: list[tuple[str, str]] = []
         self.most_at_once = 0
 
-    def started(self, stage: Running) -> None:
+    def started(self, stage: RunningStage) -> None:
         self.events.append(("started", stage.name))
 
-    def running(self, stages: Sequence[Running]) -> None:
+    def running(self, stages: Sequence[RunningStage]) -> None:
         self.most_at_once = max(self.most_at_once, len(stages))
 
-    def done(self, stage: Running) -> None:
+    def done(self, stage: RunningStage) -> None:
         self.events.append(("done", stage.name))
 
-    def failed(self, stage: Running, code: int) -> None:
+    def failed(self, stage: RunningStage, code: int) -> None:
         self.events.append((f"failed {code} {stage.last_line()}", stage.name))
 
-    def left_out(self, stage: Stage, needed: str) -> None:
+    def skipped(self, stage: Stage, needed: str) -> None:
         self.events.append((f"left out for {needed}", stage.name))
 
     def close(self) -> None: ...
 
 
-def stand(runs: dict[str, str], work: Path) -> tuple[list[Standing], Places]:
+def stand(runs: dict[str, str], work: Path) -> tuple[list[StageStatus], Workspace]:
     recipe = Recipe.build({"title": "t", "stages": {name: {"run": run} for name, run in runs.items()}}, "recipe")
-    places = Places(work)
-    return list(survey(recipe, places, lambda _stage: "code").values()), places
+    workspace = Workspace(work)
+    return list(stage_statuses(recipe, workspace, lambda _stage: "code").values()), workspace
 
 
 def test_stages_run_in_order_and_leave_records(tmp_path: Path) -> None:
-    standings, places = stand({"b": "touch {out} {a}", "a": "touch {out} word", "c": "touch {out} {b}"}, tmp_path)
+    statuses, workspace = stand({"b": "touch {out} {a}", "a": "touch {out} word", "c": "touch {out} {b}"}, tmp_path)
     witness = Witness()
-    assert run_stages(standings, places, 1, DOUBLES, witness)
+    assert run_stages(statuses, workspace, 1, DOUBLES, witness)
     assert witness.events == [(event, name) for name in "abc" for event in ("started", "done")]
     assert (tmp_path / "b" / "result.txt").read_text() == str(tmp_path / "a")
     assert (tmp_path / "b" / LOG).read_text() == f"$ simulmt touch {tmp_path}/b {tmp_path}/a\ntouch at work\n"
-    assert {standing.state for standing in stand({"a": "touch {out} word"}, tmp_path)[0]} == {"done"}
+    assert {status.state for status in stand({"a": "touch {out} word"}, tmp_path)[0]} == {"done"}
 
 
 def test_independent_stages_run_together_but_not_more_than_allowed(tmp_path: Path) -> None:
     (tmp_path / "meeting").mkdir()
     runs = dict.fromkeys(("a", "b", "c"), f"meet {{out}} {tmp_path}/meeting 2")
-    standings, places = stand(runs, tmp_path / "work")
+    statuses, workspace = stand(runs, tmp_path / "work")
     witness = Witness()
-    assert run_stages(standings, places, 2, DOUBLES, witness), "two had to be there at the same time to go on"
+    assert run_stages(statuses, workspace, 2, DOUBLES, witness), "two had to be there at the same time to go on"
     assert witness.most_at_once == 2
 
 
@@ -108,9 +108,9 @@ def test_a_failure_stops_what_needs_it_and_nothing_else(tmp_path: Path) -> None:
         "then": "touch {out} {needs}",
         "other": "touch {out}",
     }
-    standings, places = stand(runs, tmp_path)
+    statuses, workspace = stand(runs, tmp_path)
     witness = Witness()
-    assert not run_stages(standings, places, 1, DOUBLES, witness)
+    assert not run_stages(statuses, workspace, 1, DOUBLES, witness)
     assert witness.events == [
         ("started", "bad"),
         ("failed 3 fail at work", "bad"),
@@ -124,31 +124,31 @@ def test_a_failure_stops_what_needs_it_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_what_another_runner_has_done_meanwhile_is_not_done_again(tmp_path: Path) -> None:
-    standings, places = stand({"a": "touch {out} word"}, tmp_path)
-    assert run_stages(standings, places, 1, DOUBLES, Witness())
+    statuses, workspace = stand({"a": "touch {out} word"}, tmp_path)
+    assert run_stages(statuses, workspace, 1, DOUBLES, Witness())
     record = (tmp_path / "a" / RECORD).stat().st_mtime_ns
-    assert run_stages(standings, places, 1, DOUBLES, Witness())
+    assert run_stages(statuses, workspace, 1, DOUBLES, Witness())
     assert (tmp_path / "a" / RECORD).stat().st_mtime_ns == record
 
 
 def test_what_is_needed_only_while_a_stage_lasts_is_thrown_away(tmp_path: Path) -> None:
-    standings, places = stand({"a": "touch {out} word"}, tmp_path)
-    assert run_stages(standings, places, 1, DOUBLES, Witness())
+    statuses, workspace = stand({"a": "touch {out} word"}, tmp_path)
+    assert run_stages(statuses, workspace, 1, DOUBLES, Witness())
     assert not (tmp_path / "a" / "scratch").exists()
     other = stand({"a": "touch {out} words"}, tmp_path)[0]
-    assert run_stages(other, places, 1, Program(command), Witness())
+    assert run_stages(other, workspace, 1, Program(command), Witness())
     assert (tmp_path / "a" / "scratch").exists()
     # As if it had been killed when its record was there and the rest was still to be tidied up.
-    assert run_stages(other, places, 1, DOUBLES, Witness())
+    assert run_stages(other, workspace, 1, DOUBLES, Witness())
     assert not (tmp_path / "a" / "scratch").exists()
 
 
-def test_only_commands_that_can_go_on_find_what_a_failed_call_left(tmp_path: Path) -> None:
-    standings, places = stand({"a": "fail {out}"}, tmp_path)
-    for program, left in ((DOUBLES, False), (Program(command, go_on=("fail",)), True)):
-        assert not run_stages(standings, places, 1, program, Witness())
+def test_only_commands_that_can_resume_find_what_a_failed_call_left(tmp_path: Path) -> None:
+    statuses, workspace = stand({"a": "fail {out}"}, tmp_path)
+    for program, left in ((DOUBLES, False), (Program(command, resumable=("fail",)), True)):
+        assert not run_stages(statuses, workspace, 1, program, Witness())
         (tmp_path / "a" / "half.txt").touch()
-        assert not run_stages(standings, places, 1, program, Witness())
+        assert not run_stages(statuses, workspace, 1, program, Witness())
         assert (tmp_path / "a" / "half.txt").exists() == left
 
 
@@ -166,8 +166,8 @@ def test_what_a_stage_has_launched_is_told_to_stop_when_the_runner_is_killed(tmp
         time.sleep(0.02)
     runner.kill()
     runner.wait()
-    standings, places = stand(runs, tmp_path / "work")
-    assert run_stages(standings, places, 1, DOUBLES, Witness())
+    statuses, workspace = stand(runs, tmp_path / "work")
+    assert run_stages(statuses, workspace, 1, DOUBLES, Witness())
     assert (tmp_path / "work" / "a" / "result.txt").read_text() == "started stopped", "it had to be waited for"
 
 

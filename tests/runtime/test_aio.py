@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from simulmt.errors import StreamError
-from simulmt.runtime.aio import AsyncTranslator, Turn
+from simulmt.runtime.aio import AsyncTranslator, Batch
 from simulmt.runtime.decoding import Written
-from simulmt.stream import Commit, Stream, StreamState, Translator
+from simulmt.runtime.stream import Commit, Stream, StreamState, Translator
 from simulmt.text import Tokenizer
 from tiny_models import facts, trained, translator
 
@@ -139,10 +139,10 @@ def test_a_stream_is_not_touched_while_it_is_computed(
 @pytest.mark.parametrize("is_computed", [False, True])
 def test_a_cancelled_call_loses_nothing(model: Translator, monkeypatch: pytest.MonkeyPatch, is_computed: bool) -> None:
     """Each call is cancelled at its second turn, before it is computed, or behind that and before anybody is told."""
-    take, calls, turns = AsyncTranslator._take, list[asyncio.Task[list[Commit]]](), list[int]()
+    take, calls, turns = AsyncTranslator._run, list[asyncio.Task[list[Commit]]](), list[int]()
     text = 9 * "the old bridge over the river. "
 
-    async def leaving(front: AsyncTranslator, turn: Turn) -> None:
+    async def leaving(front: AsyncTranslator, turn: Batch) -> None:
         turns.append(len(calls))
         is_second = turns.count(len(calls)) == 2
         if is_second and not is_computed:
@@ -158,7 +158,7 @@ def test_a_cancelled_call_loses_nothing(model: Translator, monkeypatch: pytest.M
             await asyncio.wait(calls[-1:])
         return calls[-1].result()
 
-    monkeypatch.setattr(AsyncTranslator, "_take", leaving)
+    monkeypatch.setattr(AsyncTranslator, "_run", leaving)
     commits = asyncio.run(impatient())
     monkeypatch.undo()
     assert len(calls) > 3, "the end must be cancelled too"
@@ -263,7 +263,7 @@ def test_an_error_of_whoever_is_told_does_not_stop_the_others(model: Translator)
         front = AsyncTranslator(model, on_step=fail_at_first)
         first = asyncio.create_task(front.stream(1).push(TEXTS[0]))
         await asyncio.wait([first], timeout=5)
-        front._turn.clear()  # what is in it could not be cancelled, and the test would not end
+        front._running.clear()  # what is in it could not be cancelled, and the test would not end
         with pytest.raises(RuntimeError, match="cannot be told"):
             await asyncio.wait_for(first, timeout=5)
         return await asyncio.wait_for(live(front, TEXTS[0], 1), timeout=10)
@@ -276,13 +276,13 @@ def test_a_worker_that_was_cancelled_is_replaced(model: Translator) -> None:
     async def cancelled() -> list[Commit]:
         front = AsyncTranslator(model)
         lost = asyncio.create_task(front.stream(1).push(TEXTS[0]))
-        while not front._turn:
+        while not front._running:
             await asyncio.sleep(0)
         assert front._worker is not None
         front._worker.cancel()
         await asyncio.gather(front._worker, return_exceptions=True)
-        is_reset = front._worker is None and not front._turn
-        front._turn.clear()  # what is in it could not be cancelled, and the test would not end
+        is_reset = front._worker is None and not front._running
+        front._running.clear()  # what is in it could not be cancelled, and the test would not end
         lost.cancel()
         assert is_reset
         return await asyncio.wait_for(live(front, TEXTS[0], 1), timeout=10)
@@ -309,3 +309,47 @@ def test_the_delay_can_be_changed(model: Translator) -> None:
         return stream.stream.delay
 
     assert asyncio.run(slower()) == 3
+
+
+def test_background_streams_leave_most_of_a_step_to_live_ones(model: Translator) -> None:
+    async def run() -> list[tuple[int, int]]:
+        front = AsyncTranslator(model, together=8)
+        live, background = ([model.stream(1) for _ in range(20)] for _ in range(2))
+        for stream in live + background:
+            stream.accept("kyo tsi myi za yok ")
+        batches = []
+
+        async def run_batch(batch: Batch) -> None:
+            batches.append((len(batch.keys() & set(live)), len(batch.keys() & set(background))))
+            for result in batch.values():
+                result.set_result(None)
+
+        front._run = run_batch  # type: ignore[method-assign]
+        await asyncio.gather(
+            *(front.advance(stream, background=True) for stream in background),
+            *(front.advance(stream) for stream in live),
+        )
+        return batches
+
+    assert asyncio.run(run()) == [(4, 4), (4, 4), (4, 4), (4, 4), (4, 4)]
+
+
+def test_background_streams_have_the_whole_step_when_alone(model: Translator) -> None:
+    async def run() -> list[int]:
+        sizes: list[int] = []
+        front = AsyncTranslator(model, together=8, on_step=sizes.append)
+        await asyncio.gather(*(front.stream(1, background=True).push("kyo tsi ") for _ in range(16)))
+        return sizes
+
+    assert asyncio.run(run())[:2] == [8, 8]
+
+
+def test_inline_steps_give_the_same_text(model: Translator) -> None:
+    async def run(inline: bool) -> list[str]:
+        front = AsyncTranslator(model, inline=inline)
+        streams = [front.stream(1) for _ in range(5)]
+        commits = await asyncio.gather(*(stream.push("kyo tsi myi za yok jao. sho chai ") for stream in streams))
+        commits += await asyncio.gather(*(stream.finish() for stream in streams))
+        return ["".join(commit.text for commit in each) for each in commits]
+
+    assert asyncio.run(run(inline=True)) == asyncio.run(run(inline=False))

@@ -11,8 +11,19 @@ import pytest
 
 import simulmt
 from simulmt.errors import BundleError, ConfigError
-from simulmt.runtime.bundle import CONFIG, FORMAT, MANIFEST, Bundle, BundleConfig, Kind, find, shipped_names
-from simulmt.stream import load
+from simulmt.runtime.bundle import (
+    CONFIG,
+    FORMAT,
+    MANIFEST,
+    Bundle,
+    BundleConfig,
+    Kind,
+    find,
+    shipped_names,
+    write_system_configs,
+)
+from simulmt.runtime.rules import RulesConfig
+from simulmt.runtime.stream import load
 from simulmt.text import Tokenizer
 from simulmt.train.export import export
 from tiny_models import export_config, trained
@@ -22,7 +33,7 @@ from tiny_models import export_config, trained
 def whole(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("bundle") / "en-de"
     knowing = replace(trained("ctc", source_tokenizer, target_tokenizer), words=["über", "und"])
-    export(knowing, directory, export_config("ctc", "int8", word_penalty=2.0))
+    export(knowing, directory, export_config("ctc", "int8", rules=RulesConfig(unknown_word=2.0)))
     return directory
 
 
@@ -124,10 +135,11 @@ def test_words_that_are_no_text_are_named(bundle: Path) -> None:
         ("longest", 1),
         ("spelling", 1),
         ("delays", []),
-        ("repeat_penalty", -1.0),
-        ("repeat_penalty", math.inf),
-        ("word_penalty", -0.5),
-        ("word_penalty", math.nan),
+        ("rules", {"repeated_symbol": -1.0}),
+        ("rules", {"restarted_noun": math.inf}),
+        ("rules", {"unknown_word": math.nan}),
+        ("rules", {"doubled_punctuation": 1}),
+        ("rules", {"unknown_words": 1.0}),
         ("blank_penalties", [math.nan, 0.0, 0.0, 0.0]),
     ],
 )
@@ -138,14 +150,54 @@ def test_an_impossible_configuration_is_named(bundle: Path, key: str, value: Any
         Bundle(bundle)
 
 
+@pytest.mark.parametrize(
+    ("repeat", "word", "rules"),
+    [
+        (3.0, 2.0, RulesConfig(3.0, 3.0, 2.0, True)),
+        (3.0, 0.0, RulesConfig(3.0, 0.0, 0.0, True)),
+        (0.0, 2.0, RulesConfig(0.0, 0.0, 2.0, False)),
+        (0.0, 0.0, RulesConfig()),
+    ],
+)
+def test_the_penalties_of_older_bundles_become_rules(
+    bundle: Path, repeat: float, word: float, rules: RulesConfig
+) -> None:
+    table = json.loads((bundle / CONFIG).read_text())
+    del table["rules"]
+    (bundle / CONFIG).write_text(json.dumps({**table, "format": 4, "repeat_penalty": repeat, "word_penalty": word}))
+    _trust_sizes(bundle)
+    assert Bundle(bundle).config.rules == rules
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, "much"])
+def test_an_impossible_penalty_of_an_older_bundle_is_named(bundle: Path, value: Any) -> None:
+    change(bundle / CONFIG, repeat_penalty=value)
+    _trust_sizes(bundle)
+    with pytest.raises(BundleError, match=r"config\.json: rules.* repeated_symbol.*copy or export"):
+        Bundle(bundle)
+
+
+def test_a_bundle_without_a_rule(bundle: Path) -> None:
+    opened = Bundle(bundle)
+    assert [rule.name for rule in opened.rules().filters] == ["unknown_word"]
+    assert opened.without("unknown_word").rules().filters == []
+    assert opened.config.rules.active == ["unknown_word"]  # left as it is
+
+
+@pytest.mark.parametrize("kind", ["transducer", "wait-k"])
+def test_rules_are_for_ctc_only(bundle: Path, kind: Kind) -> None:
+    with pytest.raises(ConfigError, match=f"not rules for {kind}: .*unknown_word"):
+        replace(Bundle(bundle).config, kind=kind)
+
+
 @pytest.mark.parametrize("kind", ["wait-k", "full-sentence"])
 def test_only_ctc_sees_words_whole(bundle: Path, kind: Kind) -> None:
     change(bundle / CONFIG, whole_words=True)
     _trust_sizes(bundle)
     config = Bundle(bundle).config
     assert config.whole_words
-    with pytest.raises(ConfigError, match="whole_words is for ctc only"):
-        replace(config, kind=kind, repeat_penalty=0.0, word_penalty=0.0)
+    with pytest.raises(ConfigError, match="whole_words is for ctc and transducer only"):
+        replace(config, kind=kind, rules=RulesConfig())
 
 
 @pytest.mark.parametrize("name", ["source.model", "target.model"])
@@ -199,3 +251,18 @@ def _trust_sizes(bundle: Path) -> None:
     for name, entry in table["files"].items():
         entry["size"] = (bundle / name).stat().st_size
     (bundle / MANIFEST).write_text(json.dumps(table))
+
+
+def test_there_is_a_file_for_each_delay_and_one_for_the_default(bundle: Path) -> None:
+    delays = Bundle(bundle).config.delays
+    paths = write_system_configs(bundle)
+    assert [path.name for path in paths] == ["main.yaml", *(f"k{delay}.yaml" for delay in delays)]
+    agent = "agent_class: simulmt.eval.simuleval.BundleAgent\nmodel: .\n"
+    assert paths[0].read_text(encoding="utf-8") == agent
+    assert paths[-1].read_text(encoding="utf-8") == f"{agent}delay: {delays[-1]}\n"
+    Bundle(bundle).verify()  # which they are no part of
+
+
+def test_only_a_bundle_becomes_a_system_directory(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="not a complete model bundle"):
+        write_system_configs(tmp_path)

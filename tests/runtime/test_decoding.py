@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulmt.runtime.bundle import Kind
-from simulmt.runtime.engine import Array, Binding
-from simulmt.stream import Commit, Stream, Translator
+from simulmt.runtime.caches import Array, Binding
+from simulmt.runtime.stream import Commit, Stream, Translator
 from simulmt.text import Tokenizer
 from tiny_models import facts, trained, translator
 
-KINDS: tuple[Kind, ...] = ("ctc", "wait-k", "full-sentence")
+KINDS: tuple[Kind, ...] = ("ctc", "transducer", "wait-k", "full-sentence")
 SPOKEN = [
     "the old bridge over the river was closed. nobody knows why",
     "河 and 大! the wind is getting colder",
@@ -59,7 +59,7 @@ def share_for(kind: Kind) -> float:
 
 def opened(model: Translator, kind: Kind) -> list[Stream]:
     delays = (None,) if kind == "full-sentence" else (1, 2, 3, 5)
-    beams = (1,) if kind == "wait-k" else (1, 3)
+    beams = (1, 3) if kind == "full-sentence" else (1,)
     return [model.stream(delays[n % len(delays)], beams[n % len(beams)]) for n in range(len(SPOKEN))]
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from simulmt.stream import Translator, load
+from simulmt.runtime.stream import Translator, load
 
 from .helpers import Served, serving
 

@@ -6,18 +6,20 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
+from starlette.applications import Starlette
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from simulmt.data.synthetic import generate
 from simulmt.serve.access import ApiKeys
 from simulmt.serve.app import create_app
+from simulmt.serve.connection import Service
 from simulmt.serve.limits import Limits
 from simulmt.serve.server import DrainingServer, listen, server_for
-from simulmt.synthetic import generate
 
 PATIENCE = 30.0  # seconds before a test that waits gives up
 
@@ -33,12 +35,21 @@ class Served:
         self.url = f"ws://127.0.0.1:{port}/v1/stream"
 
     @property
-    def sessions(self) -> Any:
-        return self.server.config.app.state.service.sessions  # type: ignore[union-attr]
+    def service(self) -> Service:
+        return self.server.config.app.state.service  # type: ignore[union-attr]
 
-    def talk(self, **headers: Any) -> Talk:
-        """A connection to its WebSocket."""
-        return Talk(connect(self.url, compression=None, max_size=None, close_timeout=1, **headers))
+    @property
+    def sessions(self) -> Any:
+        return self.service.sessions
+
+    def talk(self, path: str = "/v1/stream", **headers: Any) -> Talk:
+        """A connection to a WebSocket."""
+        url = f"ws://127.0.0.1:{self.port}{path}"
+        return Talk(connect(url, compression=None, max_size=None, close_timeout=1, **headers))
+
+    def watch(self, room: str) -> Talk:
+        """A viewer of a room."""
+        return self.talk(f"/v1/rooms/{room}")
 
     def stop(self) -> None:
         """Ask it to drain and wait until it has."""
@@ -74,6 +85,13 @@ class Talk:
         """Open a session; what the server answers."""
         return self.say("start", **{"model": "toy", "delay": 3, **fields}).hear()
 
+    def hear_until(self, kind: str) -> list[dict[str, Any]]:
+        """Everything up to a message of this kind."""
+        messages = [self.hear()]
+        while messages[-1]["type"] != kind:
+            messages.append(self.hear())
+        return messages
+
     def hear_all(self) -> list[dict[str, Any]]:
         """Everything until the server closes."""
         messages = []
@@ -107,17 +125,64 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@contextmanager
+def raw_websocket(served: Served, receive_buffer: int | None = None) -> Iterator[socket.socket]:
+    """A WebSocket without a library behind it that would read and answer pings."""
+    with socket.socket() as client:
+        if receive_buffer:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.connect(("127.0.0.1", served.port))
+        client.settimeout(PATIENCE)
+        client.sendall(
+            b"GET /v1/stream HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        assert client.recv(1000).startswith(b"HTTP/1.1 101")
+        yield client
+
+
+def frame(payload: bytes, opcode: int = 1, is_last: bool = True) -> bytes:
+    """A frame, masked with zeros."""
+    size = len(payload)
+    length = bytes([0x80 | size]) if size < 126 else b"\xff" + size.to_bytes(8, "big")
+    return bytes([0x80 * is_last | opcode]) + length + b"\0\0\0\0" + payload
+
+
+def received(client: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    data = b""
+    with suppress(ConnectionError):
+        while part := client.recv(65_536):
+            data += part
+    return data
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 @contextmanager
-def serving(keys: ApiKeys | None = None, origins: tuple[str, ...] = (), **limits: float) -> Iterator[Served]:
-    """Serve the shipped model of the invented languages with other limits than usual."""
-    app = create_app(["toy"], Limits(**limits), keys, origins, threads=1, host="127.0.0.1")  # type: ignore[arg-type]
+def serving(
+    keys: ApiKeys | None = None,
+    origins: tuple[str, ...] = (),
+    open_metrics: bool = False,
+    room_keys: bool = False,
+    recognisers: Mapping[str, str] | None = None,
+    **limits: float,
+) -> Iterator[Served]:
+    """Serve the toy model with other limits than usual."""
+    settings: Any = Limits(**limits)  # type: ignore[arg-type]
+    app = create_app(["toy"], settings, keys, origins, 1, "127.0.0.1", open_metrics, room_keys, recognisers=recognisers)
+    with running(app) as served:
+        yield served
+
+
+@contextmanager
+def running(app: Starlette) -> Iterator[Served]:
+    """Run an application in a thread."""
     server = server_for(app)
-    listener = listen("127.0.0.1", 0, Limits())
+    (listener,) = listen("127.0.0.1", 0, Limits())
     port = listener.getsockname()[1]
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.exceptions import InvalidURI
 
+from simulmt.runtime.stream import Stream, Translator
 from simulmt.serve import client
 from simulmt.serve.client import LiveTranslation
-from simulmt.serve.protocol import Commit, Delay, End, ErrorCode, Finish, Input, RefusedError, Sentence, Source
-from simulmt.stream import Stream, Translator
+from simulmt.serve.protocol import Commit, Delay, End, ErrorCode, Finish, Input, RefusedError, Sentence, Source, Undone
 
 from .helpers import PATIENCE, Served, free_port, synthetic_text
 
@@ -27,7 +27,7 @@ async def translation(live: LiveTranslation, text: str) -> str:
 
 
 def test_it_gives_commits_and_ends_of_sentences(served: Served, translator: Translator) -> None:
-    async def run() -> list[Commit | Sentence]:
+    async def run() -> list[Commit | Sentence | Undone]:
         async with LiveTranslation(served.url, "toy", 1) as live:
             live.source(TEXT)
             live.delay(5)
@@ -114,7 +114,7 @@ def test_it_waits_for_its_turn_on_a_full_server(serve: Serve, translator: Transl
                 await translation(first, "tsi")
                 return await waiting
 
-    assert asyncio.run(run()) == translator.translate(TEXT)
+    assert asyncio.run(run()) == translator.translate(TEXT, translator.config.default_delay)
 
 
 def test_after_a_silence_it_comes_back_when_there_is_something_to_say(serve: Serve, translator: Translator) -> None:
@@ -129,7 +129,7 @@ def test_after_a_silence_it_comes_back_when_there_is_something_to_say(serve: Ser
                 await asyncio.sleep(0.01)
             return await translation(live, f" {TEXT}")
 
-    assert asyncio.run(run()) == translator.translate(f"{TEXT} {TEXT}")
+    assert asyncio.run(run()) == translator.translate(f"{TEXT} {TEXT}", translator.config.default_delay)
 
 
 inputs = st.one_of(st.builds(Source, st.text("ab ", max_size=9)), st.just(End()), st.just(Delay(3)), st.just(Finish()))

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from simulmt.runtime.stream import Translator
 from simulmt.serve.client import LiveTranslation
 from simulmt.serve.protocol import Commit
-from simulmt.stream import Translator
 
 from .helpers import free_port, synthetic_text
 
@@ -38,12 +38,14 @@ class Server:
             return subprocess.Popen([*command, "--port", str(self.port)], stderr=log)
 
     async def ready(self) -> None:
-        """Wait until it takes connections."""
+        """Wait until it serves."""
         while True:
             with suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                writer.transport.abort()
-                return
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                with hung_up(writer):
+                    writer.write(b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n")
+                    if (await reader.readline()).startswith(b"HTTP/1.1 200"):
+                        return
             await asyncio.sleep(0.05)
 
     async def restart(self, number: signal.Signals) -> None:

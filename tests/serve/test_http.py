@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -15,9 +16,10 @@ import schemathesis
 from hypothesis import settings
 from schemathesis.specs.openapi.checks import unsupported_method
 
+from simulmt.runtime.stream import Translator
 from simulmt.serve.access import ApiKeys
 from simulmt.serve.app import create_app
-from simulmt.stream import Translator
+from simulmt.serve.languages import Detector, base_code
 
 from .helpers import Served, eventually, synthetic_text
 
@@ -45,20 +47,22 @@ def test_a_text_for_a_text_and_a_list_for_a_list(client: httpx.Client, translato
     texts = [TEXT, "", "kyo tsi\nmyi za", " "]
     one = client.post("/translate", json={"q": TEXT, **PAIR})
     many = client.post("/translate", json={"q": texts, **PAIR, "delay": 1})
-    assert one.json() == {"translatedText": translator.translate(TEXT)}
+    assert one.json() == {"translatedText": translator.translate(TEXT, 5)}
     assert many.json() == {"translatedText": [translator.translate(text, 1) for text in texts]}
 
 
 def test_a_long_text_is_translated_whole(client: httpx.Client, translator: Translator) -> None:
     text = "\n".join([TEXT] * 40 + [" ".join([TEXT] * 10)])
-    assert client.post("/translate", json={"q": text, **PAIR}).json() == {"translatedText": translator.translate(text)}
+    assert client.post("/translate", json={"q": text, **PAIR}).json() == {
+        "translatedText": translator.translate(text, 5)
+    }
 
 
 def test_forms_are_taken_as_well(client: httpx.Client, translator: Translator) -> None:
     one = client.post("/translate", data={"q": TEXT, **PAIR, "format": "text", "delay": "5"})
     two = client.post("/translate", data={"q": ["kyo", "tsi"], **PAIR})
     assert one.json() == {"translatedText": translator.translate(TEXT, 5)}
-    assert two.json() == {"translatedText": [translator.translate("kyo"), translator.translate("tsi")]}
+    assert two.json() == {"translatedText": [translator.translate("kyo", 5), translator.translate("tsi", 5)]}
 
 
 def test_the_source_can_be_left_to_the_server_where_there_is_only_one(client: httpx.Client) -> None:
@@ -72,10 +76,10 @@ def test_the_source_can_be_left_to_the_server_where_there_is_only_one(client: ht
         ({"q": 5, **PAIR}, "q"),
         ({"q": "a", "source": "en", "target": "synthetic"}, "'en'"),
         ({"q": "a", "source": "auto", "target": "de"}, "'de'"),
-        ({"q": "a", **PAIR, "format": "html"}, "format"),
+        ({"q": "a", **PAIR, "format": "pdf"}, "format"),
         ({"q": "a", **PAIR, "delay": 2}, "delay 2"),
-        ({"q": "a", **PAIR, "dealy": 3}, "did you mean 'delay'"),
-        ({"q": "a", **PAIR, "\ud800": 3}, "unknown key"),
+        ({"q": "a", **PAIR, "dealy": 3}, "unknown field `dealy`"),
+        ({"q": "a", **PAIR, "\ud800": 3}, "invalid body"),
         (["q"], "object"),
     ],
 )
@@ -198,3 +202,48 @@ def test_pages_may_load_nothing_from_elsewhere(client: httpx.Client) -> None:
         assert answer.status_code == 200
         assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
         assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_multipart_forms_are_accepted(client: httpx.Client, translator: Translator) -> None:
+    fields = {"q": TEXT, **PAIR, "delay": "1", "format": "text", "api_key": ""}
+    answer = client.post("/translate", files={name: (None, value) for name, value in fields.items()})
+    assert answer.json() == {"translatedText": translator.translate(TEXT, 1)}
+    file = client.post("/translate", files={"q": ("text.txt", "kyo"), "source": (None, "auto")})
+    assert file.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("tag", "code"),
+    [("zh", "zh"), ("zh-Hans", "zh"), ("zh_CN", "zh"), ("de-AT", "de"), ("EN", "en"), ("zh-Hant", "zh-hant")],
+)
+def test_language_tags_lead_to_the_languages_of_models(tag: str, code: str) -> None:
+    assert base_code(tag) == code
+
+
+def test_detection_tells_the_languages_apart() -> None:
+    detector = Detector(["en", "de", "synthetic"])
+    assert detector.detect("Good morning, how are you today?")[0][0] == "en"
+    ranked = detector.detect("Guten Morgen, wie geht es dir heute?")
+    assert [language for language, _ in ranked] == ["de", "en"]
+    assert ranked[0][1] > 90
+    assert sum(confidence for _, confidence in ranked) == pytest.approx(100, abs=0.2)
+
+
+def test_detection_of_the_only_language(client: httpx.Client) -> None:
+    answer = client.post("/detect", data={"q": "kyo tsi"})
+    assert answer.json() == [{"language": "synthetic", "confidence": 100.0}]
+    answer = client.post("/translate", json={"q": "kyo", "source": "auto", "target": "synthetic"})
+    assert answer.json()["detectedLanguage"] == {"language": "synthetic", "confidence": 100.0}
+
+
+def test_html_keeps_its_markup(client: httpx.Client, translator: Translator) -> None:
+    page = (
+        '<!DOCTYPE html><p class="a">\n kyo  tsi &amp; </p><br><!-- kyo --><img src="kyo"/>'
+        '<script>if (1 < 2) kyo()</script><div translate="no">kyo <b>&lt;tsi</b></div><p>myi'
+    )
+    answer = client.post("/translate", json={"q": page, **PAIR, "format": "html"}).json()["translatedText"]
+    first, last = (html.escape(translator.translate(text, 5), quote=False) for text in ("kyo tsi &", "myi"))
+    assert answer == (
+        f'<!DOCTYPE html><p class="a">\n {first} </p><br><!-- kyo --><img src="kyo"/>'
+        f'<script>if (1 < 2) kyo()</script><div translate="no">kyo <b>&lt;tsi</b></div><p>{last}'
+    )

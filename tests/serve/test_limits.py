@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from simulmt.errors import ConfigError, DataError
-from simulmt.serve.access import ApiKeys, Pages
+from simulmt.serve.access import ApiKeys, Origins
 from simulmt.serve.limits import Limits, Throttle
 
 
@@ -92,7 +92,7 @@ def test_a_server_without_keys_is_open() -> None:
 )
 def test_origins(origin: str | None, host: str, others: tuple[str, ...], expected: bool) -> None:
     headers = Headers({"host": host, **({} if origin is None else {"origin": origin})})
-    assert Pages(others).admit(headers) is expected
+    assert Origins(others).admit(headers) is expected
 
 
 @pytest.mark.parametrize(
@@ -116,17 +116,17 @@ def test_origins(origin: str | None, host: str, others: tuple[str, ...], expecte
 )
 def test_on_loopback_only_names_of_this_machine_are_its_own(host: str | None, name: str, expected: bool) -> None:
     headers = Headers({"host": name, "origin": f"http://{name}"})
-    assert Pages(host=host).admit(headers) is expected
-    assert Pages([f"http://{name}/"], host).admit(headers)
+    assert Origins(host=host).admit(headers) is expected
+    assert Origins([f"http://{name}/"], host).admit(headers)
 
 
 def test_the_name_that_a_server_listens_at_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: resolved)
-    pages = Pages(host="Workshop")
-    assert pages.admit(Headers({"host": "workshop:8000", "origin": "http://workshop:8000"}))
-    assert not pages.admit(Headers({"host": "evil.example", "origin": "http://evil.example"}))
+    origins = Origins(host="Workshop")
+    assert origins.admit(Headers({"host": "workshop:8000", "origin": "http://workshop:8000"}))
+    assert not origins.admit(Headers({"host": "evil.example", "origin": "http://evil.example"}))
 
 
 def test_an_origin_that_is_no_address_is_refused() -> None:
-    assert not Pages().admit(Headers({"host": "[::1", "origin": "http://[::1"}))
+    assert not Origins().admit(Headers({"host": "[::1", "origin": "http://[::1"}))

@@ -15,7 +15,7 @@ FULL, KEPT = 3, 5
 
 
 def commit(seq: int) -> Commit:
-    return Commit(seq, "a", seq, LagMs(0, 0, 0))
+    return Commit(seq, 0, "a", seq, LagMs(0, 0, 0))
 
 
 async def taken(outbox: Outbox) -> list[Output]:
@@ -45,7 +45,7 @@ def test_a_client_gets_every_commit_once_wherever_it_was_cut_off(kinds: list[str
                 written.append(commit(next(numbers)))
                 outbox.put(written[-1])
             elif kind == "sentence":
-                written.append(Sentence(last_of(written)))
+                written.append(Sentence(last_of(written), 0))
                 outbox.put(written[-1])
             elif kind == "take":
                 found = await taken(outbox)
@@ -83,11 +83,11 @@ def test_what_was_sent_long_ago_cannot_be_read_again() -> None:
 def test_a_sentence_may_be_repeated_but_never_lost() -> None:
     async def run() -> None:
         outbox = Outbox(FULL, KEPT)
-        for message in (commit(1), Sentence(1), commit(2), Done()):
+        for message in (commit(1), Sentence(1, 0), commit(2), Done()):
             outbox.put(message)
         await taken(outbox)
         outbox.rewind(1)
-        assert await taken(outbox) == [Sentence(1), commit(2), Done()]
+        assert await taken(outbox) == [Sentence(1, 0), commit(2), Done()]
         outbox.rewind(2)
         assert await taken(outbox) == [Done()]
 

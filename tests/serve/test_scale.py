@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from simulmt.runtime.stream import Translator
 from simulmt.serve.client import LiveTranslation
 from simulmt.serve.protocol import Commit
-from simulmt.stream import Translator
 
 from .helpers import Served, eventually, free_port, synthetic_text
 
@@ -66,7 +66,7 @@ def test_a_stream_survives_the_loss_of_its_server(proxy: int, servers: list[Serv
                     live.source(f"{word} ")
                     await asyncio.sleep(0.01)
                     if number == len(words) // 2:
-                        (host,) = [index for index, server in enumerate(servers) if server.sessions._connected()]
+                        (host,) = [index for index, server in enumerate(servers) if server.sessions._attached()]
                         hosts.add(host)
                         await asyncio.to_thread(servers[host].stop)
                 live.finish()

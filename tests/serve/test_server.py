@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from simulmt.cli import app
 from simulmt.errors import BundleError, ConfigError
 from simulmt.runtime.bundle import SHIPPED
+from simulmt.runtime.stream import Translator
 from simulmt.serve.limits import Limits
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import load_models
 from simulmt.serve.server import listen
-from simulmt.stream import Translator
 
 from .helpers import Served, eventually, free_port, synthetic_text, text_of
 
@@ -40,7 +40,8 @@ def test_draining_finishes_what_was_taken_in_and_refuses_the_rest(serve: Serve, 
         served.server.stop()
         eventually(lambda: bool(served.sessions.is_draining))
         assert newcomer.say("start", model="toy").hear_error() == ("draining", 1012)
-        assert text_of(finishing_messages := finishing.hear_all()) == translator.translate(10 * f"{TEXT} ")
+        expected = translator.translate(10 * f"{TEXT} ", translator.config.default_delay)
+        assert text_of(finishing_messages := finishing.hear_all()) == expected
         assert finishing_messages[-1] == {"type": "done"}
         messages = open_stream.hear_all()
     assert (messages[-1]["type"], messages[-1]["code"]) == ("error", "draining")
@@ -129,12 +130,12 @@ def test_a_failing_model_ends_its_streams_with_an_error_and_no_text_in_the_log(
 
 
 def test_two_models_need_two_names() -> None:
-    with pytest.raises(BundleError, match="already a model of the name toy"):
+    with pytest.raises(BundleError, match="already a model named toy"):
         load_models(["toy", SHIPPED / "toy"], Metrics())
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
-    with listen("127.0.0.1", 0, Limits()) as taken:
+    with listen("127.0.0.1", 0, Limits())[0] as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port}"):
             listen("127.0.0.1", port, Limits())
@@ -147,6 +148,9 @@ def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
         (["--limit", "streams"], "NAME=NUMBER"),
         (["--limit", "streams=0"], "above 0"),
         (["--api-keys-file", "nowhere.txt"], "nowhere.txt"),
+        (["--model", "toy", "--origin", "example.org"], "--origin example.org: expected scheme and host"),
+        (["--model", "toy", "--origin", "https://example.org/page"], "--origin"),
+        (["--model", "toy", "--origin", "https://example.org:x"], "--origin"),
         (["--model", "nowhere"], "nowhere"),
     ],
 )

@@ -6,10 +6,10 @@ import asyncio
 import gc
 import weakref
 
-from simulmt.serve.limits import Limits
+from simulmt.serve.limits import Counters, Limits
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import load_models
-from simulmt.serve.protocol import Source
+from simulmt.serve.protocol import Remedy, Source
 from simulmt.serve.sessions import Session, Sessions
 
 STREAMS, ROUNDS = 4, 40
@@ -19,7 +19,7 @@ def test_sessions_that_give_way_to_others_hold_no_memory() -> None:
     async def churn() -> tuple[int, int]:
         metrics = Metrics()
         model = load_models(["toy"], metrics, threads=1)["toy"]
-        sessions = Sessions(Limits(streams=STREAMS), metrics)
+        sessions = Sessions(Limits(streams=STREAMS), metrics, Counters())
         seen: weakref.WeakSet[Session] = weakref.WeakSet()
         for _ in range(ROUNDS):
             await leave_half_way(sessions, sessions.open(model, 3, "127.0.0.1"), seen)
@@ -30,10 +30,10 @@ def test_sessions_that_give_way_to_others_hold_no_memory() -> None:
 
     async def leave_half_way(sessions: Sessions, session: Session, seen: weakref.WeakSet[Session]) -> None:
         seen.add(session)
-        tenure = sessions.connect(session)
-        await session.accept(Source("kyo tsi myi za yok "), tenure)
+        attachment = sessions.attach(session)
+        await session.receive(Source("kyo tsi myi za yok "), attachment)
         await session.outbox.news()  # so it takes up a row of caches
-        sessions.disconnect(session, tenure, is_resumable=True)
+        sessions.detach(session, attachment, Remedy.RESUME)
 
     alive, rows = asyncio.run(churn())
     assert alive == STREAMS

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from simulmt.corpus import ParallelFiles
-from simulmt.dataset import Dataset, prepare_dataset
-from simulmt.synthetic import write_corpus
+from simulmt.data.corpus import ParallelFiles
+from simulmt.data.dataset import Dataset, prepare_dataset
+from simulmt.data.synthetic import write_corpus
 from simulmt.text import VocabularySpec
 
 

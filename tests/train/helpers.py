@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simulmt.model.asn import ASNConfig
-from simulmt.store import FORMAT_VERSION, Manifest, SideManifest, TokenStore
+from simulmt.data.store import FORMAT_VERSION, Manifest, SideManifest, TokenStore
+from simulmt.model.asn import ASNConfig, SortingStatistics
 from simulmt.train.batches import BatchPlan
 from simulmt.train.loop import Outcome, train
 from simulmt.train.monitor import Monitor, UpdateReport
@@ -34,6 +34,7 @@ class Recorder(Monitor):
         super().__init__(Path(), quiet=True)
         self.reports: list[UpdateReport] = []
         self.scores: dict[int, dict[str, float]] = {}
+        self.sorted: dict[int, SortingStatistics] = {}
         self.warnings: list[str] = []
         self.weights: list[dict[str, Tensor]] = []  # before the first update, then after each
 
@@ -51,6 +52,10 @@ class Recorder(Monitor):
         super().validation(update, scores, best)
         self.scores[update] = scores
 
+    def sorting(self, update: int, statistics: SortingStatistics) -> None:
+        super().sorting(update, statistics)
+        self.sorted[update] = statistics
+
     def warn(self, message: str) -> None:
         self.warnings.append(message)
 
@@ -61,7 +66,7 @@ class Recorder(Monitor):
 
 def tiny(data: Path, system: System = "ctc", **changes: Any) -> RunConfig:
     """A run of a second; `changes` go to the run's own fields or else to its training settings."""
-    layers = {"layers": 1} if system.startswith("ctc") else {"encoder_layers": 1, "decoder_layers": 1}
+    layers = {"layers": 1} if system.startswith(("ctc", "transducer")) else {"encoder_layers": 1, "decoder_layers": 1}
     own = {name: changes.pop(name) for name in ("delays", "init", "asn", "objective") if name in changes}
     own.setdefault("asn", ASNConfig(layers=1, iterations=4))
     model = {**SIZES, **layers, **changes.pop("model", {})}
@@ -120,9 +125,17 @@ def store_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], dtype: str = 
 
 
 def fork(function: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Start a process of its own that has everything imported already."""
+    """Start a process of its own that has everything imported already, with as many threads as this one.
+
+    The server it is forked from may be older than this test and have other settings.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", "simulmt.train.loop", "torch.utils.tensorboard"])
-    process = context.Process(target=function, args=arguments)
+    process = context.Process(target=_with_threads, args=(torch.get_num_threads(), function, *arguments))
     process.start()
     return process
+
+
+def _with_threads(threads: int, function: Callable[..., None], *arguments: Any) -> None:
+    torch.set_num_threads(threads)
+    function(*arguments)

@@ -17,9 +17,9 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from simulmt.cli import figures
-from simulmt.corpus import read_lines
+from simulmt.data.corpus import read_lines
 from simulmt.errors import CheckpointError, ConfigError, VocabularyError
-from simulmt.eval.records import OracleScore, SortedSentence, read_records
+from simulmt.eval.results import OracleScore, SortedSentence, read_records
 from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.text import BLANK, END, Tokenizer
@@ -184,6 +184,8 @@ def test_links_go_through_pieces_to_words(source_tokenizer: Tokenizer, target_to
     sorter = first_comes_last(source_tokenizer, target_tokenizer, list(chain(*outside)))
     # The source pieces are now of words 2 2 3 3 3 1, the target pieces beside them of words 1 2 2 3.
     assert align_words(sorter, [(source, target)], 1) == [{(2, 1), (2, 2), (3, 2), (3, 3)}]
+    # With Z = I the source pieces stay 1 2 2 3 3 3 beside the same target pieces.
+    assert align_words(sorter, [(source, target)], 1, identity=True) == [{(1, 1), (2, 2), (3, 3)}]
 
 
 def test_a_piece_without_spaces_is_part_of_all_words_it_touches(
@@ -292,7 +294,11 @@ def test_analyse_writes_oracle_scores_and_heat_maps(finished: Path, text: tuple[
         ("six", "sorted", 2),
     ]
     sorter, pairs = Sorter.load(finished), list(zip(*map(read_lines, text), strict=True))
-    assert "BLEU, oracle order" in shown
+    assert "1-gram" in shown
+    statistics = oracle_order(sorter, pairs, 2).statistics
+    assert (scores[1].diagonal, scores[1].displacement) == pytest.approx(statistics, rel=1e-5)
+    assert f"{statistics.diagonal:.4f}" in shown
+    assert len(scores[0].oracle_precisions) == len(scores[0].default_precisions) == 4
     assert {score.blank_penalty for score in scores} == {0.5}
     assert "case:lc" in scores[0].signature
     sentences = read_records(SortedSentence, [tmp_path / "results"])
@@ -306,11 +312,13 @@ def test_analyse_writes_oracle_scores_and_heat_maps(finished: Path, text: tuple[
 
 def test_the_network_is_an_aligner_beside_others(finished: Path, text: tuple[Path, Path], tmp_path: Path) -> None:
     files = ("--source", text[0], "--target", text[1], "--output", tmp_path, "--device", "cpu", "--delay", 2)
-    invoke("anticipation", *files, "--aligner", f"asn:{finished}", "--name", "toy")
-    (line,) = (tmp_path / "anticipation.jsonl").read_text(encoding="utf-8").splitlines()
-    record = json.loads(line)
+    invoke("anticipation", *files, "--aligner", f"asn:{finished}", "--aligner", f"identity:{finished}", "--name", "toy")
+    record, control = map(json.loads, (tmp_path / "anticipation.jsonl").read_text(encoding="utf-8").splitlines())
     assert (record["corpus"], record["sentences"], len(record["rates"])) == ("toy", 6, 9)
     pairs = [(source.split(), target.split()) for source, target in zip(*map(read_lines, text), strict=True)]
     alignments = align_words(Sorter.load(finished), pairs, 2)
     assert record["links"] == sum(len(links or ()) for links in alignments)
     assert record["skipped"] == sum(links is None for links in alignments)
+    unsorted = align_words(Sorter.load(finished), pairs, 2, identity=True)
+    assert control["aligner"] == f"identity:{finished}"
+    assert control["links"] == sum(len(links or ()) for links in unsorted)

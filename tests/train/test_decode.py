@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from simulmt.dataset import Dataset
+from simulmt.data.dataset import Dataset
 from simulmt.model.beam import beam_search
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.runtime.decoding import Sentence
-from simulmt.runtime.wording import Wording
+from simulmt.runtime.rules import DecodingRules, RulesConfig
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train.batches import DeviceStore
 from simulmt.train.decode import GREEDY, bleu, collapse, scores_by_blank_penalty, translate_store
@@ -96,28 +96,26 @@ def test_a_store_is_translated_as_streams_would_be(
     assert len({tuple(ids) for ids in expected}) > len(expected) / 2
 
 
-class Listening(Wording):
-    """Lets everything pass and keeps what it was told was read of the source, for each frame of each sentence."""
+class RecordingRules(DecodingRules):
+    """Let everything pass and record the visible source tokens of each frame of each sentence."""
 
     def __init__(self, pieces: list[str]) -> None:
-        super().__init__(pieces, repeat_penalty=1.0)
-        self.heard: list[list[list[int]]] = []
+        super().__init__(RulesConfig(repeated_symbol=1.0), pieces)
+        self.sources: list[list[list[int]]] = []
 
-    def choose(self, symbols: Any, _scores: Any, heard: Any, *_: Any) -> list[int]:
-        self.heard.append([each.tokens for each in heard])
+    def choose(self, symbols: Any, _scores: Any, sources: Any, *_: Any) -> list[int]:
+        self.sources.append([source.tokens for source in sources])
         return list(symbols)
 
 
 @pytest.mark.parametrize("whole_words", [True, False])
-def test_penalties_know_what_a_stream_has_read(dataset: Dataset, whole_words: bool) -> None:
+def test_rules_see_what_a_stream_has_read(dataset: Dataset, whole_words: bool) -> None:
     source, target = dataset.source_tokenizer, dataset.target_tokenizer
     model = CTCModel.build(CTCConfig(source.size, target.size, 16, 32, 2, 1, whole_words=whole_words)).eval()
     model.encoder.mark_words(source.word_starts)
-    listening, store = Listening(target.pieces), DeviceStore(dataset.dev, CPU)
-    scores_by_blank_penalty(model, store, 2, [0.0], [["-"] * len(store)], target, 150, listening)
-    in_order = dict(
-        zip((int(row) for batch in store.in_order(150) for row in batch.rows), listening.heard, strict=True)
-    )
+    rules, store = RecordingRules(target.pieces), DeviceStore(dataset.dev, CPU)
+    scores_by_blank_penalty(model, store, 2, [0.0], [["-"] * len(store)], target, 150, rules)
+    in_order = dict(zip((int(row) for batch in store.in_order(150) for row in batch.rows), rules.sources, strict=True))
     for number, (sentence,) in enumerate(sentences(dataset)):
         stream = Sentence(whole_words)
         for word in source.part_words(sentence.tolist()[:-1]):

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from simulmt.errors import BundleError, ConfigError
 from simulmt.model.ctc import CTCModel
 from simulmt.runtime.bundle import Bundle, Kind
-from simulmt.runtime.wording import Context, Heard
+from simulmt.runtime.rules import Context, RulesConfig, SourcePrefix
 from simulmt.text import Tokenizer
 from simulmt.train import export as module
 from simulmt.train.export import ExportConfig, Trained, export
@@ -31,15 +31,18 @@ def network(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Trained
     return trained("ctc", source_tokenizer, target_tokenizer)
 
 
-def test_a_word_penalty_without_words_is_refused(network: Trained, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a word penalty needs words"):
-        export(network, tmp_path / "bundle", export_config("ctc", "fp32", word_penalty=1.0))
+UNKNOWN_WORD = RulesConfig(unknown_word=1.0)
+
+
+def test_unknown_words_need_known_ones(network: Trained, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the rule unknown_word needs words"):
+        export(network, tmp_path / "bundle", export_config("ctc", "fp32", rules=UNKNOWN_WORD))
     assert not list(tmp_path.iterdir())
 
 
 def test_words_are_put_in_order(network: Trained, tmp_path: Path) -> None:
     export(
-        replace(network, words=["zwei", "eins"]), tmp_path / "bundle", export_config("ctc", "fp32", word_penalty=1.0)
+        replace(network, words=["zwei", "eins"]), tmp_path / "bundle", export_config("ctc", "fp32", rules=UNKNOWN_WORD)
     )
     assert (tmp_path / "bundle" / "words.txt").read_text() == "eins\nzwei\n"
 
@@ -48,15 +51,13 @@ def test_a_target_without_spaces_needs_no_words(
     source_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     network = trained("ctc", source_tokenizer, ideograph_tokenizer)
-    export(network, tmp_path / "bundle", export_config("ctc", "fp32", word_penalty=1.0))
-    wording = Bundle(tmp_path / "bundle").wording()
-    assert wording is not None
+    export(network, tmp_path / "bundle", export_config("ctc", "fp32", rules=UNKNOWN_WORD))
+    rules = Bundle(tmp_path / "bundle").rules()
     letters = [symbol for symbol, piece in enumerate(ideograph_tokenizer.pieces) if piece.isascii() and piece.isalpha()]
     assert letters
-    for symbol in letters:  # a word in letters is the source's, or it is torn
-        said = source_tokenizer.encode(ideograph_tokenizer.pieces[symbol])
-        paid = [wording.penalty(symbol, Context(), heard) for heard in (Heard(), Heard(said))]
-        assert paid == [1.0, 0.0]
+    for symbol in letters:  # a word in letters is the source's, or unknown
+        prefixes = (SourcePrefix(), SourcePrefix(source_tokenizer.encode(ideograph_tokenizer.pieces[symbol])))
+        assert [rules.penalty(symbol, Context(), prefix) for prefix in prefixes] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -79,7 +80,7 @@ def test_a_model_that_sees_words_whole_must_know_its_words(
         replace(seeing)
 
 
-@pytest.mark.parametrize("kind", ["ctc", "wait-k", "full-sentence"])
+@pytest.mark.parametrize("kind", ["ctc", "transducer", "wait-k", "full-sentence"])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_every_kind_is_exported_in_every_precision(
     source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path, kind: Kind, precision: Precision

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulmt.runtime import decoding
+from simulmt.runtime import ctc as decoding
 from simulmt.runtime.bundle import Bundle
-from simulmt.runtime.decoding import CTCDecoder, CTCSentence, Due, Written
-from simulmt.runtime.engine import Array
+from simulmt.runtime.caches import Array
+from simulmt.runtime.ctc import CTCDecoder, CTCSentence
+from simulmt.runtime.decoding import Due, Written
 from simulmt.text import Tokenizer
 from simulmt.train.export import export
 from simulmt.train.graph import Precision, quantise
@@ -37,8 +38,10 @@ def bundle(
 class Recorded(CTCSentence):
     """Keeps the bits of its frames' log-probabilities."""
 
+    wants_scores = True
+
     def __init__(self) -> None:
-        super().__init__(beam=2)
+        super().__init__()
         self.frames: list[bytes] = []
 
     def write(self, frames: Array, due: Due) -> Written:

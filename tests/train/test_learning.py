@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from recipe.configurations import training_configurations
-from simulmt.corpus import ParallelFiles
-from simulmt.dataset import prepare_dataset
+from simulmt.data.corpus import ParallelFiles
+from simulmt.data.dataset import prepare_dataset
+from simulmt.data.synthetic import write_corpus
 from simulmt.recipe.plan import Recipe
-from simulmt.synthetic import write_corpus
 from simulmt.text import VocabularySpec
 from simulmt.train.loop import train
 from simulmt.train.monitor import Monitor

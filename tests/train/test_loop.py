@@ -12,11 +12,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from simulmt.dataset import Dataset
+from simulmt.data.dataset import Dataset
 from simulmt.errors import CheckpointError, ConfigError, TrainingError
+from simulmt.model.asn import SortedCTCModel
 from simulmt.model.ctc import CTCModel
 from simulmt.model.output import Loss
 from simulmt.train import loop
+from simulmt.train.analysis import statistics_of_store
 from simulmt.train.batches import BatchPlan, DeviceStore
 from simulmt.train.checkpoint import CheckpointFolder
 from simulmt.train.decode import translate_store
@@ -214,6 +216,22 @@ def test_a_sorted_system_starts_with_all_weights_of_a_plain_run(ctc_run: Path, d
     assert same(under("translator.", recorder.weights[0]), snapshot(model))
     assert same(under("sorter.", recorder.weights[0]), under("sorter.", scratch.weights[0]))
     assert not same(under("translator.", scratch.weights[0]), snapshot(model))
+
+
+def test_a_sorted_run_reports_how_far_it_is_from_the_identity(data: Path, dataset: Dataset, tmp_path: Path) -> None:
+    recorder = Recorder()
+    outcome = run(tiny(data, "ctc+asn", delays=(1, 3), max_updates=10, keep_best=1), tmp_path / "sorted", recorder)
+    assert [*recorder.sorted] == [*recorder.scores] == [5, 10]
+    assert outcome.model is not None
+    model, _ = load_model(outcome.model)
+    best = max(recorder.scores, key=lambda update: sum(recorder.scores[update].values()))
+    assert isinstance(model, SortedCTCModel)
+    expected = statistics_of_store(model, DeviceStore(dataset.dev, ALONE.device), delay=1, batch_tokens=64)
+    assert recorder.sorted[best] == pytest.approx(expected, rel=1e-4)
+    assert 0 < expected.diagonal < 1
+    plain = Recorder()
+    run(tiny(data, "ctc", max_updates=5), tmp_path / "plain", plain)
+    assert plain.sorted == {}
 
 
 def test_a_run_goes_on_without_the_model_it_started_from(ctc_run: Path, data: Path, tmp_path: Path) -> None:

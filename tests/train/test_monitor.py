@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from simulmt.errors import SimulmtError
+from simulmt.model.asn import SortingStatistics
 from simulmt.train.batches import BatchPlan
 from simulmt.train.monitor import Monitor, UpdateReport, memory_gib
 from simulmt.train.state import Progress
@@ -41,6 +42,7 @@ def tell_all(monitor: Monitor) -> None:
         for update in range(1, 7):
             monitor.update(report(update), Progress(skipped_updates=2, skipped_sentences=7))
         monitor.validation(6, {"1": 12.345, "3": 20.0}, best=20.0)
+        monitor.sorting(6, SortingStatistics(diagonal=0.98765, displacement=1.25))
         monitor.warn("something odd")
         monitor.update(report(7), Progress())
     monitor.finish(7, 21.5, Path("run/final"))
@@ -76,10 +78,11 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path, capsys: pytest
     assert "2 updates skipped" in lines[1]
     assert "7 sentences too long for their source skipped" in lines[1]
     assert lines[3] == "update 6  dev BLEU k=1 12.35  k=3 20.00  (best 20.00)"
-    assert lines[4] == "warning: something odd"
-    assert lines[5] == "finished after update 7: dev BLEU 21.50; the model is in run/final"
-    assert lines[6].startswith("next: simulmt export run/final")
-    assert len(lines) == 7
+    assert lines[4] == "update 6  Z: 0.9877 on the diagonal, mean displacement 1.250 tokens"
+    assert lines[5] == "warning: something odd"
+    assert lines[6] == "finished after update 7: dev BLEU 21.50; the model is in run/final"
+    assert lines[7].startswith("next: simulmt export run/final")
+    assert len(lines) == 8
 
 
 def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,9 +160,12 @@ def test_the_curves_of_a_stopped_run_are_on_disk(tmp_path: Path, capsys: pytest.
     start(monitor)
     with monitor:
         monitor.update(report(1), Progress())
+        monitor.sorting(1, SortingStatistics(diagonal=0.5, displacement=1.25))
         monitor.stopped(1)
     assert capsys.readouterr().err
-    assert curves(tmp_path)["train/loss"] == [(1, 3.0)]
+    found = curves(tmp_path)
+    assert found["train/loss"] == [(1, 3.0)]
+    assert (found["sorting/diagonal"], found["sorting/displacement"]) == ([(1, 0.5)], [(1, 1.25)])
 
 
 def test_the_speed_is_that_of_the_recent_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

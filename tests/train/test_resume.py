@@ -232,3 +232,18 @@ def test_a_damaged_record_is_named_with_its_cure(content: bytes, config: RunConf
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"run\.json: damaged; remove it"):
         record_run(config, tmp_path, ALONE, warn=lambda _: None)
+
+
+def test_other_threads_than_at_the_start_are_told(config: RunConfig, tmp_path: Path) -> None:
+    warnings: list[str] = []
+    threads = torch.get_num_threads()
+    record_run(config, tmp_path, ALONE, warnings.append)
+    record_run(config, tmp_path, ALONE, warnings.append)
+    assert warnings == []
+    try:
+        torch.set_num_threads(threads + 1)
+        record_run(config, tmp_path, ALONE, warnings.append)
+    finally:
+        torch.set_num_threads(threads)
+    (warning,) = warnings
+    assert f"OMP_NUM_THREADS={threads}" in warning

@@ -15,7 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulmt.dataset import Dataset
+from simulmt.data.dataset import Dataset
+from simulmt.data.speech_noise import unpunctuated
 from simulmt.errors import ConfigError, DataError, VocabularyError
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
@@ -23,11 +24,12 @@ from simulmt.text import END, Tokenizer
 from simulmt.train import rewrite as rewriting
 from simulmt.train.rewrite import (
     JoinedSet,
+    RecognitionConfig,
     SpeechConfig,
     TranslationConfig,
     WeighingConfig,
-    as_speech,
     join_corpora,
+    recognised_corpus,
     reorder_corpus,
     speech_corpus,
     translate_corpus,
@@ -461,7 +463,7 @@ class TestJoining:
     ],
 )
 def test_speech_has_no_punctuation(text: str, spoken: str) -> None:
-    assert as_speech(text) == spoken
+    assert unpunctuated(text) == spoken
 
 
 def test_lines_without_words_are_listed_by_their_place_in_the_file(tmp_path: Path) -> None:
@@ -488,3 +490,39 @@ def test_a_share_of_the_pairs_as_speech(tmp_path: Path) -> None:
     assert (everything["kept"], everything["left"]) == (400, {"empty": [401]})
     with pytest.raises(ConfigError, match="share"):
         SpeechConfig(0.0)
+
+
+def test_noise_depends_on_seed_and_line_only(tmp_path: Path) -> None:
+    lines = [f"We have read {number} of the books that they wrote, haven't we?" for number in range(200)]
+    source, target = write(tmp_path / "source", lines), write(tmp_path / "target", lines)
+    half = write(tmp_path / "half", lines[:100])
+
+    def heard(source: Path, target: Path, seed: int) -> list[str]:
+        prefix = tmp_path / f"{source.name}-{seed}"
+        speech_corpus(source, target, prefix, SpeechConfig(1.0, seed, "en"))
+        assert (
+            prefix.with_suffix(".target").read_text(encoding="utf-8").splitlines() == lines[: len(heard_lines(prefix))]
+        )
+        return heard_lines(prefix)
+
+    def heard_lines(prefix: Path) -> list[str]:
+        return prefix.with_suffix(".source").read_text(encoding="utf-8").splitlines()
+
+    everything = heard(source, target, 1)
+    assert heard(half, half, 1) == everything[:100]
+    assert heard(source, target, 2) != everything
+
+
+def test_pairs_are_spoken_and_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path / "source", ["It is far.", "Good day to you.", "Nobody hears this."])
+    target = write(tmp_path / "target", ["Es ist weit.", "Guten Tag.", "Niemand hört das."])
+    heard = {"It is far.": "it is fair", "Good day to you.": "Good day to you.", "Nobody hears this.": "no bottles"}
+    monkeypatch.setattr(rewriting, "open_recogniser", lambda _: None)
+    monkeypatch.setattr(rewriting, "synthesise", lambda text, _: text)
+    monkeypatch.setattr(rewriting, "transcribe", lambda _, text: heard[text])
+    record = recognised_corpus(source, target, tmp_path / "out", RecognitionConfig(1.0))
+    assert (tmp_path / "out.source").read_text(encoding="utf-8") == "it is fair\nGood day to you.\n"
+    assert (tmp_path / "out.target").read_text(encoding="utf-8") == "Es ist weit.\nGuten Tag.\n"
+    assert record["left"] == {"misheard": [3]}
+    with pytest.raises(ConfigError, match=r"least_alike must be in 0..1"):
+        RecognitionConfig(least_alike=2)

@@ -80,6 +80,22 @@ def test_a_model_comes_back_as_it_was(system: System, tmp_path: Path) -> None:
     assert same(snapshot(again), snapshot(model))
 
 
+def test_a_sorted_model_that_does_not_tell_its_norm_placement_is_pre_norm(tmp_path: Path) -> None:
+    model = saved("ctc+asn", tmp_path, asn=ASNConfig(norm="post", query_scale=0.1))
+    loaded, config = load_model(tmp_path)
+    assert config.asn == ASNConfig(norm="post", query_scale=0.1)
+    assert isinstance(loaded, SortedCTCModel)
+    assert loaded.sorter.layers[0].post_norm
+    description = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
+    del description["config"]["asn"]["norm"], description["config"]["asn"]["query_scale"]
+    (tmp_path / "model.json").write_text(json.dumps(description), encoding="utf-8")
+    old, config = load_model(tmp_path)
+    assert config.asn == ASNConfig()
+    assert isinstance(old, SortedCTCModel)
+    assert not old.sorter.layers[0].post_norm
+    assert same(snapshot(old), snapshot(model))
+
+
 def test_a_model_is_stored_as_tensors_and_plain_data(tmp_path: Path) -> None:
     model = saved("ctc", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors", "model.json"}
@@ -107,6 +123,14 @@ def test_a_plain_model_starts_from_a_sorted_one(tmp_path: Path) -> None:
     model = fresh(config_of("ctc"), seed=2)
     initialise_from(model, tmp_path)
     assert same(snapshot(model), snapshot(translator_of(other)))
+
+
+def test_a_sorted_model_does_not_start_from_one_of_another_norm_placement(tmp_path: Path) -> None:
+    saved("ctc+asn", tmp_path, asn=ASNConfig(layers=2, norm="pre"))
+    config = config_of("ctc+asn", asn=ASNConfig(layers=2, norm="post"))
+    with pytest.raises(CheckpointError, match=r"asn\.norm = 'pre', not 'post'"):
+        initialise_from(fresh(config, seed=2), tmp_path, config)
+    initialise_from(fresh(config_of("ctc"), seed=2), tmp_path, config_of("ctc"))
 
 
 def test_a_sorted_model_starts_from_all_of_another_sorted_one(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
-"""The command line: one sub-command a stage.
+"""The command line interface.
 
-Nothing heavy is imported here or at the top of the sub-commands' modules: each handler imports what it needs, so that
-`simulmt --help` answers at once and `simulmt translate` never loads PyTorch.
+Handlers import what they need when they run, so `simulmt --help` is fast and `simulmt translate` never loads PyTorch.
 
-Exit codes: 0 done; 1 failed, which is also what a file or model is that is not there or of no use; 2 wrong usage, that
-is, an option or a setting that is wrong in itself; 130 and 143 stopped by Ctrl-C or SIGTERM.
+Exit codes: 0 success; 1 failure, including missing or unusable files; 2 invalid options or settings; 130 and 143
+stopped by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from typing import Annotated, Any
 import typer
 
 from simulmt import __version__
-from simulmt.cli import evaluation, export, figures, live, recipes, rewriting, serve, training
+from simulmt.cli import evaluation, export, figures, listen, live, recipes, rewriting, serve, training
 from simulmt.errors import ConfigError, SimulmtError
 
-# The class of all errors of usage has moved between versions of typer; it is found from one that has not.
+# Typer has moved this class between versions; find it by a subclass that has not moved.
 WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
@@ -30,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (live, serve, training, export, rewriting, recipes, evaluation, figures):
+for group in (live, listen, serve, training, export, rewriting, recipes, evaluation, figures):
     group.register(app)
 
 
@@ -47,16 +46,16 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """What goes before a command; `main` looks for --debug by itself."""
+    """Accept options before the command; `main` handles --debug."""
 
 
 def main() -> None:
-    """Run a command; an error is one line on standard error, a closed pipe or Ctrl-C no error at all."""
+    """Run a command; print errors as one line, and ignore closed pipes and Ctrl-C."""
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except WrongUsage as error:
         message = error.format_message()
-        if message:  # without arguments the help was shown and there is nothing to add
+        if message:  # empty if the help was shown
             command = error.ctx.command_path if error.ctx else "simulmt"
             print(f"simulmt: {message.rstrip('.')}; see {command} --help", file=sys.stderr)
         sys.exit(2)
@@ -64,7 +63,7 @@ def main() -> None:
         sys.exit(130)
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):
-            _drop_output()  # nobody reads on
+            _drop_output()  # the reader is gone
             sys.exit(0)
         raise
     except (SimulmtError, OSError) as error:
@@ -82,7 +81,7 @@ def _described(error: OSError) -> str:
 
 
 def _is_output_lost() -> bool:
-    """Whether standard output takes nothing more; if so, it is dropped."""
+    """Return whether standard output is closed, and drop it if so."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -93,5 +92,5 @@ def _is_output_lost() -> bool:
 
 
 def _drop_output() -> None:
-    """Point standard output elsewhere, so that closing it does not complain."""
+    """Redirect standard output to /dev/null, so that closing it does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The demonstration: text is played at speaking pace, and a view shows what was read and what was written when."""
+"""Views of the live demonstration."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from simulmt.runtime.bundle import BundleConfig
-from simulmt.stream import Commit, Lag, Translator
+from simulmt.runtime.stream import Commit, Lag, Translator
 from simulmt.text import split_words
 
 TRACE_SHOWN = 60  # of the last reads and writes
 
 
 class Moment(NamedTuple):
-    """Some text was read, and these commits followed at once."""
+    """Text read, and the commits that followed."""
 
     read: str
     commits: list[Commit]
@@ -37,7 +37,7 @@ def play(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Moment]:
-    """Translate sentences live, read at `pace` words a second, or as fast as it goes for a pace of 0."""
+    """Translate sentences live at `pace` words per second, or without pauses if 0."""
     due = clock()
     for sentence in sentences:
         stream = translator.stream(delay)
@@ -50,7 +50,7 @@ def play(
 
 
 def spoken(sentence: str) -> list[str]:
-    """The words of a sentence, each with the white space behind it, which is what completes it."""
+    """Split a sentence into words, each with its trailing white space."""
     parts, end = list[str](), 0
     for word in split_words(sentence):
         start = sentence.index(word, end)
@@ -62,7 +62,7 @@ def spoken(sentence: str) -> list[str]:
 
 
 def describe(translator: Translator, delay: int | None) -> str:
-    """What is going to be shown, in a line."""
+    """Return a one-line description of the demonstration."""
     config, k = translator.config, translator.stream(delay).delay
     waiting = "waiting for the end of each sentence" if k is None else f"delay {k}"
     return f"{translator.bundle.name}: {config.source_language} to {config.target_language}, {waiting}"
@@ -70,7 +70,7 @@ def describe(translator: Translator, delay: int | None) -> str:
 
 @dataclass
 class Tally:
-    """What a demonstration came to."""
+    """Totals of a demonstration."""
 
     words: int = 0
     sentences: int = 0
@@ -82,7 +82,7 @@ class Tally:
         self.lags += [commit.lag for commit in moment.commits]
 
     def summary(self) -> str:
-        """In two lines."""
+        """Return the totals as two lines."""
         policy = statistics.median([lag.policy for lag in self.lags] or [0.0])
         compute = statistics.median([lag.compute for lag in self.lags] or [0.0])
         return (
@@ -92,7 +92,7 @@ class Tally:
 
 
 class View(Protocol):
-    """Shows moments as they come; `close` comes last, even after a failure."""
+    """Displays moments; `close` is always called last."""
 
     def show(self, moment: Moment) -> None: ...
 
@@ -100,13 +100,13 @@ class View(Protocol):
 
 
 def open_view(console: Console, config: BundleConfig) -> View:
-    """A picture that moves in a terminal, lines of text elsewhere."""
+    """Open a live view on a terminal, plain lines elsewhere."""
     can_move = console.is_terminal and not console.is_dumb_terminal
     return TerminalView(console, config) if can_move else PlainView(console, config)
 
 
 class PlainView:
-    """Reads and writes in turn, one line each."""
+    """Prints reads and writes, one line each."""
 
     def __init__(self, console: Console, config: BundleConfig) -> None:
         self._console = console
@@ -123,7 +123,7 @@ class PlainView:
             self._console.print()
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing."""
 
     def _print(self, label: str, text: str) -> None:
         if text:
@@ -132,7 +132,7 @@ class PlainView:
 
 
 class TerminalView:
-    """The sentence that is being spoken in a frame that grows; sentences that are over stay above it."""
+    """Shows the current sentence in a panel, with finished sentences above it."""
 
     def __init__(self, console: Console, config: BundleConfig) -> None:
         self._labels = _labels(config)
@@ -175,7 +175,7 @@ class TerminalView:
 
 
 def _labels(config: BundleConfig) -> tuple[str, str]:
-    """The languages, padded to one width; what cannot be told apart is called by its side."""
+    """Return padded language names, or source and target if they are the same."""
     source, target = config.source_language, config.target_language
     if source == target:
         source, target = "source", "target"
@@ -184,7 +184,7 @@ def _labels(config: BundleConfig) -> tuple[str, str]:
 
 
 def _coloured(trace: str) -> Text:
-    """R for a word read, W for a piece written."""
+    """Return the trace: R for a word read, W for a piece written."""
     text = Text(no_wrap=True)
     for step in trace:
         text.append(step, "dim" if step == "R" else "bold green")

@@ -1,34 +1,40 @@
-"""The commands that score systems: evaluate, compare."""
+"""The commands evaluate and compare."""
 
 from __future__ import annotations
 
 import enum
 import json
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from simulmt.cli import panels
-from simulmt.errors import ConfigError, MissingExtraError
+from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
-    from simulmt.eval.evaluate import Evaluation, Evaluator
-    from simulmt.eval.results import Result
+    from simulmt.eval.results import Result, Unit
+    from simulmt.eval.run import Evaluation, Evaluator, TestSet
     from simulmt.runtime.bundle import Bundle
+    from simulmt.speech.audio import Samples
 
 COLUMNS = {  # heading: field of a result
     **{name: name for name in ("BLEU", "chrF2", "BP", "AL", "LAAL", "DAL", "AP")},
-    "twice": "written_twice",
-    "torn": "torn_words",
+    "repeated": "written_twice",
+    "unknown": "torn_words",
+    "numbers %": "numbers_percent",
+    "negations %": "negations_percent",
     "AL_CA ms": "AL_CA",
     "ms/piece": "compute_ms_median",
     "p99": "compute_ms_p99",
 }
-WIDEST = 300  # better a table that the terminal wraps than one with figures cut off
+SPEECH = "speech.json"  # what --audio adds to a results directory
+SPEECH_CAUSES = ("recognition", "policy", "queue", "compute")
+WIDEST = 300  # let the terminal wrap wide tables, rather than cutting figures off
 _LOG = re.compile(r"(?P<system>[^=:]+)(?::(?P<delay>[1-9][0-9]*))?=(?P<path>.+)")
 
 
@@ -45,7 +51,7 @@ class TableFormat(enum.StrEnum):
 
 
 class BundleJob(NamedTuple):
-    """A bundle to be scored at a delay."""
+    """A bundle to score at a delay."""
 
     system: str
     delay: int | None
@@ -53,7 +59,7 @@ class BundleJob(NamedTuple):
 
 
 class LogJob(NamedTuple):
-    """A log to be scored."""
+    """A log to score."""
 
     system: str
     delay: int | None
@@ -67,41 +73,62 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    source: Annotated[Path, typer.Option(help="Source side of the test set, one sentence a line.")],
-    reference: Annotated[list[Path], typer.Option(help="Its translation, line by line; may be repeated.")],
-    output: Annotated[Path, typer.Option(help="Results directory; results of other systems there are kept.")],
+    source: Annotated[Path, typer.Option(help="Source text of the test set, one sentence per line.")],
+    reference: Annotated[list[Path], typer.Option(help="Reference translation, one per line; repeatable.")],
+    output: Annotated[Path, typer.Option(help="Results directory; results of other systems in it are kept.")],
     model: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]MODEL", help="A shipped model or the path of a bundle; may be repeated."),
+        typer.Option(metavar="[NAME=]MODEL", help="Name of a shipped model, or path of a bundle; repeatable."),
     ] = None,
     log: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[:DELAY]=PATH", help="What SimulEval logged of a system; may be repeated."),
+        typer.Option(metavar="NAME[:DELAY]=PATH", help="SimulEval log of a system; repeatable."),
     ] = None,
-    delay: Annotated[str, typer.Option(metavar="K,K,...", help="Delays; all of each model if not given.")] = "",
-    unit: Annotated[UnitChoice, typer.Option(help="What the target is counted in for latency.")] = UnitChoice.AUTO,
-    test_set: Annotated[str, typer.Option(help="Name of the test set; that of its source file if not given.")] = "",
-    limit: Annotated[int | None, typer.Option(min=1, help="Score the first sentences only.")] = None,
+    delay: Annotated[str, typer.Option(metavar="K,K,...", help="Delays to evaluate. Default: all of each model.")] = "",
+    unit: Annotated[UnitChoice, typer.Option(help="Unit of target length in latency metrics.")] = UnitChoice.AUTO,
+    test_set: Annotated[str, typer.Option(help="Name of the test set. Default: name of the source file.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N sentences.")] = None,
     lexicon: Annotated[
-        Path | None, typer.Option(help="Target text, such as that of training; words it does not have count as torn.")
+        Path | None,
+        typer.Option(help="Text in the target language, such as the training text; words not in it count as unknown."),
     ] = None,
-    timed: Annotated[int, typer.Option(min=0, help="Sentences that computation is timed on; 0 for none.")] = 100,
-    runs: Annotated[int, typer.Option(min=1, help="How often each of them is timed.")] = 3,
-    threads: Annotated[int, typer.Option(min=0, help="Threads to compute with; 0 takes all cores.")] = 2,
+    timed: Annotated[int, typer.Option(min=0, help="Number of sentences to time; 0 for none.")] = 100,
+    runs: Annotated[int, typer.Option(min=1, help="Timing runs per sentence.")] = 3,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 uses all cores.")] = 2,
+    stop_at_end: Annotated[
+        bool,
+        typer.Option(
+            "--stop-at-end",
+            help="wait-k: stop where the model ends its translation, as in the paper, instead of reading on.",
+        ),
+    ] = False,
     words_per_second: Annotated[
-        float, typer.Option(min=0.1, help="Pace of the speaker in the speech-paced lag.")
+        float, typer.Option(min=0.1, help="Speaking rate assumed by the speech-paced lag.")
     ] = 2.5,
+    audio: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Score speech: directory of WAV files, one per sentence in order of name, or espeak-ng.",
+        ),
+    ] = None,
+    recogniser: Annotated[str, typer.Option(metavar="NAME[:DIR]", help="Speech recogniser for --audio.")] = "moonshine",
+    show: Annotated[
+        bool, typer.Option("--show", help="Print every sentence with its translations and references.")
+    ] = False,
 ) -> None:
-    """Score models, or logs of SimulEval, for quality and latency.
+    """Score models, or SimulEval logs, for quality and latency.
 
-    A system whose delays are models of their own is given by several --model options with the same name.
+    For a system with one model per delay, repeat --model with the same NAME.
+
+    --audio translates a recording as a live stream, and writes word error rate, BLEU of recognised and clean text,
+    StreamLAAL, lag by cause, real-time factor and memory to OUTPUT/speech.json.
     """
-    try:
-        from simulmt.corpus import read_lines
-        from simulmt.eval.evaluate import Evaluator, Timing, read_test_set
+    with needs_extra("simulmt evaluate", "eval"):
+        from simulmt.data.corpus import read_lines
         from simulmt.eval.flaws import Lexicon
-    except ImportError as error:
-        raise _missing("simulmt evaluate", error) from None
+        from simulmt.eval.listing import listing
+        from simulmt.eval.run import Evaluator, Timing, read_test_set
     from rich.console import Console
 
     from simulmt.eval.results import require_room
@@ -109,30 +136,98 @@ def evaluate(
     jobs = _jobs(model or [], log or [], delay)
     timing = Timing(timed, runs, words_per_second)
     sentences = read_test_set(source, reference, test_set, limit)
+    if audio is not None:
+        _evaluate_speech(jobs, sentences, audio, recogniser, output, threads)
+        return
     known = None if lexicon is None else Lexicon(read_lines(lexicon))
     require_room(output, sentences.name)
-    results = []
+    evaluations = []
     with Console(stderr=True).status("") as status:
-        evaluator = Evaluator(sentences, unit.value, timing, status.update, known)
+        evaluator = Evaluator(sentences, unit.value, timing, status.update, known, stop_at_end)
         for evaluation in _evaluations(evaluator, jobs, threads):
             evaluation.write(output)
-            results.append(evaluation.result)
-    _print_results(results)
+            evaluations.append(evaluation)
+    _print_results([evaluation.result for evaluation in evaluations])
+    if show:
+        hypotheses = {evaluation.result.name: evaluation.hypotheses for evaluation in evaluations}
+        typer.echo("\n" + "\n".join(listing(sentences.sources, hypotheses, sentences.references)))
+
+
+def _evaluate_speech(
+    jobs: Sequence[BundleJob | LogJob], test_set: TestSet, audio: str, recogniser: str, output: Path, threads: int
+) -> None:
+    from rich.console import Console
+
+    from simulmt.eval.speech import Recording, score_speech
+    from simulmt.runtime.stream import Translator
+    from simulmt.speech.recogniser import open_recogniser
+
+    if any(isinstance(job, LogJob) for job in jobs):
+        raise ConfigError("--audio: give models with --model; a log of SimulEval has no audio")
+    opened = open_recogniser(recogniser)
+    spoken = list(_spoken_sentences(audio, test_set))
+    recording = Recording.join(list(zip(spoken, test_set.sources, zip(*test_set.references, strict=True), strict=True)))
+    found = []
+    with Console(stderr=True).status("") as status:
+        for job in jobs:
+            assert isinstance(job, BundleJob)
+            translator = Translator(job.bundle, threads)
+            unit: Unit = "word" if job.bundle.target.spaced else "char"
+            scores = score_speech(
+                translator,
+                opened,
+                recording,
+                job.delay,
+                unit,
+                lambda done: status.update(f"{done:.0f} of {recording.seconds:.0f} s"),
+            )
+            found.append({"system": job.system, "delay": job.delay, "test_set": test_set.name, **scores.as_table()})
+    output.mkdir(parents=True, exist_ok=True)
+    facts = {"recogniser": recogniser, "audio": audio, "files": test_set.files, "results": found}
+    (output / SPEECH).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    _print_speech(found)
+
+
+def _spoken_sentences(audio: str, test_set: TestSet) -> Iterator[Samples]:
+    """Return the audio of each sentence, synthesised or from a directory."""
+    from simulmt.speech import synthesis
+    from simulmt.speech.audio import read_whole
+
+    if audio == synthesis.COMMAND:
+        yield from map(synthesis.synthesise, test_set.sources)
+        return
+    files = sorted(Path(audio).glob("*.wav"))
+    if len(files) < len(test_set.sources):
+        raise ConfigError(f"--audio {audio}: {len(files)} WAV files for {len(test_set.sources)} sentences")
+    yield from map(read_whole, files[: len(test_set.sources)])
+
+
+def _print_speech(found: Sequence[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("system", "k", "WER", "BLEU", "clean", "StreamLAAL ms", "lag ms", *SPEECH_CAUSES, "RTF", "MB")
+    for scores in found:
+        table.add_row(
+            scores["system"],
+            str(scores["delay"] or ""),
+            *(f"{scores[name]:.1f}" for name in ("word_error_rate", "BLEU", "BLEU_clean")),
+            *(f"{value:.0f}" for value in (scores["stream_laal"], *scores["lag"].values())),
+            f"{scores['recognition_rtf'] + scores['translation_rtf']:.2f}",
+            f"{scores['peak_memory_mb']:.0f}",
+        )
+    Console(width=WIDEST if not sys.stdout.isatty() else None).print(table)
 
 
 def compare(
-    directories: Annotated[list[Path], typer.Argument(help="Results directories of `simulmt evaluate`.")],
-    baseline: Annotated[
-        str | None, typer.Option(help="System that the others are held to; the first if not given.")
-    ] = None,
-    format: Annotated[TableFormat, typer.Option(help="How it is printed.")] = TableFormat.TABLE,
-    output: Annotated[Path | None, typer.Option(help="Markdown file to write it to as well.")] = None,
+    directories: Annotated[list[Path], typer.Argument(help="Results directories written by `simulmt evaluate`.")],
+    baseline: Annotated[str | None, typer.Option(help="Baseline system. Default: the first one.")] = None,
+    format: Annotated[TableFormat, typer.Option(help="Output format.")] = TableFormat.TABLE,
+    output: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
 ) -> None:
-    """Tell which differences between systems are significant: paired bootstrap, delay by delay."""
-    try:
+    """Test differences between systems for significance (paired bootstrap, per delay)."""
+    with needs_extra("simulmt compare", "eval"):
         from simulmt.eval import compare as comparing
-    except ImportError as error:
-        raise _missing("simulmt compare", error) from None
 
     comparisons = comparing.compare(directories, baseline)
     if output is not None:
@@ -155,7 +250,7 @@ def _jobs(models: Sequence[str], logs: Sequence[str], delay: str) -> list[Bundle
     seen = set()
     for job in jobs:
         if job[:2] in seen:
-            raise ConfigError(f"system {job.system} is there twice at delay {job.delay}; name one of them: NAME=...")
+            raise ConfigError(f"system {job.system} is given twice at delay {job.delay}; name one of them: NAME=...")
         seen.add(job[:2])
     return jobs
 
@@ -193,12 +288,12 @@ def _parse_delays(text: str) -> list[int]:
     if not text:
         return []
     if not re.fullmatch(r"\s*[1-9][0-9]*\s*(,\s*[1-9][0-9]*\s*)*", text):
-        raise ConfigError(f"--delay {text}: expected delays from 1 on, parted by commas, such as 1,3,5")
+        raise ConfigError(f"--delay {text}: expected comma-separated delays from 1, such as 1,3,5")
     return list(dict.fromkeys(map(int, text.split(","))))
 
 
 def _evaluations(evaluator: Evaluator, jobs: Sequence[BundleJob | LogJob], threads: int) -> Iterator[Evaluation]:
-    from simulmt.stream import Translator
+    from simulmt.runtime.stream import Translator
 
     translator: Translator | None = None
     for job in jobs:
@@ -232,8 +327,3 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     for row in rows:
         table.add_row(*row)
     Console(width=WIDEST).print(table)
-
-
-def _missing(command: str, error: ImportError) -> Exception:
-    """An import that failed because of the missing extra, or, if it is something else, that error itself."""
-    return error if (error.name or "").startswith("simulmt") else MissingExtraError(command, "eval")

@@ -1,4 +1,4 @@
-"""The commands that look at results: plot, report, anticipation, analyse."""
+"""The commands plot, report, anticipation and analyse."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ import typer
 
 from simulmt.cli import panels
 from simulmt.cli.evaluation import UnitChoice
-from simulmt.errors import ConfigError, DataError, MissingExtraError
+from simulmt.errors import ConfigError, DataError, MissingExtraError, needs_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from simulmt.alignment import Link
+    from simulmt.data.alignment import Link
     from simulmt.eval.aligners import WordPair
-    from simulmt.eval.evaluate import TestSet
-    from simulmt.eval.examples import Aligner
-    from simulmt.eval.records import Anticipation, OracleScore, SortedSentence
-    from simulmt.eval.results import Unit
-    from simulmt.eval.tables import Table
+    from simulmt.eval.report.examples import Aligner
+    from simulmt.eval.report.tables import Table
+    from simulmt.eval.results import Anticipation, OracleScore, SortedSentence, Unit
+    from simulmt.eval.run import TestSet
     from simulmt.train.analysis import Sorter
 
-Directories = Annotated[list[Path], typer.Argument(help="Results directories of `simulmt evaluate`.")]
-Baseline = Annotated[str | None, typer.Option(help="System that the others are compared with.")]
-Sentences = Annotated[str, typer.Option(metavar="N,N,...", help="Lines of the test set to look at, from 1.")]
-Data = Annotated[Path | None, typer.Option(help="Data directory of a training run, if it has moved since.")]
-Device = Annotated[str, typer.Option(help="Where a sorting network is run: auto, cpu, cuda or cuda:N.")]
+Directories = Annotated[list[Path], typer.Argument(help="Results directories written by `simulmt evaluate`.")]
+Baseline = Annotated[str | None, typer.Option(help="Baseline system.")]
+Sentences = Annotated[
+    str, typer.Option(metavar="N,N,...", help="Line numbers of test sentences to show, starting at 1.")
+]
+Data = Annotated[Path | None, typer.Option(help="Data directory of the training run, if it has moved.")]
+Device = Annotated[str, typer.Option(help="Device for the sorting network: auto, cpu, cuda or cuda:N.")]
 
-WIDEST_TABLE = 1000  # characters; no screen is so wide, so that no column is squeezed
+WIDEST_TABLE = 1000  # columns; wider than any terminal, so that no column is squeezed
 
 
 def register(app: typer.Typer) -> None:
@@ -43,43 +44,42 @@ def register(app: typer.Typer) -> None:
 
 def plot(
     directories: Directories,
-    output: Annotated[Path, typer.Option(help="Directory for the pictures.")],
+    output: Annotated[Path, typer.Option(help="Output directory for the plots.")],
     baseline: Baseline = None,
     sentences: Sentences = "",
+    alignments: Annotated[
+        Path | None, typer.Option(help="Alignments that `simulmt report` wrote, to draw into read/write paths.")
+    ] = None,
 ) -> None:
-    """Draw quality against latency, and all else that the directories hold results of, as SVG and PNG.
+    """Plot quality against latency, and any other results found, as SVG and PNG.
 
-    --baseline adds the n-gram precision that every other system gains over it, --sentences the read/write path of
-    those sentences by every system at every delay.
+    --baseline adds plots of n-gram precision gained over that system; --sentences adds read/write paths of those
+    sentences.
     """
-    try:
-        from simulmt.eval.gallery import draw_gallery
-    except ImportError as error:
-        raise _missing("simulmt plot", error, "eval") from None
-    _save(draw_gallery(directories, baseline, _numbers("--sentences", sentences)), output)
+    with needs_extra("simulmt plot", "eval"):
+        from simulmt.eval.report.gallery import draw_gallery
+    _save(draw_gallery(directories, baseline, _numbers("--sentences", sentences), alignments), output)
 
 
 def report(
     directories: Directories,
-    output: Annotated[Path, typer.Option(help="HTML file to write; the Markdown goes beside it.")],
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "",
-    about: Annotated[list[str] | None, typer.Option(help="A paragraph to open it with; may be repeated.")] = None,
+    output: Annotated[Path, typer.Option(help="HTML file to write; a Markdown file is written next to it.")],
+    title: Annotated[str, typer.Option(help="Title of the report.")] = "",
+    about: Annotated[list[str] | None, typer.Option(help="Introductory paragraph; repeatable.")] = None,
     baseline: Baseline = None,
-    examples: Annotated[int, typer.Option(min=0, help="Sentences to show of each test set.")] = 5,
+    examples: Annotated[int, typer.Option(min=0, help="Example sentences per test set.")] = 5,
     sentences: Sentences = "",
-    delay: Annotated[int | None, typer.Option(min=1, help="Delay at which they are shown.")] = None,
+    delay: Annotated[int | None, typer.Option(min=1, help="Delay of the example translations.")] = None,
     align: Annotated[
-        bool, typer.Option("--align/--no-align", help="Align the translations with eflomal, to mark hallucinations.")
+        bool, typer.Option("--align/--no-align", help="Align translations with eflomal to mark hallucinations.")
     ] = True,
 ) -> None:
-    """Make one self-contained HTML page, and Markdown tables, of results on disk.
+    """Write results as one self-contained HTML page and Markdown tables.
 
-    --baseline adds significance tests. Alignments are kept in the results directories; the next report reads them.
+    --baseline adds significance tests. Alignments are cached in the directory alignments next to the report.
     """
-    try:
-        from simulmt.eval.report import ReportOptions, build_report
-    except ImportError as error:
-        raise _missing("simulmt report", error, "eval") from None
+    with needs_extra("simulmt report", "eval"):
+        from simulmt.eval.report.page import ReportOptions, build_report
 
     named = {"title": title} if title else {}
     options = ReportOptions(
@@ -90,7 +90,7 @@ def report(
         sentences=_numbers("--sentences", sentences),
         delay=delay,
     )
-    made = build_report(directories, options, _eflomal() if align else None)
+    made = build_report(directories, options, _eflomal() if align else None, output.parent / "alignments")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(made.html, encoding="utf-8")
     output.with_suffix(".md").write_text(made.markdown, encoding="utf-8")
@@ -98,39 +98,44 @@ def report(
 
 
 def anticipation(
-    source: Annotated[Path, typer.Option(help="Source text, one sentence a line.")],
-    target: Annotated[Path, typer.Option(help="Its translation, line by line.")],
+    source: Annotated[Path, typer.Option(help="Source text, one sentence per line.")],
+    target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
     aligner: Annotated[
         list[str] | None,
-        typer.Option(help="eflomal, pharaoh:FILE, awesome:MODEL or asn:RUN; may be repeated.", show_default="eflomal"),
+        typer.Option(
+            help="eflomal, pharaoh:FILE, awesome:MODEL, asn:RUN, or identity:RUN (control with Z = I); repeatable.",
+            show_default="eflomal",
+        ),
     ] = None,
-    gold: Annotated[Path | None, typer.Option(help="Alignments made by hand: i-j sure, ipj or i?j possible.")] = None,
-    gold_base: Annotated[int, typer.Option(min=0, max=1, help="What the first word is called in them.")] = 1,
+    gold: Annotated[
+        Path | None, typer.Option(help="Gold alignments: i-j for sure links, ipj or i?j for possible ones.")
+    ] = None,
+    gold_base: Annotated[
+        int, typer.Option(min=0, max=1, help="Index of the first word in the gold alignments (0 or 1).")
+    ] = 1,
     gold_target_first: Annotated[
-        bool, typer.Option("--gold-target-first", help="They name the target word first.")
+        bool, typer.Option("--gold-target-first", help="Gold links are target-source instead of source-target.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="Directory for figures, JSON and alignments.")] = None,
-    name: Annotated[str, typer.Option(help="Name of the corpus; that of its source file if not given.")] = "",
-    source_unit: Annotated[UnitChoice, typer.Option(help="What the source is counted in.")] = UnitChoice.AUTO,
-    target_unit: Annotated[UnitChoice, typer.Option(help="What the target is counted in.")] = UnitChoice.AUTO,
-    more_source: Annotated[Path | None, typer.Option(help="More text for eflomal to learn from.")] = None,
-    more_target: Annotated[Path | None, typer.Option(help="Its translation.")] = None,
-    priors: Annotated[Path | None, typer.Option(help="Priors for eflomal, made by eflomal-makepriors.")] = None,
-    delay: Annotated[int | None, typer.Option(min=1, help="Delay of a sorting network.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Output directory for plots, JSON and alignments.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the corpus. Default: name of the source file.")] = "",
+    source_unit: Annotated[UnitChoice, typer.Option(help="Unit of source positions.")] = UnitChoice.AUTO,
+    target_unit: Annotated[UnitChoice, typer.Option(help="Unit of target positions.")] = UnitChoice.AUTO,
+    more_source: Annotated[Path | None, typer.Option(help="Additional source text to train eflomal on.")] = None,
+    more_target: Annotated[Path | None, typer.Option(help="Translation of --more-source.")] = None,
+    priors: Annotated[Path | None, typer.Option(help="Priors file written by eflomal-makepriors.")] = None,
+    delay: Annotated[int | None, typer.Option(min=1, help="Delay of the sorting network.")] = None,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Measure how much a corpus must be anticipated: k-AR for k from 1 to 9, and the error rate of its alignments.
+    """Compute k-anticipation rates for k = 1 to 9, and alignment error rates.
 
-    Words are what is between spaces; text written without spaces is counted in characters. Text that is to be held to
-    --gold must be tokenised as it was for those who aligned it. eflomal draws at random: two runs differ a little.
+    Rates are also given with target positions scaled to the source length. Units are words, or characters in text
+    written without spaces. Text compared with --gold must be tokenised as it was for the annotators. eflomal samples at
+    random, so two runs differ slightly.
     """
-    try:
-        from simulmt.eval.aligners import read_gold
-        from simulmt.eval.evaluate import sha256
-        from simulmt.eval.records import measure_anticipation
-    except ImportError as error:
-        raise _missing("simulmt anticipation", error, "eval") from None
+    with needs_extra("simulmt anticipation", "eval"):
+        from simulmt.eval.aligners import measure_anticipation, read_gold
+        from simulmt.files import sha256
 
     if (more_source is None) != (more_target is None):
         raise ConfigError("--more-source and --more-target go together: give both or neither")
@@ -142,41 +147,46 @@ def anticipation(
     found = {
         choice: _align(choice, pairs, more, priors, _Network(data, delay, device)) for choice in aligner or ["eflomal"]
     }
-    records = [measure_anticipation(corpus, choice, units, links, by_hand, files) for choice, links in found.items()]
+    lengths = [(len(words), len(translated)) for words, translated in pairs]
+    records = [
+        measure_anticipation(corpus, choice, units, lengths, links, by_hand, files) for choice, links in found.items()
+    ]
     if by_hand:
-        records.append(measure_anticipation(corpus, "gold", units, [sure for sure, _ in by_hand], None, files))
+        sure = [links for links, _ in by_hand]
+        records.append(measure_anticipation(corpus, "gold", units, lengths, sure, None, files))
     _show_anticipation(records, found, output)
 
 
 def analyse(
-    run: Annotated[Path, typer.Argument(help="A finished training run of a ctc+asn system.")],
-    source: Annotated[Path, typer.Option(help="Source text, one sentence a line.")],
+    run: Annotated[Path, typer.Argument(help="A finished ctc+asn run.")],
+    source: Annotated[Path, typer.Option(help="Source text, one sentence per line.")],
     reference: Annotated[
-        list[Path], typer.Option(help="Its translation, line by line; the network sees the first, all are scored.")
+        list[Path],
+        typer.Option(
+            help="Reference translation; the first is shown to the network, all are used for scoring; repeatable."
+        ),
     ],
-    output: Annotated[Path, typer.Option(help="Results directory for the figures.")],
-    delay: Annotated[str, typer.Option(metavar="K,K,...", help="Delays; all of the model if not given.")] = "",
-    blank_penalty: Annotated[float, typer.Option(help="What is taken off the blank's score.")] = 0.0,
+    output: Annotated[Path, typer.Option(help="Results directory.")],
+    delay: Annotated[str, typer.Option(metavar="K,K,...", help="Delays to analyse. Default: all of the model.")] = "",
+    blank_penalty: Annotated[float, typer.Option(help="Penalty subtracted from the blank's score.")] = 0.0,
     sentences: Sentences = "",
-    test_set: Annotated[str, typer.Option(help="Name of the test set; that of its source file if not given.")] = "",
-    name: Annotated[str, typer.Option(help="Name of the model; that of its run if not given.")] = "",
-    limit: Annotated[int | None, typer.Option(min=1, help="Score the first sentences only.")] = None,
+    test_set: Annotated[str, typer.Option(help="Name of the test set. Default: name of the source file.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the model. Default: name of the run.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N sentences.")] = None,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Look into a sorting network: translation in oracle order beside the default, and Z as a heat map.
+    """Analyse a sorting network: oracle order, distance of Z from the identity, heat maps of Z.
 
-    Oracle order shows the reference to the network and translates with the Z it finds; it is a bound, not a system.
+    Oracle order translates with the Z that the network infers from the reference: an upper bound, not a system.
     """
-    try:
-        from simulmt.eval.evaluate import read_test_set
-        from simulmt.eval.gallery import sorting_figure
-        from simulmt.eval.records import write_records
-        from simulmt.eval.tables import oracle_table
+    with needs_extra("simulmt analyse", "train,eval"):
+        from simulmt.eval.report.gallery import sorting_figure
+        from simulmt.eval.report.tables import oracle_table, sorting_table
+        from simulmt.eval.results import write_records
+        from simulmt.eval.run import read_test_set
         from simulmt.train.analysis import Sorter
         from simulmt.train.world import join_world
-    except ImportError as error:
-        raise _missing("simulmt analyse", error, "train,eval") from None
 
     texts = read_test_set(source, reference, test_set, limit)
     model = name or run.resolve().name
@@ -186,6 +196,7 @@ def analyse(
         scores = [_oracle_score(sorter, texts, model, k, blank_penalty) for k in delays]
         sortings = _sortings(sorter, texts, model, delays[0], _numbers("--sentences", sentences))
     _print(oracle_table(scores))
+    _print(sorting_table(scores))
     write_records(output, scores)
     if sortings:
         write_records(output, sortings)
@@ -194,7 +205,7 @@ def analyse(
 
 
 class _Network(NamedTuple):
-    """How a sorting network is run."""
+    """Settings for running a sorting network."""
 
     data: Path | None
     delay: int | None
@@ -213,20 +224,20 @@ def _align(
         return read_pharaoh(Path(where), pairs)
     if kind == "awesome" and where:
         return align_with_awesome(pairs, Path(where))
-    if kind == "asn" and where:
-        return _align_with_network(pairs, Path(where), network)
-    raise ConfigError(f"--aligner {choice}: expected eflomal, pharaoh:FILE, awesome:MODEL or asn:RUN")
+    if kind in ("asn", "identity") and where:
+        return _align_with_network(pairs, Path(where), network, identity=kind == "identity")
+    raise ConfigError(f"--aligner {choice}: expected eflomal, pharaoh:FILE, awesome:MODEL, asn:RUN or identity:RUN")
 
 
-def _align_with_network(pairs: Sequence[WordPair], run: Path, network: _Network) -> Sequence[set[Link] | None]:
-    try:
+def _align_with_network(
+    pairs: Sequence[WordPair], run: Path, network: _Network, identity: bool
+) -> Sequence[set[Link] | None]:
+    with needs_extra("--aligner asn or identity", "train"):
         from simulmt.train.analysis import Sorter, align_words
         from simulmt.train.world import join_world
-    except ImportError as error:
-        raise _missing("--aligner asn", error, "train") from None
     with join_world(network.device) as world:
         sorter = Sorter.load(run, network.data, world.device)
-        return align_words(sorter, pairs, _checked_delay(sorter, network.delay))
+        return align_words(sorter, pairs, _checked_delay(sorter, network.delay), identity)
 
 
 def _checked_delay(sorter: Sorter, delay: int | None) -> int:
@@ -239,8 +250,8 @@ def _checked_delay(sorter: Sorter, delay: int | None) -> int:
 def _read_pairs(
     source: Path, target: Path, source_unit: str, target_unit: str
 ) -> tuple[list[WordPair], tuple[Unit, Unit]]:
-    """The pairs of two files as words, and the units they are counted in."""
-    from simulmt.corpus import ParallelFiles
+    """Read two files as pairs of words; return them with their units."""
+    from simulmt.data.corpus import ParallelFiles
     from simulmt.eval.aligners import alignment_words, guess_unit
 
     pairs = list(ParallelFiles(source, target).pairs())
@@ -255,11 +266,11 @@ def _read_pairs(
 def _show_anticipation(
     records: Sequence[Anticipation], found: Mapping[str, Sequence[set[Link] | None]], output: Path | None
 ) -> None:
-    from simulmt.alignment import format_pharaoh
-    from simulmt.eval.gallery import anticipation_rates
-    from simulmt.eval.plots import anticipation_figure
-    from simulmt.eval.records import write_records
-    from simulmt.eval.tables import anticipation_table
+    from simulmt.data.alignment import format_pharaoh
+    from simulmt.eval.report.gallery import anticipation_rates
+    from simulmt.eval.report.plots import anticipation_figure
+    from simulmt.eval.report.tables import anticipation_table
+    from simulmt.eval.results import write_records
 
     _print(anticipation_table(records))
     if output is None:
@@ -273,8 +284,8 @@ def _show_anticipation(
 
 
 def _oracle_score(sorter: Sorter, texts: TestSet, model: str, delay: int, blank_penalty: float) -> OracleScore:
-    from simulmt.eval.records import OracleScore
-    from simulmt.eval.score import QualityScorer
+    from simulmt.eval.quality import QualityScorer
+    from simulmt.eval.results import OracleScore
     from simulmt.train.analysis import oracle_order
 
     pairs = list(zip(texts.sources, texts.references[0], strict=True))
@@ -294,11 +305,15 @@ def _oracle_score(sorter: Sorter, texts: TestSet, model: str, delay: int, blank_
         default_interval=default.scores["BLEU"].interval,
         default_BP=default.brevity_penalty,
         signature=oracle.scores["BLEU"].signature,
+        oracle_precisions=oracle.precisions,
+        default_precisions=default.precisions,
+        diagonal=translated.statistics.diagonal,
+        displacement=translated.statistics.displacement,
     )
 
 
 def _sortings(sorter: Sorter, texts: TestSet, model: str, delay: int, numbers: Sequence[int]) -> list[SortedSentence]:
-    from simulmt.eval.records import SortedSentence
+    from simulmt.eval.results import SortedSentence
     from simulmt.train.analysis import heat_map, sort_pairs
 
     if numbers and max(numbers) > len(texts.sources):
@@ -313,9 +328,11 @@ def _sortings(sorter: Sorter, texts: TestSet, model: str, delay: int, numbers: S
 
 
 def _eflomal() -> Aligner | None:
-    """eflomal where it is installed; what is lost without it is said."""
+    """Return eflomal if it is installed; otherwise warn."""
     if find_spec("eflomal") is None:
-        typer.echo(f"no words will be marked: {MissingExtraError('word alignment by eflomal', 'align')}", err=True)
+        typer.echo(
+            f"hallucinations will not be marked: {MissingExtraError('word alignment by eflomal', 'align')}", err=True
+        )
         return None
     from simulmt.eval.aligners import align_with_eflomal
 
@@ -323,8 +340,8 @@ def _eflomal() -> Aligner | None:
 
 
 def _save(figures: Iterable[tuple[str, Figure]], directory: Path) -> None:
-    """Write pictures and say where they are; advice that holds for many of them is given once."""
-    from simulmt.eval.figure import save_figure
+    """Save plots and print their paths; print each warning once."""
+    from simulmt.eval.report.figure import save_figure
 
     advice = None
     for stem, figure in figures:
@@ -336,12 +353,12 @@ def _save(figures: Iterable[tuple[str, Figure]], directory: Path) -> None:
 
 
 def _file_name(text: str) -> str:
-    """The text without what would make it a path or hard to type."""
+    """Return text as a safe file name."""
     return re.sub(r"[^\w.+=-]+", "-", text)
 
 
 def _print(table: Table) -> None:
-    """Print a table; one that is wider than the screen keeps its columns whole."""
+    """Print a table without squeezing its columns."""
     from rich.console import Console
     from rich.table import Table as RichTable
 
@@ -355,10 +372,5 @@ def _print(table: Table) -> None:
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"(\s*[1-9][0-9]*\s*(,\s*[1-9][0-9]*\s*)*)?", text):
-        raise ConfigError(f"{option} {text}: expected whole numbers from 1, parted by commas, such as 1,3,5")
+        raise ConfigError(f"{option} {text}: expected comma-separated whole numbers from 1, such as 1,3,5")
     return tuple(dict.fromkeys(map(int, text.split(",")))) if text.strip() else ()
-
-
-def _missing(command: str, error: ImportError, extra: str) -> Exception:
-    """An import that failed because of the missing extra, or, if it is something else, that error itself."""
-    return error if (error.name or "").startswith("simulmt") else MissingExtraError(command, extra)

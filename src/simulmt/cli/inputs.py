@@ -1,4 +1,4 @@
-"""Checks of what a command line names, where the modules that read it cannot tell what it is for."""
+"""Checks of files and directories named on the command line."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from simulmt.errors import DataError
 
 
 def require_file(path: Path) -> Path:
-    """The path of a file that is there; DataError otherwise, since the command line itself is right."""
+    """Return the path if it is a file; raise DataError otherwise."""
     if path.is_file():
         return path
     raise DataError(f"{path}: is a directory, expected a file" if path.is_dir() else f"{path}: no such file")
 
 
 def require_vocabularies(data: Path) -> None:
-    """Raise DataError unless there are two vocabularies in what --data names."""
+    """Raise DataError unless --data is a directory with two vocabularies."""
     for name in ("source.model", "target.model"):
         if not (data / name).is_file():
             raise DataError(f"--data {data}: there is no {name} in it; give a data directory of simulmt prepare")

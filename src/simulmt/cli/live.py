@@ -1,38 +1,44 @@
-"""The commands around a finished model: translate, demo, bench; and those of models.py."""
+"""The commands translate, demo and bench."""
 
 from __future__ import annotations
 
 import io
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from simulmt.cli import models, panels
-from simulmt.cli.captions import Format, open_writer
 from simulmt.errors import BundleError, ConfigError, DataError, StreamError
+from simulmt.runtime.captions import Format, open_writer
 
 if TYPE_CHECKING:
-    from simulmt.stream import Translator
+    from simulmt.runtime.stream import Translator
 
 STANDARD_INPUT = Path("-")
-CORES = os.cpu_count() or 1
 
 Model = Annotated[
     str | None,
-    typer.Option(metavar="NAME_OR_DIR", help="A shipped model, or the directory of any.", show_default="the first"),
+    typer.Option(metavar="NAME_OR_DIR", help="Name of a shipped model, or path of a bundle.", show_default="the first"),
 ]
 Delay = Annotated[
     int | None,
-    typer.Option(metavar="K", help="Source pieces to wait for before writing.", show_default="the model's own"),
+    typer.Option(metavar="K", help="Delay k in source pieces.", show_default="the model's own"),
 ]
-Threads = Annotated[int, typer.Option(min=0, max=CORES, help="CPU threads; 0 takes all cores.")]
-TextFile = Annotated[Path | None, typer.Option("--text", help="Sentences to use, one a line.")]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads, at most one per core; 0 uses all cores.")]
+TextFile = Annotated[Path | None, typer.Option("--text", help="Text file to use, one sentence per line.")]
+
+
+class InputKind(StrEnum):
+    TEXT = "text"
+    REVISIONS = "revisions"
 
 
 def register(app: typer.Typer) -> None:
@@ -43,52 +49,63 @@ def register(app: typer.Typer) -> None:
 
 
 def translate(
-    file: Annotated[Path, typer.Argument(help="Text in UTF-8; - is standard input.")] = STANDARD_INPUT,
+    file: Annotated[Path, typer.Argument(help="UTF-8 text file; - reads standard input.")] = STANDARD_INPUT,
     model: Model = None,
     delay: Delay = None,
-    style: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.TEXT,
+    kind: Annotated[InputKind, typer.Option("--input", help="Final text, or a recogniser's JSON events.")] = (
+        InputKind.TEXT
+    ),
+    style: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
     threads: Threads = 0,
 ) -> None:
-    """Translate text while it arrives: a line for a line, written word by word.
+    """Translate text as it arrives, line by line and word by word.
 
-    srt and vtt are subtitles, timed by when they were translated.
-    jsonl is one object for every piece of translation: the number of its
-    line, how many words of the line were read for it, and its lag, that is,
-    the wait for these words (policy), for the computation (queue), and the
-    computation itself (compute).
+    A file is translated with the model's largest delay unless --delay is given.
+
+    srt and vtt write subtitles with the times at which they were translated. jsonl writes one object for every piece of
+    output: its line, the number of source words read, and its lag in ms, split into waiting for words (policy), waiting
+    for the CPU (queue) and computing (compute).
+
+    --input revisions reads the JSON events of a speech recogniser that revises its words, such as WhisperLiveKit, Vosk
+    or Moonshine, one per line. Words are translated once they are stable; the lag shows that wait as recognition.
 
     \b
     Examples:
       echo "Good morning, everyone." | simulmt translate
-      simulmt translate talk.txt --delay 3 > talk.translated
+      simulmt translate talk.txt > talk.translated
       speech-to-text | simulmt translate --format vtt > captions.vtt
+      recogniser | simulmt translate --input revisions
     """
     from simulmt.cli.pipe import UNREADABLE, LineTranslator, arrivals
+    from simulmt.cli.revisions import POLL, RevisionTranslator
 
+    is_revised = kind is InputKind.REVISIONS
     with _opened(file) as descriptor:
-        translator = _load(model, delay, threads)
-        if os.isatty(descriptor):
+        translator = load_translator(model, delay, threads)
+        if delay is None and not is_revised and stat.S_ISREG(os.fstat(descriptor).st_mode):
+            delay = translator.config.largest_delay
+        if os.isatty(descriptor) and not is_revised:
             typer.echo("Type a sentence and Enter; Ctrl-D ends.", err=True)
-        with closing(open_writer(style, _utf8_output())) as writer:
-            lines, is_damaged = LineTranslator(translator, delay, writer), False
-            for arrived in arrivals(descriptor, translator.clock):
+        with closing(open_writer(style, utf8_output())) as writer:
+            lines, is_damaged = (RevisionTranslator if is_revised else LineTranslator)(translator, delay, writer), False
+            for arrived in arrivals(descriptor, translator.clock, POLL if is_revised else None):
                 is_damaged |= any(UNREADABLE in part.text for part in arrived)
                 lines.push(arrived)
             lines.finish()
         if is_damaged:
-            typer.echo("simulmt: some of the input was not UTF-8 and is not translated; `iconv` converts it", err=True)
+            typer.echo("simulmt: skipped input that is not UTF-8; convert it with `iconv`", err=True)
 
 
 def demo(
     model: Model = None,
     delay: Delay = None,
-    pace: Annotated[float, typer.Option(min=0.1, help="Words a second.")] = 2.5,
+    pace: Annotated[float, typer.Option(min=0.1, help="Words per second.")] = 2.5,
     text: TextFile = None,
-    fast: Annotated[bool, typer.Option("--fast", help="As fast as it goes, instead of at speaking pace.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Do not wait between words.")] = False,
 ) -> None:
-    """Watch a text being translated at speaking pace.
+    """Show a text being translated at speaking pace.
 
-    In the trace R is a word read, W a piece of translation written.
+    In the trace, R is a word read and W a piece of output written.
 
     \b
     Examples:
@@ -101,9 +118,9 @@ def demo(
     from simulmt.cli.display import Tally, describe, open_view, play
     from simulmt.cli.samples import sentences_for
 
-    translator = _load(model, delay, threads=0)
+    translator = load_translator(model, delay, threads=0)
     sentences = sentences_for(translator.config, text)
-    console = Console(file=_utf8_output(), highlight=False, markup=False, soft_wrap=True)
+    console = Console(file=utf8_output(), highlight=False, markup=False, soft_wrap=True)
     console.print(f"{describe(translator, delay)}\n")
     tally = Tally()
     with closing(open_view(console, translator.config)) as view:
@@ -119,13 +136,13 @@ def demo(
 def bench(
     model: Model = None,
     delay: Delay = None,
-    threads: Annotated[int, typer.Option(min=1, max=CORES, help="CPU threads.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads, at most one per core.")] = 1,
     text: TextFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure how fast a model is on this machine.
 
-    A token is a piece of a source word. Speakers are live streams of 2.5 words a second.
+    A token is a source piece. A speaker is a live stream of 2.5 words per second.
 
     \b
     Examples:
@@ -143,15 +160,16 @@ def bench(
 
     directory = find(model or _default_model())
     sentences = sentences_for(Bundle(directory).config, text)
-    found = measure(lambda: _load(directory, delay, threads), sentences, delay, threads)
+    threads = min(threads, os.cpu_count() or 1)
+    found = measure(lambda: load_translator(directory, delay, threads), sentences, delay, threads)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
     else:
         Console().print(as_table(found))
 
 
-def _load(model: str | Path | None, delay: int | None, threads: int) -> Translator:
-    """Load a model, and see to it that it can be run with a delay."""
+def load_translator(model: str | Path | None, delay: int | None, threads: int) -> Translator:
+    """Load a model and check the delay."""
     import simulmt
 
     translator = simulmt.load(model or _default_model(), threads)
@@ -163,20 +181,20 @@ def _load(model: str | Path | None, delay: int | None, threads: int) -> Translat
 
 
 def _default_model() -> str:
-    """The first shipped model of real languages, or else the first."""
+    """Return the first shipped model of real languages, or the first one."""
     from simulmt.cli.samples import SYNTHETIC
     from simulmt.runtime.bundle import SHIPPED, Bundle, shipped_names
 
     names = shipped_names()
     if not names:
-        raise BundleError("no model came with this installation: give the directory of one with --model")
+        raise BundleError("no models installed: pass the path of a bundle with --model")
     real = (name for name in names if Bundle(SHIPPED / name).config.source_language != SYNTHETIC)
     return next(real, names[0])
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[int]:
-    """The descriptor of a file or of standard input."""
+    """Open a file or standard input, and yield its descriptor."""
     if file == STANDARD_INPUT:
         yield 0
         return
@@ -188,8 +206,8 @@ def _opened(file: Path) -> Iterator[int]:
         yield opened.fileno()
 
 
-def _utf8_output() -> TextIO:
-    """Standard output; translations do not depend on the locale."""
+def utf8_output() -> TextIO:
+    """Return standard output as UTF-8, whatever the locale."""
     if sys.stdout is None:
         raise DataError("the output cannot be written: standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from simulmt.stream import Stream, Translator
+from simulmt.runtime.stream import Stream, Translator
 from simulmt.text import split_words
 
 SPEAKING_PACE = 2.5  # words a second

@@ -1,4 +1,4 @@
-"""The commands `simulmt models ...`: which models there are, and whether they are sound."""
+"""The commands `simulmt models ...`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulmt.errors import BundleError
 if TYPE_CHECKING:
     from simulmt.runtime.bundle import Bundle
 
-Name = Annotated[str, typer.Argument(help="A shipped model, or the directory of any.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="Name of a shipped model, or path of a bundle.", show_default=False)]
 
 LISTED = ("model", "languages", "kind", "size", "delays", "default")
 
@@ -21,7 +21,7 @@ app = typer.Typer(invoke_without_command=True)
 
 @app.callback()
 def models(context: typer.Context) -> None:
-    """List the models that came with this installation, show or check one.
+    """List the installed models; show or verify one.
 
     \b
     Examples:
@@ -38,7 +38,7 @@ def models(context: typer.Context) -> None:
         return
     names = shipped_names()
     if not names:
-        typer.echo("no model came with this installation; export one with simulmt export", err=True)
+        typer.echo("no models installed; create one with simulmt export", err=True)
         return
     table = Table(*LISTED, box=None)
     for name in names:
@@ -53,7 +53,7 @@ def models(context: typer.Context) -> None:
 
 @app.command()
 def show(name: Name) -> None:
-    """Show what a model is, and its card."""
+    """Show a model's properties and its card."""
     from simulmt.runtime.bundle import CARD, Bundle, find
 
     bundle = Bundle(find(name))
@@ -66,12 +66,12 @@ def show(name: Name) -> None:
 
 @app.command()
 def verify(name: Name) -> None:
-    """Compare every file of a model with its checksum."""
+    """Verify the checksums of a model's files."""
     from simulmt.runtime.bundle import Bundle, find
 
     bundle = Bundle(find(name))
     bundle.verify()
-    typer.echo(f"{bundle.name}: all files are as they were exported")
+    typer.echo(f"{bundle.name}: all checksums match")
 
 
 @app.command()

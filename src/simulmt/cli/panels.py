@@ -1,4 +1,4 @@
-"""Under which headings `simulmt --help` lists the commands."""
+"""Headings of `simulmt --help`."""
 
 from __future__ import annotations
 

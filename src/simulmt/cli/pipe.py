@@ -1,17 +1,17 @@
-"""Text from a pipe to a writer: every line is a sentence, read as it arrives and written as it is committed."""
+"""Translate a pipe: lines are read as they arrive and written as they are translated."""
 
 from __future__ import annotations
 
 import codecs
 import os
 from collections.abc import Callable, Iterable, Iterator
-from queue import Queue
+from queue import Empty, Queue
 from threading import Thread
 from typing import NamedTuple
 
-from simulmt.cli.captions import Writer
 from simulmt.errors import DataError
-from simulmt.stream import LINES_TOGETHER, StreamState, Translator
+from simulmt.runtime.captions import Writer
+from simulmt.runtime.stream import LINES_TOGETHER, StreamState, Translator
 
 CHUNK = 4096  # bytes taken at once
 UNREADABLE = "\ufffd"  # stands for bytes that are not UTF-8
@@ -19,21 +19,25 @@ AHEAD = 4  # chunks read while earlier ones are translated; more waits in the pi
 
 
 class Arrival(NamedTuple):
-    """A chunk of text and when it came in."""
+    """A chunk of text and its arrival time."""
 
     text: str
     time: float
 
 
-def arrivals(descriptor: int, clock: Callable[[], float]) -> Iterator[list[Arrival]]:
-    """Text as it arrives, at each turn all that has come in since the last one.
+def arrivals(descriptor: int, clock: Callable[[], float], poll: float | None = None) -> Iterator[list[Arrival]]:
+    """Text as it arrives, at each turn all that has come in since the last one; every `poll` seconds, even if none.
 
     A thread does the reading, so that text which comes in during a computation is known to have waited for it.
     """
     queue: Queue[Arrival | OSError | None] = Queue(AHEAD)
     Thread(target=_read, args=(descriptor, clock, queue), daemon=True).start()
     while True:
-        waiting = [queue.get()]
+        try:
+            waiting = [queue.get(timeout=poll)]
+        except Empty:
+            yield []
+            continue
         waiting += [queue.get() for _ in range(queue.qsize())]
         yield [item for item in waiting if isinstance(item, Arrival)]
         if isinstance(waiting[-1], OSError):
@@ -54,7 +58,7 @@ def _read(descriptor: int, clock: Callable[[], float], queue: Queue[Arrival | OS
 
 
 class LineTranslator:
-    """Gives a writer one line for every line; lines that came in together are translated together."""
+    """Translates lines to a writer; lines that arrive together are batched."""
 
     def __init__(self, translator: Translator, delay: int | None, writer: Writer) -> None:
         self._translator = translator
@@ -64,7 +68,7 @@ class LineTranslator:
         self._is_begun = False  # whether that line holds anything, be it white space
 
     def push(self, arrived: Iterable[Arrival]) -> None:
-        """Translate text that came in; a line ends with a line feed."""
+        """Translate a chunk; lines end with a line feed."""
         for text, time in arrived:
             first, *others = text.split("\n")
             self._accept(first, time)
@@ -74,7 +78,7 @@ class LineTranslator:
         self._advance()
 
     def finish(self) -> None:
-        """The text is over, with or without a line feed."""
+        """Translate the rest at the end of input."""
         if self._is_begun:
             self._end_line(self._translator.clock())
         self._advance()

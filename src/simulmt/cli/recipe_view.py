@@ -1,4 +1,4 @@
-"""How a recipe is shown: its plan as a tree, and its stages while they run."""
+"""Display a recipe: its stages as a tree, and their progress."""
 
 from __future__ import annotations
 
@@ -11,74 +11,74 @@ from rich.text import Text
 from rich.tree import Tree
 
 from simulmt.recipe.plan import Recipe, Stage
-from simulmt.recipe.runner import Running, View
-from simulmt.recipe.state import Standing
+from simulmt.recipe.runner import ProgressView, RunningStage
+from simulmt.recipe.state import StageStatus
 
-WIDEST = 1000  # characters of a line of the tree; no screen is so wide, so that nothing is cut off
+WIDEST = 1000  # columns; wider than any terminal, so that nothing is cut off
 STATES = {
     "done": ("done", "green"),
     "new": ("to do", "bold"),
-    "begun": ("begun", "yellow"),
+    "begun": ("unfinished", "yellow"),
     "stale": ("out of date", "yellow"),
 }
 
 
-def in_words(standing: Standing) -> str:
-    """Where a stage stands, and why."""
-    return ": ".join(filter(None, (STATES[standing.state][0], "; ".join(standing.reasons))))
+def describe(status: StageStatus) -> str:
+    """Describe the status of a stage."""
+    return ": ".join(filter(None, (STATES[status.state][0], "; ".join(status.reasons))))
 
 
-def plan_tree(recipe: Recipe, standings: Mapping[str, Standing]) -> Tree:
-    """Each stage below the last of those that it needs, with where it stands."""
+def plan_tree(recipe: Recipe, statuses: Mapping[str, StageStatus]) -> Tree:
+    """Return a tree with each stage below its last dependency, and its status."""
     root = Tree(Text(recipe.title, "bold"), guide_style="dim")
     branches, above = {"": root}, dict[str, set[str]]({"": set()})
     for name, stage in recipe.stages.items():
         *others, nearest = sorted(stage.needs, key=list(recipe.stages).index) or [""]
         above[name] = {nearest, *above[nearest]}
-        line = Text.assemble(name, "  ", (in_words(standings[name]), STATES[standings[name].state][1]))
+        line = Text.assemble(name, "  ", (describe(statuses[name]), STATES[statuses[name].state][1]))
         if beside := [other for other in others if other not in above[name]]:
-            line.append(f"  (needs {', '.join(beside[:3])}{' ...' if beside[3:] else ''} as well)", "dim")
+            line.append(f"  (also needs {', '.join(beside[:3])}{' ...' if beside[3:] else ''})", "dim")
         branches[name] = branches[nearest].add(line)
     return root
 
 
-def open_view(console: Console, done: int, todo: int) -> View:
-    """A line for each running stage on a terminal, plain lines elsewhere."""
+def open_view(console: Console, done: int, todo: int) -> ProgressView:
+    """Open a live view on a terminal, plain lines elsewhere."""
     if done:
-        console.print(f"{done} stages are done, {todo} are to do", highlight=False)
+        console.print(f"{done} stages done, {todo} to do", highlight=False)
     return _TerminalView(console, todo) if console.is_terminal and not console.is_dumb_terminal else _PlainView(console)
 
 
 class _PlainView:
-    """A line when a stage starts and when it ends."""
+    """Prints a line when a stage starts and when it ends."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def started(self, stage: Running) -> None:
+    def started(self, stage: RunningStage) -> None:
         self._say(f"{stage.name}: started")
 
-    def running(self, stages: Sequence[Running]) -> None:
-        """Nothing moves."""
+    def running(self, stages: Sequence[RunningStage]) -> None:
+        """Do nothing."""
 
-    def done(self, stage: Running) -> None:
+    def done(self, stage: RunningStage) -> None:
         self._say(f"{stage.name}: done in {_clock(stage.seconds)}", "green")
 
-    def failed(self, stage: Running, code: int) -> None:
-        self._say(f"{stage.name}: failed (exit code {code}): {stage.last_line()}; its log: {stage.log}", "red")
+    def failed(self, stage: RunningStage, code: int) -> None:
+        self._say(f"{stage.name}: failed (exit code {code}): {stage.last_line()}; see {stage.log}", "red")
 
-    def left_out(self, stage: Stage, needed: str) -> None:
-        self._say(f"{stage.name}: left out, since {needed} failed", "yellow")
+    def skipped(self, stage: Stage, needed: str) -> None:
+        self._say(f"{stage.name}: skipped, because {needed} failed", "yellow")
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing."""
 
     def _say(self, line: str, style: str = "") -> None:
         self._console.print(Text(line, style), soft_wrap=True)
 
 
 class _TerminalView(_PlainView):
-    """Below the lines of what has ended, one for each stage that runs: its time and the newest line of its log."""
+    """Shows finished stages, and below them each running stage with its time and last log line."""
 
     def __init__(self, console: Console, todo: int) -> None:
         super().__init__(console)
@@ -86,10 +86,10 @@ class _TerminalView(_PlainView):
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
-    def started(self, stage: Running) -> None:
-        """It is in the moving part."""
+    def started(self, stage: RunningStage) -> None:
+        """Do nothing: `running` shows it."""
 
-    def running(self, stages: Sequence[Running]) -> None:
+    def running(self, stages: Sequence[RunningStage]) -> None:
         lines = [Text(f"{self._done} of {self._todo} done", "dim")]
         for stage in stages:
             newest = (stage.last_line(), "dim")
@@ -98,7 +98,7 @@ class _TerminalView(_PlainView):
             line.no_wrap, line.overflow = True, "ellipsis"
         self._live.update(Group(*lines), refresh=True)
 
-    def done(self, stage: Running) -> None:
+    def done(self, stage: RunningStage) -> None:
         self._done += 1
         super().done(stage)
 

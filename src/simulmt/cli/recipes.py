@@ -1,4 +1,4 @@
-"""The command `simulmt run`: a whole experiment from one file."""
+"""The command `simulmt run`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from simulmt.cli.inputs import require_file
 from simulmt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from simulmt.recipe.plan import Places, Recipe
-    from simulmt.recipe.state import Standing
+    from simulmt.recipe.plan import Recipe, Workspace
+    from simulmt.recipe.state import StageStatus
 
-SHARED = (("train",), ("rewrite", "distil"), ("rewrite", "pseudo"))  # commands that several processes can share
-GO_ON = ("train", "sweep", "rewrite")  # commands that go on where a killed call was
-SCRATCH = "checkpoints"  # what a training run needs only while it lasts, and by far its largest part
-ASIDE = ("tensorboard",)  # what nothing is made from
-PRELOADED = ("simulmt.train.loop", "simulmt.train.export", "simulmt.eval.report", "simulmt.eval.evaluate")
+SHARED = (("train",), ("rewrite", "distil"), ("rewrite", "pseudo"))  # commands that run on several GPUs
+RESUMABLE = ("train", "sweep", "rewrite")
+SCRATCH = "checkpoints"  # large, and not needed once a run is finished
+IGNORED = ("tensorboard",)
+PRELOADED = ("simulmt.train.loop", "simulmt.train.export", "simulmt.eval.report.page", "simulmt.eval.run")
 
 
 def register(app: typer.Typer) -> None:
@@ -37,36 +37,40 @@ def register(app: typer.Typer) -> None:
 
 def run(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a TOML file.")],
-    only: Annotated[
-        list[str] | None, typer.Option(help="Do this stage and no other, e.g. ctc or ctc-k3; may be repeated.")
-    ] = None,
+    recipe: Annotated[Path, typer.Argument(help="Recipe (TOML file).")],
+    only: Annotated[list[str] | None, typer.Option(help="Run only this stage, e.g. ctc or ctc-k3; repeatable.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what is done, what is to be done and why; with --only, how.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Show the status of each stage without running any; with --only, its command line."
+        ),
     ] = False,
-    data: Annotated[Path | None, typer.Option(help="Directory of the text files that the recipe reads.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Directory of the input text files.")] = None,
     work: Annotated[
-        Path | None, typer.Option(help="Where every stage has its directory.", show_default="runs/RECIPE")
+        Path | None,
+        typer.Option(help="Working directory; every stage has a directory in it.", show_default="runs/RECIPE"),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Stages at a time.", show_default="1 with a GPU, else one a core")
+        int | None, typer.Option(min=1, help="Stages to run in parallel.", show_default="1 with a GPU, else one a core")
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that a stage that trains or translates is spread over.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs per training or translation stage.")] = 1,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe, e.g. settings.student.training.seed=2."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a value, e.g. settings.student.training.seed=2; repeatable."
+        ),
     ] = None,
     ignore_code: Annotated[
-        bool, typer.Option("--ignore-code", help="Keep what other versions of simulmt's code have made.")
+        bool, typer.Option("--ignore-code", help="Treat results of other code versions as up to date.")
     ] = False,
 ) -> None:
-    """Run an experiment: the stages of a recipe that are not done, or not up to date, each after what it needs.
+    """Run the stages of a recipe that are missing or out of date.
 
-    Kill it whenever you like: the same command goes on where it was. A stage can be done on another machine: run the
-    recipe there with --only, and copy the stage's directory back.
+    If it is interrupted, the same command resumes it. To run a stage on another machine, use --only there and copy the
+    stage's directory back.
 
     \b
-    Example:
+    Examples:
       simulmt run recipes/toy.toml --dry-run
       simulmt run recipes/toy.toml
       simulmt run recipes/en-zh.toml --data corpora/en-zh --only teacher
@@ -74,36 +78,36 @@ def run(
     from rich.console import Console
 
     from simulmt.cli.recipe_view import WIDEST, open_view, plan_tree
-    from simulmt.recipe.plan import Places, Recipe
+    from simulmt.recipe.plan import Recipe, Workspace
     from simulmt.recipe.runner import Program, run_stages
-    from simulmt.recipe.state import survey
+    from simulmt.recipe.state import stage_statuses
 
     plan = Recipe.read(require_file(recipe), assignments or ())
-    places = Places(work or Path("runs") / recipe.stem, data)
-    handlers = _check_commands(plan, places, context.find_root().command)
-    standings = survey(plan, places, lambda stage: _code(handlers[stage.name]), ignore_code)
-    chosen = [standings[stage.name] for stage in plan.matching(only or ())]
+    workspace = Workspace(work or Path("runs") / recipe.stem, data)
+    handlers = _check_commands(plan, workspace, context.find_root().command)
+    statuses = stage_statuses(plan, workspace, lambda stage: _code(handlers[stage.name]), ignore_code)
+    chosen = [statuses[stage.name] for stage in plan.matching(only or ())]
     if dry_run:
-        Console(width=WIDEST).print(plan_tree(plan, standings))
-        for standing in chosen if only else ():
-            typer.echo(f"\n{standing.stage.name}: simulmt {shlex.join(places.command_line(standing.stage))}")
+        Console(width=WIDEST).print(plan_tree(plan, statuses))
+        for status in chosen if only else ():
+            typer.echo(f"\n{status.stage.name}: simulmt {shlex.join(workspace.command_line(status.stage))}")
         return
-    todo = [standing for standing in chosen if standing.state != "done"]
-    _check_possible(todo, standings, places)
-    _check_writable(places.work)
+    todo = [status for status in chosen if status.state != "done"]
+    _check_possible(todo, statuses, workspace)
+    _check_writable(workspace.work)
     jobs = jobs or (1 if _has_gpu() else _cores())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // jobs)))
     signal.signal(signal.SIGTERM, _stop)
     view = open_view(Console(stderr=True), len(chosen) - len(todo), len(todo))
     try:
-        program = Program(partial(perform, gpus=gpus), PRELOADED, GO_ON, SCRATCH, ASIDE)
-        went_well = run_stages(todo, places, jobs, program, view)
+        program = Program(partial(perform, gpus=gpus), PRELOADED, RESUMABLE, SCRATCH, IGNORED)
+        succeeded = run_stages(todo, workspace, jobs, program, view)
     except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on from here", err=True)
+        typer.echo("interrupted; run the same command to resume", err=True)
         raise typer.Exit(130) from None
     finally:
         view.close()
-    if not went_well:
+    if not succeeded:
         raise typer.Exit(1)
 
 
@@ -112,17 +116,17 @@ def _check_writable(work: Path) -> None:
         work.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=work).close()
     except OSError as error:
-        raise DataError(f"--work {work}: cannot be written: {error.strerror}") from None
+        raise DataError(f"--work {work}: not writable: {error.strerror}") from None
 
 
 def perform(words: list[str], gpus: int) -> int:
-    """Run a command line of simulmt in this process, or, if it can be shared, in one for each GPU; its exit code."""
+    """Run a simulmt command line in this process, or in one process per GPU; return its exit code."""
     from simulmt.cli import main
 
     if gpus > 1 and any(words[: len(verbs)] == [*verbs] for verbs in SHARED):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
-        # Behind "--", or torchrun takes --run for the beginning of its own --run-path. It inherits the lock of its
-        # stage: killed, it takes a while to end the others, and nobody may start meanwhile.
+        # "--" keeps torchrun from taking --run for its own --run-path. It inherits the lock of its stage, because it
+        # takes a while to stop its workers after being killed.
         return subprocess.run([*torchrun, "-m", "--", "simulmt", *words], check=False, close_fds=False).returncode
     sys.argv = ["simulmt", *words]
     try:
@@ -132,19 +136,19 @@ def perform(words: list[str], gpus: int) -> int:
     return 0
 
 
-def _check_commands(plan: Recipe, places: Places, program: Any) -> dict[str, Callable[..., Any]]:
-    """Parse every stage's command line as it will be parsed when its time has come; the handler of each."""
+def _check_commands(plan: Recipe, workspace: Workspace, program: Any) -> dict[str, Callable[..., Any]]:
+    """Parse the command line of every stage, to fail early; return their handlers."""
     from simulmt.cli import WrongUsage
 
     handlers = {}
     for stage in plan.stages.values():
-        command, words = program, places.command_line(stage)
+        command, words = program, workspace.command_line(stage)
         try:
             while commands := getattr(command, "commands", None):
                 command = commands.get(words[0] if words else "")
                 words = words[1:]
             if command is None:
-                raise ConfigError(f"stages.{stage.family}: simulmt has no command '{stage.command}'")
+                raise ConfigError(f"stages.{stage.family}: unknown command '{stage.command}'")
             command.make_context(stage.command, words)
         except WrongUsage as error:
             raise ConfigError(f"stages.{stage.family}: {stage.command}: {error.format_message()}") from None
@@ -158,22 +162,25 @@ def _code(handler: Callable[..., Any]) -> str:
     return code_hash(handler.__module__, handler.__name__)
 
 
-def _check_possible(todo: Sequence[Standing], standings: dict[str, Standing], places: Places) -> None:
-    """Refuse at once what would fail later: a file that is not there, a stage that --only leaves out."""
-    from simulmt.cli.recipe_view import in_words
+def _check_possible(todo: Sequence[StageStatus], statuses: dict[str, StageStatus], workspace: Workspace) -> None:
+    """Fail early if an input file is missing or --only leaves out a dependency."""
+    from simulmt.cli.recipe_view import describe
     from simulmt.recipe.state import is_foreign
 
-    for directory in (places.directory(standing.stage.name) for standing in todo):
+    for directory in (workspace.directory(status.stage.name) for status in todo):
         if is_foreign(directory):
-            raise ConfigError(f"--work {places.work}: {directory} was not made by a recipe; move it or work elsewhere")
-    names = {standing.stage.name for standing in todo}
-    for standing in todo:
-        if missing := places.not_at_hand(standing.stage):
-            where, kind = (places.given, DataError) if places.given else ("DIR", ConfigError)
-            raise kind(f"--data {where}: {standing.stage.name} reads {missing[0]}, which is not there")
-        for need in standing.stage.needs:
-            if standings[need].state != "done" and need not in names:
-                raise ConfigError(f"--only {standing.stage.name}: needs {need}, which is {in_words(standings[need])}")
+            raise ConfigError(
+                f"--work {workspace.work}: {directory} was not written by a recipe; move it or use another directory"
+            )
+    names = {status.stage.name for status in todo}
+    for status in todo:
+        if missing := workspace.missing_inputs(status.stage):
+            if workspace.given is None:
+                raise ConfigError(f"{status.stage.name} reads {missing[0]}: pass its directory with --data")
+            raise DataError(f"--data {workspace.given}: {missing[0]} not found; {status.stage.name} reads it")
+        for need in status.stage.needs:
+            if statuses[need].state != "done" and need not in names:
+                raise ConfigError(f"--only {status.stage.name}: needs {need}, which is {describe(statuses[need])}")
 
 
 def _cores() -> int:
@@ -181,7 +188,7 @@ def _cores() -> int:
 
 
 def _has_gpu() -> bool:
-    """Whether there is a GPU, asked without PyTorch, which takes seconds to load."""
+    """Return whether there is a GPU, without importing PyTorch."""
     return Path("/dev/nvidiactl").exists()
 
 

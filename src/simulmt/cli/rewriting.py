@@ -1,11 +1,11 @@
-"""The commands that make new training text from old: rewrite distil, pseudo, reorder, speech, weigh, join."""
+"""The commands `simulmt rewrite ...`."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -15,9 +15,10 @@ import typer
 from simulmt.cli import panels
 from simulmt.cli.evaluation import UnitChoice
 from simulmt.cli.inputs import require_vocabularies
-from simulmt.errors import ConfigError, MissingExtraError
+from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
+    from simulmt.data.speech_noise import Language
     from simulmt.model.beam import BeamConfig
     from simulmt.train.rewrite import Unit
     from simulmt.train.shards import Progress
@@ -27,26 +28,30 @@ BATCH_TOKENS = {"cuda": 65_536, "cpu": 2_048}
 SECONDS_BETWEEN_LINES = 30.0  # of a log that is no screen
 
 Run = Annotated[Path, typer.Argument(help="A finished run, or a directory with model.json.")]
-Data = Annotated[Path, typer.Option(help="Data directory it was trained on; its two vocabularies are used.")]
-Source = Annotated[Path, typer.Option(help="Source text, one sentence a line; plain, .gz or .xz.")]
-Output = Annotated[Path, typer.Option(metavar="PREFIX", help="Writes PREFIX.source, PREFIX.target and PREFIX.json.")]
-Beam = Annotated[int, typer.Option(min=1, help="Width of the beam.")]
-LengthPenalty = Annotated[float, typer.Option(min=0, help="Scores are divided by length to this power.")]
-MaxRatio = Annotated[float, typer.Option(min=0, help="Longest translation: this times the source's pieces ...")]
-MaxExtra = Annotated[int, typer.Option(min=0, help="... plus this.")]
+Data = Annotated[Path, typer.Option(help="Data directory it was trained on.")]
+Source = Annotated[Path, typer.Option(help="Source text, one sentence per line; plain, .gz or .xz.")]
+Output = Annotated[Path, typer.Option(metavar="PREFIX", help="Write PREFIX.source, PREFIX.target and PREFIX.json.")]
+Beam = Annotated[int, typer.Option(min=1, help="Beam size.")]
+LengthPenalty = Annotated[float, typer.Option(min=0, help="Exponent of the length normalisation.")]
+MaxRatio = Annotated[
+    float, typer.Option(min=0, help="Maximum translation length as a multiple of the source length ...")
+]
+MaxExtra = Annotated[int, typer.Option(min=0, help="... plus this many pieces.")]
 BatchTokens = Annotated[
     int | None,
-    typer.Option(min=1, help="Source pieces translated together.", show_default="65536 on a GPU, 2048 on a CPU"),
+    typer.Option(min=1, help="Batch size in source pieces.", show_default="65536 on a GPU, 2048 on a CPU"),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a result or unfinished work of another kind.")]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace existing or unfinished output of other settings.")
+]
 
 app = typer.Typer(
     name="rewrite",
     no_args_is_help=True,
-    help="Make new training text from old: distil, pseudo, reorder, speech, weigh, join.\n\nEvery command goes on "
-    "where a killed one was, and returns at once when its result is there. Several processes share the work of one "
-    "command: start it under torchrun --nproc-per-node N -m -- simulmt, or several times.",
+    help="Derive new training text: distil, pseudo, filter, reorder, speech, recognised, weigh, join.\n\nInterrupted "
+    "commands resume, and finished ones return at once. To share the work among processes, start a command several "
+    "times or under torchrun --nproc-per-node N -m -- simulmt.",
 )
 
 
@@ -69,12 +74,11 @@ def distil(
     device: Device = "auto",
     overwrite: Overwrite = False,
 ) -> None:
-    """Pair each source sentence with its translation by a teacher (sequence-level distillation).
+    """Translate source text with a teacher (sequence-level distillation).
 
-    Empty sentences, those of more than 1024 pieces and those without a translation are left out of both files; their
-    lines are listed in PREFIX.json.
+    Sentences that are empty, longer than 1024 pieces or have no translation are dropped; PREFIX.json lists their lines.
     """
-    with _needing_train("simulmt rewrite distil"):
+    with needs_extra("simulmt rewrite distil", "train"):
         from simulmt.model.beam import BeamConfig
     search = BeamConfig(beam, length_penalty, max_ratio, max_extra)
     _translate(run, data, source, output, search, None, batch_tokens, device, overwrite)
@@ -86,7 +90,7 @@ def pseudo(
     data: Data,
     source: Source,
     output: Output,
-    delay: Annotated[int, typer.Option(min=1, help="The k that the wait-k policy translates with.")] = 9,
+    delay: Annotated[int, typer.Option(min=1, help="Delay k of the wait-k policy.")] = 9,
     beam: Beam = 1,
     length_penalty: LengthPenalty = 1.0,
     max_ratio: MaxRatio = 1.2,
@@ -95,43 +99,70 @@ def pseudo(
     device: Device = "auto",
     overwrite: Overwrite = False,
 ) -> None:
-    """Pair each source sentence with its translation by a wait-k model (pseudo references).
+    """Translate source text with a wait-k model (pseudo references).
 
-    Without a beam they are what a live stream would write; with one, a translation may end before all was read. They go
-    with the distilled pairs: add them to those with `simulmt rewrite join`.
+    Greedy decoding gives the output of a live stream; with a beam, a translation may end before the whole source is
+    read. Add the result to the distilled pairs with `simulmt rewrite join`.
     """
-    with _needing_train("simulmt rewrite pseudo"):
+    with needs_extra("simulmt rewrite pseudo", "train"):
         from simulmt.model.beam import BeamConfig
     search = BeamConfig(beam, length_penalty, max_ratio, max_extra, reads_on=beam == 1)
     _translate(run, data, source, output, search, delay, batch_tokens, device, overwrite)
 
 
+@app.command("filter")
+def filter_pairs(
+    source: Source,
+    target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
+    output: Output,
+    languages: Annotated[
+        str,
+        typer.Option(
+            metavar="SOURCE-TARGET", help="Languages of the pairs, such as de-en.", show_default="guessed from the text"
+        ),
+    ] = "",
+    overwrite: Overwrite = False,
+) -> None:
+    """Drop pairs whose numbers disagree or whose target repeats itself.
+
+    Numbers are compared by value, in digits and in words of English, German and Chinese: 3,000 is 3.000 and 三千.
+    PREFIX.json lists the dropped lines.
+    """
+    from simulmt.train.filtering import filter_corpus
+
+    match = re.fullmatch("([a-z]{2,3})-([a-z]{2,3})", languages)
+    if languages and match is None:
+        raise ConfigError(f"--languages {languages}: expected two codes, such as de-en")
+    display = _Display(source)
+    pair = (match[1], match[2]) if match else None
+    display.summarise(output, filter_corpus(source, target, output, pair, overwrite, display))
+
+
 @app.command()
 def reorder(
     source: Source,
-    target: Annotated[Path, typer.Option(help="Its translation, line by line.")],
+    target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
     output: Output,
     links: Annotated[
         Path | None,
         typer.Option(
-            help="Word alignments in Pharaoh format (0-0 1-2), counted from 0, line by line.",
-            show_default="eflomal makes them, and PREFIX.links keeps them",
+            help="Word alignments in Pharaoh format (0-based), one line per pair.",
+            show_default="computed with eflomal and saved as PREFIX.links",
         ),
     ] = None,
-    source_unit: Annotated[UnitChoice, typer.Option(help="What the source is aligned in.")] = UnitChoice.AUTO,
-    target_unit: Annotated[UnitChoice, typer.Option(help="What the target is aligned in.")] = UnitChoice.AUTO,
+    source_unit: Annotated[UnitChoice, typer.Option(help="Alignment unit of the source.")] = UnitChoice.AUTO,
+    target_unit: Annotated[UnitChoice, typer.Option(help="Alignment unit of the target.")] = UnitChoice.AUTO,
     cut_chinese: Annotated[
-        bool, typer.Option("--cut-chinese", help="Cut a Chinese target into words first, with jieba.")
+        bool, typer.Option("--cut-chinese", help="Segment a Chinese target into words with jieba first.")
     ] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Put the words of each target sentence into the order of the source words they translate.
+    """Reorder target words to follow the source words they translate.
 
-    A word with several links goes by the last, one without any stays behind its predecessor. Words are what is between
-    spaces. In text written without spaces every ideograph counts as one, unless --cut-chinese keeps words whole; they
-    are written without spaces again.
+    A word with several links follows the last one; a word without links stays behind its predecessor. In text written
+    without spaces every ideograph is a word, unless --cut-chinese is given.
     """
-    with _needing_train("simulmt rewrite reorder"):
+    with needs_extra("simulmt rewrite reorder", "train"):
         from simulmt.train.rewrite import reorder_corpus
         from simulmt.train.shards import WRITTEN, alone, refuse_own_inputs, writing
 
@@ -148,47 +179,86 @@ def reorder(
 @app.command()
 def speech(
     source: Source,
-    target: Annotated[Path, typer.Option(help="Its translation, line by line.")],
+    target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
     output: Output,
-    share: Annotated[float, typer.Option(help="Share of the pairs, drawn at random.")] = 0.15,
-    seed: Annotated[int, typer.Option(help="Another seed, other pairs.")] = 1,
+    share: Annotated[float, typer.Option(help="Fraction of the pairs to draw at random.")] = 0.15,
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LANGUAGE",
+            help="Source language whose recognition errors to add: en.",
+            show_default="no errors, only no punctuation",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write some pairs with their source as a speech recogniser would give it: lower case, no punctuation.
+    """Make source text look like the output of a speech recogniser: lower case, no punctuation.
 
-    Added to the pairs themselves with `simulmt rewrite join`, they make a model that punctuates on its own.
+    --noise en also adds disfluencies ("uh", repeated words, false starts), misheard words and spelled-out numbers, and
+    keeps the punctuation of some sentences. Numbers and negations keep their meaning.
+
+    Trained on the result together with the original pairs (`simulmt rewrite join`), a model learns to punctuate.
     """
-    with _needing_train("simulmt rewrite speech"):
+    with needs_extra("simulmt rewrite speech", "train"):
         from simulmt.train.rewrite import SpeechConfig, speech_corpus
 
     if not 0 < share <= 1:
         raise ConfigError(f"--share {share:g}: expected a number above 0 and at most 1")
+    if noise not in (None, "en"):
+        raise ConfigError(f"--noise {noise}: expected en, the only language whose recognition errors are known")
     display = _Display()
-    display.summarise(output, speech_corpus(source, target, output, SpeechConfig(share, seed), overwrite, display))
+    config = SpeechConfig(share, seed, cast("Language | None", noise))
+    display.summarise(output, speech_corpus(source, target, output, config, overwrite, display))
+
+
+@app.command()
+def recognised(
+    source: Source,
+    target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
+    output: Output,
+    share: Annotated[float, typer.Option(help="Fraction of the pairs to draw at random.")] = 0.01,
+    recogniser: Annotated[str, typer.Option(metavar="NAME[:DIR]", help="Speech recogniser.")] = "moonshine",
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
+    overwrite: Overwrite = False,
+) -> None:
+    """Replace source text by what a recogniser makes of it, spoken by espeak-ng.
+
+    Pairs of which less than half is recognised are dropped. Takes about one second per sentence and core; start it
+    several times to use several cores. Needs the extra speech, and espeak-ng.
+    """
+    with needs_extra("simulmt rewrite recognised", "train"):
+        from simulmt.train.rewrite import RecognitionConfig, recognised_corpus
+
+    if not 0 < share <= 1:
+        raise ConfigError(f"--share {share:g}: expected a number above 0 and at most 1")
+    display = _Display()
+    config = RecognitionConfig(share, recogniser, seed=seed)
+    display.summarise(output, recognised_corpus(source, target, output, config, overwrite, display))
 
 
 @app.command()
 def weigh(
     source: Source,
-    target: Annotated[Path, typer.Option(help="Its translation, line by line.")],
-    labels: Annotated[Path, typer.Option(help="A label for each pair, line by line: where it comes from, say.")],
+    target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
+    labels: Annotated[Path, typer.Option(help="Labels, one per pair, such as the corpus it comes from.")],
     output: Output,
     weight: Annotated[
         list[str] | None,
         typer.Option(
             metavar="LABEL=NUMBER",
-            help="How often its pairs are taken: 2 twice, 0.5 a random half of them, 0 none; may be repeated.",
+            help="Weight of a label: 2 takes its pairs twice, 0.5 a random half, 0 none; repeatable.",
         ),
     ] = None,
-    others: Annotated[float, typer.Option(min=0, help="The weight of all other labels.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Another seed, other pairs.")] = 1,
+    others: Annotated[float, typer.Option(min=0, help="Weight of all other labels.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     overwrite: Overwrite = False,
 ) -> None:
-    """Take pairs more or less often by where they come from, or only those of some origins.
+    """Repeat, thin out or drop pairs by label.
 
-    What a model is to be good at counts more, and text whose licence does not suit you not at all.
+    Give more weight to text like that you want to translate, and none to text whose licence does not suit you.
     """
-    with _needing_train("simulmt rewrite weigh"):
+    with needs_extra("simulmt rewrite weigh", "train"):
         from simulmt.train.rewrite import WeighingConfig, weigh_corpus
 
     weights = [_weight(each) for each in weight or []]
@@ -212,20 +282,23 @@ def _weight(text: str) -> tuple[str, float]:
 
 @app.command()
 def join(
-    source: Annotated[list[Path], typer.Option(help="Source side of a set; may be repeated.")],
-    target: Annotated[list[Path], typer.Option(help="Its target side, as many files in the same order.")],
+    source: Annotated[list[Path], typer.Option(help="Source text of a set; repeatable.")],
+    target: Annotated[list[Path], typer.Option(help="Target text of each set, in the same order.")],
     output: Output,
     repeat: Annotated[
-        list[int] | None, typer.Option(min=1, help="How often a set is taken, once for each set.", show_default="1")
+        list[int] | None,
+        typer.Option(min=1, help="Number of copies of each set; repeat once per set.", show_default="1"),
     ] = None,
     limit: Annotated[
         list[int] | None,
-        typer.Option(min=0, help="Pairs taken from its beginning, once for each set; 0 for all.", show_default="0"),
+        typer.Option(
+            min=0, help="Maximum number of pairs of each set, 0 for all; repeat once per set.", show_default="0"
+        ),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write several sets of sentence pairs into one, set after set."""
-    with _needing_train("simulmt rewrite join"):
+    """Concatenate several sets of sentence pairs."""
+    with needs_extra("simulmt rewrite join", "train"):
         from simulmt.train.rewrite import JoinedSet, join_corpora
 
     repeats, limits = repeat or [1] * len(source), limit or [0] * len(source)
@@ -261,7 +334,7 @@ def _translate(
 
 
 def _cut(target: Path, words: Path, overwrite: bool) -> Path:
-    from simulmt.corpus import file_sha256, read_lines
+    from simulmt.data.corpus import file_sha256, read_lines
     from simulmt.eval.aligners import cut_chinese
     from simulmt.train.shards import keep
 
@@ -271,7 +344,7 @@ def _cut(target: Path, words: Path, overwrite: bool) -> Path:
 
 
 def _unit(path: Path, choice: UnitChoice) -> Unit:
-    from simulmt.corpus import read_lines
+    from simulmt.data.corpus import read_lines
     from simulmt.eval.aligners import guess_unit
 
     if choice is UnitChoice.AUTO:
@@ -280,9 +353,9 @@ def _unit(path: Path, choice: UnitChoice) -> Unit:
 
 
 def _align(source: Path, target: Path, units: Sequence[Unit], links: Path, overwrite: bool) -> Path:
-    """Alignments by eflomal, which draws at random, so they are made only once."""
-    from simulmt.alignment import format_pharaoh
-    from simulmt.corpus import ParallelFiles, file_sha256
+    """Align with eflomal once; its results are random."""
+    from simulmt.data.alignment import format_pharaoh
+    from simulmt.data.corpus import ParallelFiles, file_sha256
     from simulmt.eval.aligners import align_with_eflomal, alignment_words
     from simulmt.train.shards import keep
 
@@ -299,12 +372,12 @@ def _align(source: Path, target: Path, units: Sequence[Unit], links: Path, overw
 
 
 class _Display:
-    """Shows how far the work is, on a screen all the time and in a log now and then, and at the end what came of it."""
+    """Shows progress, live on a terminal and now and then in a log, and a summary."""
 
     def __init__(self, source: Path | None = None, quiet: bool = False) -> None:
         from rich.console import Console
 
-        from simulmt.corpus import read_lines
+        from simulmt.data.corpus import read_lines
 
         self._console = Console(stderr=True, quiet=quiet, markup=False, highlight=False)
         self._total = "" if source is None or quiet else f" of {sum(1 for _ in read_lines(source)):,}"
@@ -324,14 +397,3 @@ class _Display:
         left = ", ".join(f"{len(lines):,} {reason}" for reason, lines in record["left"].items()) or "none"
         kept = f"{output}: {record['kept']:,} of {record['lines']:,} pairs; left out: {left}{self._speed}"
         self._console.print(kept, soft_wrap=True)
-
-
-@contextmanager
-def _needing_train(command: str) -> Iterator[None]:
-    """An import that fails because of the missing extra says what to install."""
-    try:
-        yield
-    except ImportError as error:
-        if (error.name or "").startswith("simulmt"):
-            raise
-        raise MissingExtraError(command, "train") from None

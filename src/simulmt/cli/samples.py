@@ -1,4 +1,4 @@
-"""Something to say: sentences for the demonstration and the benchmark, by source language."""
+"""Sample sentences for the demonstration and the benchmark, by source language."""
 
 from __future__ import annotations
 
@@ -13,30 +13,35 @@ SYNTHETIC_SEED = 2023
 
 SENTENCES = {
     "en": (
-        "Good morning, and welcome to our little museum by the harbour.",
-        "The lighthouse in front of you was built by two brothers who had never seen the sea before.",
-        "Every evening, when the fishing boats came home, the younger one climbed the stairs and lit the lamp.",
-        "Today a computer does the work, but on stormy nights the neighbours still put a candle in the window.",
-        "Please follow me, and mind the third step.",
+        "Good morning, and thank you all for coming.",
+        "Today I would like to talk about water.",
+        "Many people in the world do not have clean water.",
+        "When I was a child, we had no water in the house.",
+        "Ten years ago, we built a small pump that runs on sunlight.",
+        "It is not expensive, and everyone in the village can use it.",
+        "Since then, my sister has become a teacher, and nobody has to carry water anymore.",
+        "If you have any questions, please ask me after the talk.",
     ),
     "de": (
-        "Guten Morgen und herzlich willkommen in unserem kleinen Museum am Hafen.",
-        "Den Leuchtturm vor Ihnen haben zwei Brüder gebaut, die das Meer noch nie gesehen hatten.",
-        "Jeden Abend, wenn die Fischerboote nach Hause kamen, stieg der jüngere die Treppe hinauf und zündete die "
-        "Lampe an.",
-        "Heute erledigt das ein Computer, aber in stürmischen Nächten stellen die Nachbarn noch immer eine Kerze ins "
-        "Fenster.",
-        "Folgen Sie mir bitte, und geben Sie auf die dritte Stufe acht.",
+        "Guten Morgen zusammen, und vielen Dank, dass Sie gekommen sind.",
+        "Heute möchte ich über Wasser sprechen.",
+        "Zwei Milliarden Menschen auf der Welt haben zu Hause kein sauberes Wasser.",
+        "Als ich ein Kind war, lag der nächste Brunnen drei Kilometer entfernt, und meine Schwester ging jeden Morgen "
+        "vor der Schule dorthin.",
+        "Vor zehn Jahren haben wir eine kleine Pumpe gebaut, die mit Sonnenlicht läuft.",
+        "Sie ist nicht teuer, und jeder im Dorf kann sie reparieren.",
+        "Inzwischen ist meine Schwester Lehrerin geworden, und niemand muss mehr Wasser tragen.",
+        "Wenn Sie Fragen haben, stellen Sie sie bitte nach dem Vortrag.",
     ),
 }
 
 
 def sentences_for(config: BundleConfig, file: Path | None) -> list[str]:
-    """The lines of a file or, without one, sentences in the source language of a model."""
+    """Return the lines of a file or, without one, samples in the model's source language."""
     if file is not None:
         return _lines_of(file)
     if config.source_language == SYNTHETIC:
-        from simulmt.synthetic import generate
+        from simulmt.data.synthetic import generate
 
         return [pair.source for pair in generate(SYNTHETIC_SENTENCES, reorder=0.0, seed=SYNTHETIC_SEED)]
     if config.source_language not in SENTENCES:

@@ -1,4 +1,4 @@
-"""The command `simulmt serve`: live translation for many clients over the network."""
+"""The command `simulmt serve`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simulmt.cli import panels
-from simulmt.errors import ConfigError, MissingExtraError
+from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     from simulmt.serve.limits import Limits
@@ -24,28 +24,44 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME_OR_DIR",
-            help="A shipped model, or the directory of any; may be repeated.",
-            show_default="all shipped ones, toy only where it is alone",
+            help="Name of a shipped model, or path of a bundle; repeatable.",
+            show_default="all shipped models",
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is open to the network.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to bind; 0 for a free one.")] = 8000,
     api_keys_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keys that open the server, one a line; else it is open.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File of API keys, one per line. Default: no key needed."),
     ] = None,
     origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="A site whose pages may use the server, such as https://example.org."),
+        typer.Option(metavar="URL", help="Allowed origin of web pages, such as https://example.org; repeatable."),
     ] = None,
     limit: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=NUMBER", help="Change a limit, such as streams=500; docs/protocol.md has them all."),
+        typer.Option(metavar="NAME=NUMBER", help="Change a limit, such as streams=500; docs/protocol.md lists them."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 takes all cores but one.")] = 0,
+    open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")] = False,
+    room_keys: Annotated[bool, typer.Option("--room-keys", help="Viewers of rooms need an API key, too.")] = False,
+    recogniser: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[LANGUAGE=]NAME[:DIR]",
+            help="Recognise speech: moonshine, moonshine:DIR, de=vosk:DIR, de=sherpa:DIR, or none; repeatable.",
+            show_default="moonshine, if it is installed",
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Worker processes.", show_default="one per core on Linux, else 1")
+    ] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads of each worker.", show_default="the cores, divided by the workers")
+    ] = 0,
 ) -> None:
-    """Serve live translation: a page to try, a WebSocket for programs, an HTTP API.
+    """Serve live translation: a web page, a WebSocket for programs, an HTTP API.
 
-    Ctrl-C or SIGTERM lets open streams end well; a second one ends them at once.
+    Ctrl-C or SIGTERM lets open streams finish first; a second one ends them at once.
 
     \b
     Examples:
@@ -53,23 +69,34 @@ def serve(
       simulmt serve --model en-zh --model ./my-bundle --port 9000
       simulmt serve --host 0.0.0.0 --api-keys-file keys.txt --limit streams=500
     """
-    import logging
+    import os
+    import sys
 
-    try:
+    with needs_extra("simulmt serve", "serve"):
         from simulmt.serve.access import ApiKeys
-        from simulmt.serve.app import create_app
+        from simulmt.serve.audio import find_recognisers
         from simulmt.serve.models import default_models
-        from simulmt.serve.server import run
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("simulmt"):
-            raise
-        raise MissingExtraError("simulmt serve", "serve") from None
+        from simulmt.serve.server import run, set_up_logging
+        from simulmt.serve.workers import Settings, run_workers
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    limits = _limits(limit or [])
-    keys = ApiKeys.read(api_keys_file) if api_keys_file else ApiKeys()
-    app = create_app(model or default_models(), limits, keys, origin or (), threads, host)
-    run(app, host, port)
+    set_up_logging()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = workers or (cores if sys.platform == "linux" else 1)  # other kernels do not share a port out
+    settings = Settings(
+        models=tuple(model or default_models()),
+        host=host,
+        limits=_limits(limit or []),
+        keys=ApiKeys.read(api_keys_file) if api_keys_file else ApiKeys(),
+        origins=tuple(origin or ()),
+        threads=threads or max(1, cores // workers),
+        open_metrics=open_metrics,
+        room_keys=room_keys,
+        recognisers=find_recognisers(recogniser or []),
+    )
+    if workers == 1:
+        run(settings.create_app(), host, port)
+    else:
+        run_workers(settings, port, workers)
 
 
 def _limits(assignments: list[str]) -> Limits:

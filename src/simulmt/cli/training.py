@@ -1,4 +1,4 @@
-"""The commands from text files to a trained model: synthetic, prepare, train, sweep."""
+"""The commands synthetic, prepare, train and sweep."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import typer
 
 from simulmt.cli import panels
 from simulmt.cli.inputs import require_file
-from simulmt.errors import ConfigError, DataError, MissingExtraError
+from simulmt.errors import ConfigError, DataError, needs_extra
 
 if TYPE_CHECKING:
-    from simulmt.corpus import Corpus
+    from simulmt.data.corpus import Corpus
+    from simulmt.text import Normalization
 
 UNSPACED_LANGUAGES = ("zh", "ja", "yue")  # written without spaces between words
 
 Files = Annotated[list[Path] | None, typer.Option(show_default=False)]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.seed=2; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.seed=2; repeatable."),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,61 +35,64 @@ def register(app: typer.Typer) -> None:
 
 
 def synthetic(
-    output: Annotated[Path, typer.Option(help="Directory to write train, dev and test files into.")],
+    output: Annotated[Path, typer.Option(help="Output directory for the train, dev and test files.")],
     reorder: Annotated[
-        float, typer.Option(min=0, max=1, help="How far constituents move: 0 not at all, 1 very far.")
+        float, typer.Option(min=0, max=1, help="Reordering distance, from 0 (monotone) to 1 (far).")
     ] = 1.0,
-    train: Annotated[int, typer.Option(min=0, help="Training pairs.")] = 20_000,
-    dev: Annotated[int, typer.Option(min=0, help="Development pairs.")] = 500,
-    test: Annotated[int, typer.Option(min=0, help="Test pairs.")] = 500,
-    seed: Annotated[int, typer.Option(help="Another seed, other sentences.")] = 1,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files of these names that exist.")] = False,
+    train: Annotated[int, typer.Option(min=0, help="Number of training pairs.")] = 20_000,
+    dev: Annotated[int, typer.Option(min=0, help="Number of development pairs.")] = 500,
+    test: Annotated[int, typer.Option(min=0, help="Number of test pairs.")] = 500,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Write a corpus in two invented languages, with its word alignments."""
-    from simulmt.synthetic import write_corpus
+    """Generate a synthetic parallel corpus with word alignments."""
+    from simulmt.data.synthetic import write_corpus
 
     write_corpus(output, reorder, train, dev, test, seed, overwrite)
     typer.echo(f"{output}: {train} training, {dev} development and {test} test pairs", err=True)
 
 
 def prepare(
-    output: Annotated[Path, typer.Option(help="Data directory to write; vocabularies found there are used.")],
-    dev_source: Annotated[Path | None, typer.Option(help="Source side of the development set; text or .sgm.")] = None,
+    output: Annotated[Path, typer.Option(help="Data directory to create; vocabularies already in it are reused.")],
+    dev_source: Annotated[Path | None, typer.Option(help="Source text of the development set; plain or .sgm.")] = None,
     dev_target: Annotated[
-        list[Path] | None, typer.Option(help="Its target side; repeated, or an .sgm of several, more references.")
+        list[Path] | None, typer.Option(help="Reference of the development set; repeatable, and .sgm may hold several.")
     ] = None,
-    dev_xml: Annotated[Path | None, typer.Option(help="Or all of it as one XML file, as WMT publishes it.")] = None,
+    dev_xml: Annotated[Path | None, typer.Option(help="Development set as one WMT XML file, instead.")] = None,
     source: Annotated[
-        list[Path] | None, typer.Option(help="Source text, line by line; plain, .gz or .xz; may be repeated.")
+        list[Path] | None, typer.Option(help="Source text, one sentence per line; plain, .gz or .xz; repeatable.")
     ] = None,
-    target: Annotated[list[Path] | None, typer.Option(help="Its translation, as many files in the same order.")] = None,
-    tsv: Annotated[
-        list[Path] | None, typer.Option(help="Both sides in one file, tab-separated; may be repeated.")
-    ] = None,
-    tmx: Annotated[list[Path] | None, typer.Option(help="A translation memory, TMX; may be repeated.")] = None,
-    vocabularies: Annotated[
-        Path | None, typer.Option(help="Data directory whose vocabularies to take instead of learning them.")
-    ] = None,
-    source_vocabulary: Annotated[int, typer.Option(min=7, help="Pieces in the source vocabulary.")] = 32_000,
-    target_vocabulary: Annotated[int, typer.Option(min=7, help="Pieces in the target vocabulary.")] = 32_000,
-    source_language: Annotated[str, typer.Option(help="Language code; for --tmx, which has many languages.")] = "",
+    target: Annotated[list[Path] | None, typer.Option(help="Target text, as many files in the same order.")] = None,
+    tsv: Annotated[list[Path] | None, typer.Option(help="Tab-separated parallel text; repeatable.")] = None,
+    tmx: Annotated[list[Path] | None, typer.Option(help="TMX translation memory; repeatable.")] = None,
+    vocabularies: Annotated[Path | None, typer.Option(help="Data directory to take the vocabularies from.")] = None,
+    source_vocabulary: Annotated[int, typer.Option(min=7, help="Size of the source vocabulary.")] = 32_000,
+    target_vocabulary: Annotated[int, typer.Option(min=7, help="Size of the target vocabulary.")] = 32_000,
+    source_language: Annotated[str, typer.Option(help="Source language code, needed for --tmx.")] = "",
     target_language: Annotated[
-        str, typer.Option(help="Language code; zh, ja and yue are written without spaces.")
+        str, typer.Option(help="Target language code; zh, ja and yue are treated as written without spaces.")
     ] = "",
-    cased_source: Annotated[bool, typer.Option("--cased-source", help="Keep upper case in the source.")] = False,
-    max_length: Annotated[int, typer.Option(min=1, help="Longest training sentence, in pieces.")] = 1024,
-    max_ratio: Annotated[float, typer.Option(min=1, help="Largest ratio of lengths in a training pair.")] = 9.0,
-    drop_duplicates: Annotated[bool, typer.Option("--drop-duplicates", help="Keep one of equal pairs.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace token stores that exist.")] = False,
+    cased_source: Annotated[bool, typer.Option("--cased-source", help="Do not lower-case the source.")] = False,
+    uncased_target: Annotated[
+        bool,
+        typer.Option(
+            "--uncased-target",
+            help="Fold case in the target, as the paper does; without spaces, full-width marks are folded, too.",
+        ),
+    ] = False,
+    max_length: Annotated[int, typer.Option(min=1, help="Maximum length of a training sentence in pieces.")] = 1024,
+    max_ratio: Annotated[float, typer.Option(min=1, help="Maximum length ratio of a training pair.")] = 9.0,
+    drop_duplicates: Annotated[bool, typer.Option("--drop-duplicates", help="Drop duplicate pairs.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing token stores.")] = False,
 ) -> None:
-    """Learn vocabularies and turn parallel text into a data directory to train on.
+    """Learn vocabularies and encode parallel text for training.
 
-    Every file may be packed: .gz or .xz.
+    All files may be gzip- or xz-compressed.
     """
     from rich.console import Console
 
-    from simulmt.dataset import prepare_dataset
-    from simulmt.store import Filters
+    from simulmt.data.dataset import prepare_dataset
+    from simulmt.data.store import Filters
     from simulmt.text import VocabularySpec
 
     if dev_xml is None and not (dev_source and dev_target):
@@ -98,9 +102,10 @@ def prepare(
     if not corpora:
         raise ConfigError("no training text: give --source and --target, --tsv or --tmx")
     if re.split("[-_]", target_language.lower())[0] in UNSPACED_LANGUAGES:
-        target_spec = VocabularySpec(target_vocabulary, "identity", character_coverage=0.9995, spaced=False)
+        folding: Normalization = "nmt_nfkc_cf" if uncased_target else "identity"
+        target_spec = VocabularySpec(target_vocabulary, folding, character_coverage=0.9995, spaced=False)
     else:
-        target_spec = VocabularySpec(target_vocabulary, "nmt_nfkc")
+        target_spec = VocabularySpec(target_vocabulary, "nmt_nfkc_cf" if uncased_target else "nmt_nfkc")
     source_spec = VocabularySpec(source_vocabulary, "nmt_nfkc" if cased_source else "nmt_nfkc_cf")
     filters = Filters(max_length=max_length, max_ratio=max_ratio, drop_duplicates=drop_duplicates)
     dev, more_references = _development(dev_source, dev_target or [], dev_xml)
@@ -124,21 +129,19 @@ def prepare(
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="Training configuration, a TOML file.")],
-    run: Annotated[Path, typer.Option(help="Run directory; an existing run goes on where it was.")],
+    config: Annotated[Path, typer.Argument(help="Training configuration (TOML file).")],
+    run: Annotated[Path, typer.Option(help="Run directory; an existing run is resumed.")],
     assignments: Assignments = None,
     device: Device = "auto",
-    wandb: Annotated[str, typer.Option(help="Also report to this Weights & Biases project.")] = "",
+    wandb: Annotated[str, typer.Option(help="Also log to this Weights & Biases project.")] = "",
 ) -> None:
-    """Train a system, or go on with a run. Under torchrun: torchrun --nproc-per-node N -m -- simulmt train ..."""
-    try:
+    """Train a system, or resume a run. Multi-GPU: torchrun --nproc-per-node N -m -- simulmt train ..."""
+    with needs_extra("simulmt train", "train"):
         from simulmt.train.loop import train as train_run
         from simulmt.train.monitor import Monitor
         from simulmt.train.record import exclusive, record_run
         from simulmt.train.settings import RunConfig
         from simulmt.train.world import join_world
-    except ImportError as error:
-        raise _missing("simulmt train", error) from None
 
     settings = RunConfig.read(require_file(config), assignments or ())
     with join_world(device) as world, exclusive(run) if world.is_first else nullcontext():
@@ -151,25 +154,23 @@ def train(
 
 
 def sweep(
-    config: Annotated[Path, typer.Argument(help="Training configuration of every trial, a TOML file.")],
-    output: Annotated[Path, typer.Option(help="Sweep directory; an existing sweep goes on where it was.")],
-    trials: Annotated[int, typer.Option(min=1, help="Trials in all, those that were run before included.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 1,
+    config: Annotated[Path, typer.Argument(help="Training configuration of every trial (TOML file).")],
+    output: Annotated[Path, typer.Option(help="Sweep directory; an existing sweep is resumed.")],
+    trials: Annotated[int, typer.Option(min=1, help="Total number of trials, including earlier ones.")] = 20,
+    seed: Annotated[int, typer.Option(help="Random seed of the search.")] = 1,
     space: Annotated[
         list[str] | None,
-        typer.Option("--space", metavar="NAME=VALUES", help="Narrow a range, e.g. tau=[0.1,0.2]; may be repeated."),
+        typer.Option("--space", metavar="NAME=VALUES", help="Restrict a search range, e.g. tau=[0.1,0.2]; repeatable."),
     ] = None,
     assignments: Assignments = None,
     device: Device = "auto",
 ) -> None:
     """Search the sorting network's hyperparameters: tau, delta, gamma, M, l, mu."""
-    try:
+    with needs_extra("simulmt sweep", "train"):
         from simulmt.config import build, override
         from simulmt.train.settings import RunConfig
         from simulmt.train.sweep import SweepConfig
         from simulmt.train.sweep import sweep as run_sweep
-    except ImportError as error:
-        raise _missing("simulmt sweep", error) from None
 
     settings = build(SweepConfig, {"trials": trials, "seed": seed, "space": override({}, space or ())}, "--space")
     outcome = run_sweep(RunConfig.read(require_file(config), assignments or ()), output, settings, device)
@@ -178,7 +179,7 @@ def sweep(
 
 
 def _corpora(source: Sequence[Path], target: Sequence[Path], tsv: Sequence[Path]) -> list[Corpus]:
-    from simulmt.corpus import ParallelFiles, TabSeparatedFile
+    from simulmt.data.corpus import ParallelFiles, TabSeparatedFile
 
     if len(source) != len(target):
         raise ConfigError(f"{len(source)} --source files but {len(target)} --target files; give them in pairs")
@@ -187,21 +188,21 @@ def _corpora(source: Sequence[Path], target: Sequence[Path], tsv: Sequence[Path]
 
 
 def _translation_memories(paths: Sequence[Path], source_language: str, target_language: str) -> list[Corpus]:
-    from simulmt.formats import TranslationMemory
+    from simulmt.data.formats import TranslationMemory
 
     if paths and not (source_language and target_language):
-        raise ConfigError("--tmx holds many languages: say which with --source-language and --target-language")
+        raise ConfigError("--tmx needs --source-language and --target-language")
     return [TranslationMemory(path, source_language, target_language) for path in paths]
 
 
 def _development(source: Path | None, targets: Sequence[Path], xml: Path | None) -> tuple[Corpus, list[list[str]]]:
-    """The development set with its first references, and the other sets of references."""
-    from simulmt.corpus import ParallelFiles, read_references
-    from simulmt.formats import WmtTestSet
+    """Return the development set with its first references, and the other reference sets."""
+    from simulmt.data.corpus import ParallelFiles, read_references
+    from simulmt.data.formats import WmtTestSet
 
     if xml is not None:
         if source or targets:
-            raise ConfigError("--dev-xml is the whole development set: leave out --dev-source and --dev-target")
+            raise ConfigError("--dev-xml cannot be combined with --dev-source and --dev-target")
         test_set = WmtTestSet(xml)
         return test_set, test_set.references()[1:]
     assert source is not None
@@ -211,8 +212,3 @@ def _development(source: Path | None, targets: Sequence[Path], xml: Path | None)
         if len(references) != first:
             raise DataError(f"{path}: {len(references)} references, but the first set in {targets[0]} has {first}")
     return ParallelFiles(source, targets[0]), [references for _, references in sets[1:]]
-
-
-def _missing(command: str, error: ImportError) -> Exception:
-    """An import that failed because of the missing extra, or, if it is something else, that error itself."""
-    return error if (error.name or "").startswith("simulmt") else MissingExtraError(command, "train")

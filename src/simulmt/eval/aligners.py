@@ -1,8 +1,7 @@
-"""Word alignments of parallel text, from whoever can make them.
+"""Word aligners: eflomal, awesome-align, alignment files.
 
-Alignments link units: words between white space or, for text written without spaces, single ideographs, with any
-Latin word among them whole. Text that was tokenised by someone else keeps that tokenisation, since its units are
-what is between the spaces; hand-made alignments count in it.
+Alignments link units: space-separated words or, in text written without spaces, single ideographs and whole Latin
+words. Tokenised text keeps its tokenisation, which gold alignments refer to.
 """
 
 from __future__ import annotations
@@ -18,33 +17,41 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unicodedata import category
 
-from simulmt.alignment import Link, parse_gold, parse_pharaoh, read_alignments
-from simulmt.corpus import read_lines
+from simulmt.data.alignment import (
+    Link,
+    corpus_alignment_error_rate,
+    corpus_anticipation_rate,
+    parse_gold,
+    parse_pharaoh,
+    read_alignments,
+)
+from simulmt.data.corpus import read_lines
 from simulmt.errors import DataError, MissingExtraError, SimulmtError
-from simulmt.eval.results import Unit
+from simulmt.eval.results import Anticipation, Unit
 from simulmt.text import split_words
 
 Words = Sequence[str]
 WordPair = tuple[Words, Words]
 Gold = tuple[set[Link], set[Link]]  # sure and possible links
 
-LONGEST_WORD_IN_IDEOGRAPHS = 4.0  # a mean above it means that nobody has cut the text into words
+LONGEST_DELAY = 9  # k-anticipation rates are for k from 1 to this, as in the paper
+LONGEST_WORD_IN_IDEOGRAPHS = 4.0  # a larger mean means that the text is not segmented
 
 
 def alignment_words(text: str, unit: Unit) -> list[str]:
-    """The units of a line."""
+    """Split a line into units."""
     return split_words(text) if unit == "char" else text.split()
 
 
 def guess_unit(lines: Iterable[str]) -> Unit:
-    """Whether text is to be counted in characters: when runs of ideographs are too long to be words."""
+    """Guess whether text is counted in characters: if runs of ideographs are too long to be words."""
     sizes = (len(split_words(word)) for line in lines for word in line.split())
     runs = [size for size in sizes if size > 1]
     return "char" if sum(runs) > LONGEST_WORD_IN_IDEOGRAPHS * len(runs) else "word"
 
 
 def cut_chinese(lines: Iterable[str]) -> Iterator[list[str]]:
-    """The words of Chinese lines, by jieba's dictionary; what is between spaces stays apart."""
+    """Segment Chinese lines into words with jieba, keeping existing spaces."""
     try:
         import jieba  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
@@ -57,10 +64,9 @@ def cut_chinese(lines: Iterable[str]) -> Iterator[list[str]]:
 def align_with_eflomal(
     pairs: Sequence[WordPair], more: Iterable[WordPair] = (), priors: Path | None = None
 ) -> list[set[Link]]:
-    """Alignments by eflomal, both directions symmetrised; `more` text or `priors` make those of a small set better.
+    """Align with eflomal and symmetrise; `more` text or `priors` improve the alignments of a small set.
 
-    eflomal draws samples from a generator that it seeds itself, so two runs differ in some links. Whoever needs
-    the same links again writes them to a file.
+    eflomal seeds its own sampler, so two runs differ in some links; write links to a file to reuse them.
     """
     try:
         from eflomal import Aligner
@@ -88,14 +94,14 @@ def align_with_eflomal(
 
 
 def read_pharaoh(path: Path, pairs: Sequence[WordPair]) -> list[set[Link]]:
-    """Alignments from a file in Pharaoh format, counted from 0, which must fit the sentences."""
+    """Read alignments in 0-based Pharaoh format and check that they fit the sentences."""
     alignments = list(_read_links(path))
     _check_fit(path, alignments, pairs)
     return alignments
 
 
 def read_gold(path: Path, pairs: Sequence[WordPair], base: int = 1, target_first: bool = False) -> list[Gold]:
-    """Sure and possible links made by hand, which must fit the sentences."""
+    """Read sure and possible gold links and check that they fit the sentences."""
     gold = list(read_alignments(path, partial(parse_gold, base=base, swapped=target_first)))
     _check_fit(path, [possible for _, possible in gold], pairs)
     return gold
@@ -114,7 +120,7 @@ def _check_fit(path: Path, alignments: Sequence[set[Link]], pairs: Sequence[Word
 
 
 def align_with_awesome(pairs: Sequence[WordPair], model: Path) -> list[set[Link]]:
-    """Alignments by awesome-align from a model on this machine; nothing is downloaded."""
+    """Align with awesome-align and a local model; nothing is downloaded."""
     if find_spec("awesome_align") is None:
         raise SimulmtError("awesome-align is not installed: pip install awesome-align, or use --aligner eflomal")
     if not (model / "config.json").is_file():
@@ -134,11 +140,41 @@ def align_with_awesome(pairs: Sequence[WordPair], model: Path) -> list[set[Link]
         return read_pharaoh(links, pairs)
 
 
-def symmetrise(forward: set[Link], reverse: set[Link]) -> set[Link]:
-    """Grow-diag-final-and: from the links both directions agree on towards those that one of them has.
+def measure_anticipation(
+    corpus: str,
+    aligner: str,
+    units: tuple[Unit, Unit],
+    lengths: Sequence[tuple[int, int]],
+    alignments: Sequence[set[Link] | None],
+    gold: Sequence[Gold] | None = None,
+    files: dict[str, str] | None = None,
+) -> Anticipation:
+    """Compute the anticipation rates of a corpus and, given gold links, its AER.
 
-    A link beside one that was chosen joins if its source or its target word has none yet, again and again; at last
-    any link joins whose words both have none.
+    `lengths` are (source, target) lengths. Sentences that could not be aligned (None) are left out of the rates, but
+    count in the AER.
+    """
+    links = [alignment or set() for alignment in alignments]
+    delays = range(1, LONGEST_DELAY + 1)
+    return Anticipation(
+        corpus,
+        aligner,
+        *units,
+        sentences=len(links),
+        links=sum(map(len, links)),
+        rates=tuple(corpus_anticipation_rate(links, k) for k in delays),
+        alignment_error_rate=None if gold is None else corpus_alignment_error_rate(links, gold),
+        skipped=sum(alignment is None for alignment in alignments),
+        scaled_rates=tuple(corpus_anticipation_rate(links, k, lengths) for k in delays),
+        files=files or {},
+    )
+
+
+def symmetrise(forward: set[Link], reverse: set[Link]) -> set[Link]:
+    """Symmetrise with grow-diag-final-and.
+
+    Starting from the intersection, add neighbouring links whose source or target word is unaligned; finally add links
+    whose words are both unaligned.
     """
     links, union = forward & reverse, forward | reverse
     sources, targets = {i for i, _ in links}, {j for _, j in links}
@@ -165,7 +201,7 @@ def _neighbours(link: Link) -> Iterator[Link]:
 
 
 def _form(word: str) -> str:
-    """What the aligner sees of a word: without the punctuation written to its ends, unless there is nothing else."""
+    """Strip punctuation from the ends of a word, unless nothing else is left."""
     inside = [number for number, letter in enumerate(word) if category(letter)[0] not in "PS"]
     return word[inside[0] : inside[-1] + 1] if inside else word
 

@@ -1,4 +1,4 @@
-"""Which differences between systems are more than chance: paired bootstrap, delay by delay, against a baseline."""
+"""Significance tests against a baseline: paired bootstrap, per delay."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from simulmt.corpus import read_lines
+from simulmt.data.corpus import read_lines
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.instances import read_instances
+from simulmt.eval.quality import Difference, QualityScorer
 from simulmt.eval.results import WHOLE_SENTENCE, Result, read_all, read_results
-from simulmt.eval.score import Difference, QualityScorer
 
 SIGNIFICANT = 0.05
 HEADINGS = ("test set", "k", "system", "BLEU", "gain", "p", "chrF2", "gain", "p", "AL")
@@ -20,14 +20,14 @@ HEADINGS = ("test set", "k", "system", "BLEU", "gain", "p", "chrF2", "gain", "p"
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system at a delay, held to the baseline at the same delay; the baseline itself is held to nothing."""
+    """A system compared with the baseline at the same delay; the baseline itself has no difference."""
 
     result: Result
     BLEU: Difference | None = None
     chrF2: Difference | None = None  # noqa: N815
 
     def cells(self) -> list[str]:
-        """What stands under HEADINGS."""
+        """Table cells for HEADINGS."""
         result = self.result
         delay = WHOLE_SENTENCE if result.delay is None else str(result.delay)
         BLEU, chrF2 = _cells(result.BLEU, self.BLEU), _cells(result.chrF2, self.chrF2)
@@ -36,7 +36,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A result and the directory that its files are in."""
+    """A result and its directory."""
 
     result: Result
     directory: Path
@@ -52,9 +52,9 @@ class _Entry:
 
 
 def compare(directories: Sequence[Path], baseline: str | None = None) -> list[Comparison]:
-    """Hold every system to the baseline, by default the system that comes first, at each delay they share.
+    """Compare every system with the baseline (default: the first system) at each shared delay.
 
-    A baseline that waits for the end of the sentence is what systems at any delay are held to.
+    A full-sentence baseline is compared with systems at any delay.
     """
     read_all(directories)  # finds results that are there twice
     entries = [_Entry(result, directory) for directory in directories for result in read_results(directory)]
@@ -70,14 +70,14 @@ def compare(directories: Sequence[Path], baseline: str | None = None) -> list[Co
 
 
 def markdown(comparisons: Sequence[Comparison]) -> str:
-    """The comparisons as a table, with the signatures of the scores below it."""
+    """Format comparisons as a Markdown table with signatures."""
     rows = [HEADINGS, tuple("---" for _ in HEADINGS), *(comparison.cells() for comparison in comparisons)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"{table}\n\n" + "\n".join(f"- {line}" for line in signatures(comparisons)) + "\n"
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """A comparison as one JSON object."""
+    """Return a comparison as a JSON object."""
     result = comparison.result
     return {
         "test_set": result.test_set,
@@ -90,7 +90,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def signatures(comparisons: Sequence[Comparison]) -> list[str]:
-    """The signatures of all scores, each once."""
+    """Return the distinct signatures of all scores."""
     found = [
         f"{name}: {difference.signature}"
         for comparison in comparisons

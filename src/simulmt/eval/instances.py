@@ -1,12 +1,11 @@
-"""Sentences with their delays, in the log format of SimulEval, counted as SimulEval counts text.
+"""SimulEval logs: sentences with their delays.
 
 Every line of `instances.log` is a JSON object with index, prediction, delays, elapsed, prediction_length, reference,
-source and source_length. A log written here has one key more, `references`, if there are several; SimulEval ignores
-it. Its `elapsed` is 0 throughout, as in SimulEval's own logs of text: there is no computation-aware
-latency in them.
+source and source_length. Logs written here add `references` if there are several, which SimulEval ignores. `elapsed` is
+always 0, as in SimulEval's own logs of text, which have no computation-aware latency.
 
-A target unit is a word, or a character for a target without spaces, where spaces do not count. A word counts as
-written once it is known to be complete, that is, when the next one begins or the sentence is over.
+A target unit is a word, or a character for targets without spaces (not counting spaces). A word counts as written once
+it is complete, that is, when the next one begins or the sentence ends.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from simulmt.corpus import read_lines
+from simulmt.data.corpus import read_lines
 from simulmt.errors import DataError
+from simulmt.eval.latency import end_offset
 from simulmt.eval.results import INSTANCES, Unit
-from simulmt.latency import end_offset
 from simulmt.text import split_words
 
 # Without this beside the log, `simuleval --score-only --output DIRECTORY` does not know that it is about text.
@@ -31,7 +30,7 @@ _CONFIG = ("config.yaml", "source_type: text\ntarget_type: text\n")
 
 @dataclass(frozen=True)
 class Instance:
-    """A sentence, its translation, and for each target unit the source words read when it was written."""
+    """A sentence, its translation, and the number of source words read for each target unit."""
 
     index: int
     source: str
@@ -42,44 +41,39 @@ class Instance:
 
     @property
     def reference(self) -> str:
-        """The reference whose length latency is measured by: the first that is there."""
+        """The first reference, which defines the length for latency metrics."""
         return next(filter(None, self.references), "")
 
 
 class CompleteWords:
-    """Holds back a word of an append-only text until it is complete; text without spaces passes at once."""
+    """Holds back incomplete words of append-only text; text without spaces passes unchanged."""
 
     def __init__(self, spaced: bool) -> None:
         self._spaced = spaced
         self._held = ""
 
     def push(self, text: str) -> str:
-        """The text that is complete now, up to and including the last space."""
+        """Return the completed text, up to and including the last space."""
         if not self._spaced:
             return text
         complete, space, self._held = (self._held + text).rpartition(" ")
         return complete + space
 
     def finish(self) -> str:
-        """What was still held back, at the end of the sentence."""
+        """Return the rest at the end of the sentence."""
         rest, self._held = self._held, ""
         return rest
 
 
 def split_units(text: str, unit: Unit) -> list[str]:
-    """The units of a hypothesis."""
+    """Split a hypothesis into units."""
     return text.split() if unit == "word" else list(text.replace(" ", ""))
 
 
-def reference_length(reference: str, unit: Unit) -> int:
-    """The units of a reference; unlike in a hypothesis, spaces inside it count as characters, as in SimulEval."""
-    return len(reference.split(" ")) if unit == "word" else max(1, len(reference.strip()))
-
-
 def unit_delays(written: Iterable[tuple[str, int]], source_length: int, unit: Unit, spaced: bool) -> list[int]:
-    """One delay per target unit of text written in pieces, each given with the source words read by then.
+    """Return the delay of each target unit of text written in pieces, given with the source words read.
 
-    `spaced` says whether the target has spaces between words.
+    `spaced` is False for targets written without spaces.
     """
     words = CompleteWords(spaced)
     delays = [delay for text, delay in written for _ in split_units(words.push(text), unit)]
@@ -87,14 +81,14 @@ def unit_delays(written: Iterable[tuple[str, int]], source_length: int, unit: Un
 
 
 def spaced_words_read(source: str, words: Iterable[int]) -> Iterator[int]:
-    """How many space-separated words contain the first so many words of the runtime, which also cuts at ideographs."""
+    """Yield how many space-separated words cover the first n words of the runtime, which also cuts at ideographs."""
     ends = list(accumulate(len(split_words(word)) for word in source.split()))
     for count in words:
         yield bisect_left(ends, count) + 1
 
 
 def write_instances(directory: Path, instances: Sequence[Instance]) -> None:
-    """Write a log into a directory that `simuleval --score-only --output DIRECTORY` can score again."""
+    """Write a log that `simuleval --score-only --output DIRECTORY` can score."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _CONFIG[0]).write_text(_CONFIG[1], encoding="utf-8")
     lines = (json.dumps(_table(instance), ensure_ascii=False) + "\n" for instance in instances)
@@ -102,13 +96,13 @@ def write_instances(directory: Path, instances: Sequence[Instance]) -> None:
 
 
 def read_instances(path: Path) -> list[Instance]:
-    """Read a log of text, given as a file or as the directory it is in."""
+    """Read a log, given as a file or its directory."""
     path = path / INSTANCES if path.is_dir() else path
     return [_parse(line, f"{path}:{number}") for number, line in enumerate(read_lines(path), start=1)]
 
 
 def unit_of(instances: Sequence[Instance], origin: str) -> Unit:
-    """The unit that the delays of a log are about: the one that gives as many units as there are delays."""
+    """Return the unit of a log: the one that gives as many units as there are delays."""
     fitting: list[set[Unit]] = [_fitting_units(instance) for instance in instances]
     for number, units in enumerate(fitting, start=1):
         if not units:

@@ -1,13 +1,14 @@
-"""What an evaluation leaves on disk, and how the figures and the report read it.
+"""Result files of evaluations and analyses.
 
-    DIR/scores.jsonl                     one `Result` a line: a system at a delay on a test set
-    DIR/<name>.hyp                       its translations, one a line; <name> is `Result.name`, such as en-zh-k3
-    DIR/<name>/instances.log             its sentences with their delays, as SimulEval writes them (`instances`)
+    DIR/scores.jsonl                     one `Result` per line: a system at a delay on a test set
+    DIR/<name>.hyp                       its translations, one per line; <name> is `Result.name`, such as en-zh-k3
+    DIR/<name>/instances.log             its sentences with delays, in SimulEval's format (`instances`)
+    DIR/anticipation.jsonl               one `Anticipation` per line: a corpus and an aligner
+    DIR/oracle.jsonl                     one `OracleScore` per line: oracle and default order
+    DIR/sortings.jsonl                   one `SortedSentence` per line: Z of a sentence
 
-The keys of a line are the fields of `Result`. A directory is about one test set; results of several are read
-from several directories. What was not measured is null: there are no computation-aware figures for a system that was
-scored from a log. A line may leave out every field that has a default, so that published figures can be
-set beside one's own.
+A directory holds one test set. Values that were not measured are null, such as timings of a system scored from a log.
+Fields with defaults may be left out, so that published figures can be added for comparison.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from simulmt.config import as_table, build, require
 from simulmt.errors import ConfigError, DataError
@@ -35,10 +36,10 @@ _SYSTEM_NAME = re.compile(r"[^\s/\\.][^\s/\\]*")
 
 @dataclass(frozen=True)
 class Result:
-    """A system at a delay on a test set: quality, latency, computation, and what is needed to measure them again.
+    """Quality, latency, timing and provenance of a system at a delay on a test set.
 
-    An interval holds the ends of sacrebleu's 95% interval by bootstrap. AL, LAAL, DAL and the offsets count source
-    words; the target is counted in `unit`.
+    Intervals are sacrebleu's 95% bootstrap intervals. AL, LAAL, DAL and the offsets are in source words; the target is
+    counted in `unit`.
     """
 
     system: str
@@ -61,6 +62,10 @@ class Result:
     written_twice: int | None = None  # words, or ideographs, that stand twice in a row
     reference_written_twice: int | None = None  # in the first reference
     torn_words: int | None = None  # that neither the lexicon nor the source knows
+    numbers: int | None = None  # in the source and, by value, in a reference
+    numbers_kept: int | None = None  # of them
+    negations: int | None = None  # sentences negated in the source and all references
+    negations_kept: int | None = None  # of them
     signature: str = ""  # of BLEU
     signatures: dict[str, str] = field(default_factory=dict)  # of each of the four scores, by its field
 
@@ -104,22 +109,36 @@ class Result:
 
     @property
     def name(self) -> str:
-        """What the files of this result are called."""
+        """File name of this result."""
         return result_name(self.system, self.delay)
 
     @property
+    def numbers_percent(self) -> float | None:
+        """Share of numbers kept, if any."""
+        return _percent(self.numbers_kept, self.numbers)
+
+    @property
+    def negations_percent(self) -> float | None:
+        """Share of negations kept, if any."""
+        return _percent(self.negations_kept, self.negations)
+
+    @property
     def key(self) -> tuple[str, str, int | None]:
-        """What makes a result another one: test set, system and delay."""
+        """Test set, system and delay."""
         return self.test_set, self.system, self.delay
 
 
+def _percent(part: int | None, whole: int | None) -> float | None:
+    return 100 * part / whole if part is not None and whole else None
+
+
 def result_name(system: str, delay: int | None) -> str:
-    """The name of a system at a delay: en-zh-k3, or teacher-full for one that waits for the end."""
+    """Return the name of a system at a delay: en-zh-k3, or teacher-full for a full-sentence system."""
     return f"{system}-{WHOLE_SENTENCE if delay is None else f'k{delay}'}"
 
 
 def read_results(path: Path) -> list[Result]:
-    """The results in a directory, or in a file of such lines, in their order."""
+    """Read the results of a directory or JSONL file, in order."""
     path = path / SCORES if path.is_dir() else path
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -134,7 +153,7 @@ def read_results(path: Path) -> list[Result]:
 
 
 def read_all(paths: Iterable[Path]) -> list[Result]:
-    """The results of several directories or files; the same system, delay and test set twice is an error."""
+    """Read the results of several directories or files; duplicates are an error."""
     found: dict[tuple[str, str, int | None], Path] = {}
     results = []
     for path in paths:
@@ -150,7 +169,7 @@ def read_all(paths: Iterable[Path]) -> list[Result]:
 
 
 def write_results(directory: Path, results: Sequence[Result]) -> None:
-    """Add results of one test set to a directory; those of the same system and delay are replaced."""
+    """Add results of a test set to a directory, replacing those of the same system and delay."""
     for test_set in {result.test_set for result in results}:
         require_room(directory, test_set)
     path = directory / SCORES
@@ -161,7 +180,7 @@ def write_results(directory: Path, results: Sequence[Result]) -> None:
 
 
 def require_room(directory: Path, test_set: str) -> None:
-    """Make the directory, and refuse one that is about another test set."""
+    """Create the directory; raise an error if it holds another test set."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -175,7 +194,7 @@ def require_room(directory: Path, test_set: str) -> None:
 
 
 def check_system_name(name: str) -> str:
-    """The name, if files can be called after it."""
+    """Return the name if it is a valid file name."""
     if _SYSTEM_NAME.fullmatch(name) is None:
         raise ConfigError(_name_rule(name))
     return name
@@ -205,3 +224,120 @@ def _refuse_constant(constant: str) -> Any:
 
 def _name_rule(name: str) -> str:
     return f"system '{name}': files are called after it, so it needs no spaces, no slashes and no leading dot"
+
+
+@dataclass(frozen=True)
+class Anticipation:
+    """k-anticipation rates of a corpus, for k from 1, by one aligner."""
+
+    FILE: ClassVar[str] = "anticipation.jsonl"
+
+    corpus: str
+    aligner: str
+    source_unit: Unit
+    target_unit: Unit
+    sentences: int
+    links: int
+    rates: tuple[float, ...]
+    alignment_error_rate: float | None = None  # against links made by hand
+    skipped: int = 0  # sentences that the aligner could not align
+    scaled_rates: tuple[float, ...] = ()  # with target positions scaled to the length of the source
+    files: dict[str, str] = field(default_factory=dict)  # SHA-256 by path
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.corpus, self.aligner
+
+
+@dataclass(frozen=True)
+class OracleScore:
+    """Lower-cased BLEU of a model on a test set, in oracle and in default order."""
+
+    FILE: ClassVar[str] = "oracle.jsonl"
+
+    test_set: str
+    model: str
+    delay: int
+    blank_penalty: float
+    sentences: int
+    oracle_BLEU: float  # noqa: N815
+    oracle_interval: Interval
+    oracle_BP: float  # noqa: N815
+    default_BLEU: float  # noqa: N815
+    default_interval: Interval
+    default_BP: float  # noqa: N815
+    signature: str
+    oracle_precisions: tuple[float, ...] = ()  # of 1-grams to 4-grams, in percent
+    default_precisions: tuple[float, ...] = ()
+    diagonal: float | None = None  # mean mass on the diagonal of Z
+    displacement: float | None = None  # mean distance, in source pieces, that Z moves a state
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.test_set, self.model, self.delay, self.blank_penalty
+
+
+@dataclass(frozen=True)
+class SortedSentence:
+    """Z of a sentence, with source pieces as columns and target pieces as rows."""
+
+    FILE: ClassVar[str] = "sortings.jsonl"
+
+    test_set: str
+    model: str
+    delay: int
+    number: int  # the line of the sentence, counted from 1
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+    Z: tuple[tuple[float, ...], ...]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.test_set, self.model, self.delay, self.number
+
+
+class _Record(Protocol):
+    FILE: ClassVar[str]
+
+    @property
+    def key(self) -> tuple[object, ...]: ...
+
+
+Record = TypeVar("Record", bound=_Record)
+
+
+def with_scores(directories: Iterable[Path]) -> list[Path]:
+    """Return the directories that hold scores, not only analyses."""
+    files = [kind.FILE for kind in (Anticipation, OracleScore, SortedSentence)]
+    return [each for each in directories if (each / SCORES).exists() or not any((each / f).exists() for f in files)]
+
+
+def read_records(kind: type[Record], directories: Iterable[Path]) -> list[Record]:
+    """Read the records of a kind in all directories."""
+    records: list[Record] = []
+    for path in (directory / kind.FILE for directory in directories):
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            records += [_parse_record(kind, line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+    return records
+
+
+def write_records(directory: Path, records: Sequence[Record]) -> Path:
+    """Add records to a directory, replacing those with the same key."""
+    kind = type(records[0])
+    path = directory / kind.FILE
+    new = {record.key for record in records}
+    earlier: list[Record] = read_records(kind, [directory])
+    kept = [record for record in earlier if record.key not in new]
+    lines = (json.dumps(as_table(record), ensure_ascii=False) + "\n" for record in [*kept, *records])
+    write_whole(path, "".join(lines))
+    return path
+
+
+def _parse_record(kind: type[Record], line: str, where: str) -> Record:
+    try:
+        return build(kind, json.loads(line), where)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{where}: not a JSON object: {error}") from None
+    except ConfigError as error:
+        raise DataError(str(error)) from None

@@ -1,1 +1,1 @@
-"""The networks of the paper in PyTorch; needs the extra `train`."""
+"""The paper's networks in PyTorch (extra `train`)."""

@@ -1,16 +1,16 @@
-"""The auxiliary sorting network: while training, it puts the encoder's states into target order.
+"""The auxiliary sorting network (ASN), which sorts encoder states into target order during training.
 
 Paper, section 3.2: Q from decoder layers over H with the target as context; A = Q H^T / sqrt(D);
-Z = Sinkhorn^l((A + delta * G) / tau) with Gumbel noise G; the states the loss sees are Z H.
-Nothing that runs at inference imports this module: there Z is the identity, and the network is thrown away.
+Z = Sinkhorn^l((A + delta * G) / tau) with Gumbel noise G; the loss is computed on the sorted states Z H.
+Inference never imports this module: there Z is the identity.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,20 +19,22 @@ from torch import Tensor, nn
 from simulmt.config import require
 from simulmt.model.ctc import CTCModel
 from simulmt.model.kernels import compiled_on_gpu
-from simulmt.model.layers import DecoderLayer, check_tokens, length_mask
+from simulmt.model.layers import DecoderLayer, NormPlacement, check_tokens, length_mask
 from simulmt.model.output import Loss
 from simulmt.text import END, MASK, PAD
 
 
 @dataclass(frozen=True)
 class ASNConfig:
-    """The sorting network; the defaults are the paper's for English to Chinese."""
+    """Settings of the sorting network; defaults are the paper's for English to Chinese, except `norm`."""
 
     layers: int = 3  # M
     iterations: int = 16  # l; 0 replaces Sinkhorn by a softmax over each row
     tau: float = 0.25
     delta: float = 0.3
     gamma: float = 0.5
+    norm: NormPlacement = "pre"  # "post" is the authors' choice; "pre" the default of older checkpoints
+    query_scale: float = 1.0  # initial gain of the norm that yields Q; below 1, Z starts farther from the identity
 
     def __post_init__(self) -> None:
         require(self.layers >= 1, f"layers (M) must be at least 1, got {self.layers}")
@@ -40,10 +42,11 @@ class ASNConfig:
         require(self.tau > 0, f"tau must be above 0, got {self.tau}")
         require(self.delta >= 0, f"delta must not be negative, got {self.delta}")
         require(0 <= self.gamma <= 1, f"gamma must be in 0..1, got {self.gamma}")
+        require(self.query_scale > 0, f"query_scale must be above 0, got {self.query_scale}")
 
 
 class SortingNetwork(nn.Module):
-    """From states H and the target to a nearly-permutation matrix Z."""
+    """Predict a near-permutation matrix Z from the states H and the target."""
 
     def __init__(
         self,
@@ -56,16 +59,19 @@ class SortingNetwork(nn.Module):
         tau: float,
         delta: float,
         gamma: float,
+        norm: NormPlacement = "pre",
+        query_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.iterations, self.tau, self.delta, self.gamma = iterations, tau, delta, gamma
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(  # type: ignore[assignment]
-            DecoderLayer(width, inner, heads, dropout) for _ in range(layers)
+            DecoderLayer(width, inner, heads, dropout, norm) for _ in range(layers)
         )
         self.final_norm = nn.LayerNorm(width)
+        nn.init.constant_(self.final_norm.weight, query_scale)
 
     def hide(self, target: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-        """While training, replace a share gamma of each sentence's tokens by MASK, never END or padding."""
+        """In training, replace a share gamma of each sentence's tokens by MASK, but never END or padding."""
         if not self.training:
             return target
         maskable = (target != PAD) & (target != END)
@@ -81,14 +87,13 @@ class SortingNetwork(nn.Module):
         context: Float[Tensor, "B T D"],
         target_mask: Bool[Tensor, "B T"] | None,
     ) -> Float[Tensor, "B S S"]:
-        """Z, in fp32: row r says which states become output position r."""
+        """Return Z in fp32: row r holds the weights of the states that make up output position r."""
         own = None if source_mask is None else source_mask[:, None, None, :]
         other = None if target_mask is None else target_mask[:, None, None, :]
         Q = H
         for layer in self.layers:
             Q, _ = layer(Q, layer.cross_attention.project(context), other, own)
-        Q = self.final_norm(Q)
-        A = (Q @ H.transpose(1, 2) / math.sqrt(H.shape[-1])).float()
+        A = scaled_scores(self.final_norm(Q), H)
         if self.training and self.delta > 0:
             gumbel = -torch.empty_like(A).exponential_().log()
             A = A + self.delta * gumbel
@@ -96,7 +101,11 @@ class SortingNetwork(nn.Module):
 
 
 class SortedCTCModel(nn.Module):
-    """CTC+ASN: a CTC translator that is trained on sorted states. Only `translator` is used to translate."""
+    """CTC+ASN: a translator trained on sorted states. Inference uses only `translator`.
+
+    The translator provides its encoder, its target embedding, and `loss_of_states`, any loss over states from left to
+    right.
+    """
 
     def __init__(self, translator: CTCModel, sorter: SortingNetwork) -> None:
         super().__init__()
@@ -116,6 +125,8 @@ class SortedCTCModel(nn.Module):
             tau=config.tau,
             delta=config.delta,
             gamma=config.gamma,
+            norm=config.norm,
+            query_scale=config.query_scale,
         )
         return SortedCTCModel(translator, sorter)
 
@@ -128,7 +139,7 @@ class SortedCTCModel(nn.Module):
         delay: int = 1,
         smoothing: float = 0.1,
     ) -> Loss:
-        """The CTC loss of the sorted states; lengths are CPU tensors, targets end in END."""
+        """Return the translator's loss of the sorted states; lengths are CPU tensors, targets end in END."""
         H, Z = self.sort(source, source_lengths, target, target_lengths, delay)
         return self.translator.loss_of_states(Z.to(H.dtype) @ H, source_lengths, target, target_lengths, smoothing)
 
@@ -140,7 +151,7 @@ class SortedCTCModel(nn.Module):
         target_lengths: Int[Tensor, " B"],
         delay: int = 1,
     ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B S S"]]:
-        """The states in source order and the matrix that sorts them."""
+        """Return the states in source order and the matrix Z that sorts them."""
         embedding = self.translator.target_embedding
         check_tokens(source, self.translator.encoder.embedding.num_embeddings, "source")
         check_tokens(target, embedding.num_embeddings, "target")
@@ -151,8 +162,33 @@ class SortedCTCModel(nn.Module):
         return H, self.sorter(H, source_mask, context, target_mask)
 
 
+class SortingStatistics(NamedTuple):
+    """Distance of Z from the identity, averaged over source positions."""
+
+    diagonal: float  # mass on the diagonal; 1 for the identity
+    displacement: float  # distance |i - j| between input and output position, weighted by mass; 0 for the identity
+
+    @staticmethod
+    def of(batches: Iterable[tuple[Float[Tensor, "B N N"], Int[Tensor, " B"]]]) -> SortingStatistics:
+        """Measure batches of (Z, source lengths); padding does not count."""
+        diagonal = displacement = positions = 0.0
+        for Z, lengths in batches:
+            index = torch.arange(Z.shape[-1], device=Z.device)
+            Z = Z.detach() * (index < lengths.to(Z.device)[:, None])[:, :, None]  # padding rows are empty now
+            diagonal += float(Z.diagonal(dim1=1, dim2=2).sum())
+            displacement += float((Z * (index[:, None] - index).abs()).sum())
+            positions += float(lengths.sum())
+        return SortingStatistics(diagonal / max(positions, 1.0), displacement / max(positions, 1.0))
+
+
+def scaled_scores(Q: Float[Tensor, "B S D"], H: Float[Tensor, "B S D"]) -> Float[Tensor, "B S S"]:
+    """Return Q H^T / sqrt(D), in fp32 even under autocast, because bf16 rounding divided by tau would change Z."""
+    with torch.autocast(Q.device.type, enabled=False):
+        return Q.float() @ H.float().transpose(1, 2) / math.sqrt(H.shape[-1])
+
+
 def exclude_padding(scores: Float[Tensor, "B N N"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B N N"]:
-    """Forbid every cell that pairs padding with a token; each padding position keeps its own mass."""
+    """Mask cells that pair padding with a token; padding positions map to themselves."""
     if mask is None:
         return scores
     diagonal = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
@@ -161,10 +197,10 @@ def exclude_padding(scores: Float[Tensor, "B N N"], mask: Bool[Tensor, "B N"] | 
 
 
 def sinkhorn(X: Float[Tensor, "B N N"], iterations: int) -> Float[Tensor, "B N N"]:
-    """exp(X) with its rows, then its columns, normalised `iterations` times; 0 is a softmax over each row.
+    """Normalise rows, then columns, of exp(X) `iterations` times; 0 is a row softmax.
 
-    Exact gradients through all iterations. Only X is kept for them: the iterations live in two dual vectors,
-    Z = exp(X + f + g), which are found again when they are needed.
+    Gradients are exact through all iterations, but only X is saved: the iterations update two dual vectors, with
+    Z = exp(X + f + g), which backward recomputes.
     """
     if iterations == 0:
         return X.softmax(-1)
@@ -185,7 +221,7 @@ def _dual_steps(X: Tensor, iterations: int) -> list[tuple[Tensor, Tensor]]:
 
 @compiled_on_gpu
 def _through_the_steps(X: Tensor, steps: list[tuple[Tensor, Tensor]], by_Z: Tensor) -> Tensor:
-    """The gradient by X, from the last step back to the first."""
+    """Backpropagate through the steps, from last to first, to X."""
     f, g = steps[-1]
     by_X = by_Z * (X + f + g).exp()
     by_f, by_g = by_X.sum(2, keepdim=True), by_X.sum(1, keepdim=True)

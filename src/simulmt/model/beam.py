@@ -1,7 +1,7 @@
 """Batched beam search over the encoder-decoder, with cached keys and values, under any wait-k policy.
 
-The keys and values of a sentence's hypotheses share one cache and never move: a hypothesis is a mask over it. The host
-waits for the device only every few steps, and then drops the sentences that are finished.
+All hypotheses of a sentence share one key-value cache; a hypothesis is a mask over it, so nothing is copied. The host
+synchronises with the device only every few steps, and then drops finished sentences.
 
 Axis letters: B sentences still open, K beam, V vocabulary, L longest translation with END, C cached positions.
 """
@@ -23,21 +23,21 @@ from simulmt.model.output import at_least_float32
 from simulmt.model.seq2seq import DecoderState, Pace, Seq2SeqModel
 from simulmt.text import END, PAD, SPECIAL_SYMBOLS, START
 
-CHECK_EVERY = 4  # steps between two questions whether sentences are finished, for which the host waits
-CROWDED = 0.75  # with a larger share of the batch still open, dropping the others would cost more than it saves
-CHUNK = 128  # neighbours in the vocabulary, which are looked through only if the best of them is good enough
+CHECK_EVERY = 4  # steps between host synchronisations
+CROWDED = 0.75  # drop finished sentences only when at most this share is left
+CHUNK = 128  # vocabulary chunk; searched only if its maximum is large enough
 
 
 @dataclass(frozen=True)
 class BeamConfig:
-    """How to search; the longest translation of a source of n tokens has max_ratio * n + max_extra tokens."""
+    """Beam search settings; a source of n tokens gets at most max_ratio * n + max_extra target tokens."""
 
     beam: int = 5
     length_penalty: float = 1.0  # a hypothesis scores its log-probability over length ** length_penalty
     max_ratio: float = 1.2
     max_extra: int = 10
     min_length: int = 1  # tokens before END
-    reads_on: bool = False  # under a delay: see one source token more instead of ending before the last
+    reads_on: bool = False  # under wait-k, read on instead of ending before the source does
 
     def __post_init__(self) -> None:
         require(self.beam >= 1, f"beam must be at least 1, got {self.beam}")
@@ -59,7 +59,7 @@ class Hypothesis(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """All that is known of the sentences in the batch: K unfinished and up to K finished hypotheses each."""
+    """Search state of a batch: K unfinished and up to K finished hypotheses per sentence."""
 
     sentence: Int[Tensor, " B"]  # which sentence of the batch this row is
     longest: Int[Tensor, " B"]
@@ -73,12 +73,12 @@ class _Search(NamedTuple):
         return _Search(*(field[rows] for field in self))
 
     def settled(self, length: int) -> Bool[Tensor, " B"]:
-        """Sentences with K finished hypotheses or at their limit: nothing that comes later counts for them."""
+        """Sentences that are done: K finished hypotheses, or at the length limit."""
         return (self.done_scores[:, -1] > -torch.inf) | (self.longest < length)
 
 
 class _Found(NamedTuple):
-    """The finished hypotheses of all sentences of the batch, on the device until the search is over."""
+    """Finished hypotheses of all sentences, kept on the device until the search is over."""
 
     tokens: Int[Tensor, "B K L"]
     scores: Float[Tensor, "B K"]
@@ -106,7 +106,7 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The `best` hypotheses of each sentence (all K if not given), best first; the model must be in eval mode.
 
-    Sentences of about the same length are searched fastest. `source_lengths` lie on the CPU.
+    Sentences of similar length are searched fastest. `source_lengths` is a CPU tensor.
     """
     if config.reads_on and delay is not None:
         return _write_reading_on(model, source, source_lengths, config, delay)
@@ -133,7 +133,7 @@ def beam_search(
 
 
 class _Writing(NamedTuple):
-    """Sentences that are written greedily, each at its own pace."""
+    """State of sentences decoded greedily, each at its own pace."""
 
     sentence: Int[Tensor, " B"]  # which sentence of the batch this row is
     source: Int[Tensor, " B"]  # how many tokens it has
@@ -156,10 +156,10 @@ def _write_reading_on(
     config: BeamConfig,
     delay: int,
 ) -> list[list[Hypothesis]]:
-    """Greedy translations under wait-k, where a sentence that would end too early reads a token instead.
+    """Decode greedily under wait-k; a sentence that would end too early reads a token instead.
 
-    Each step takes every sentence on by a token written or a token read, so they are soon at different lengths. What
-    was computed for an end that did not come stays in the cache, where nobody looks at it.
+    In each step every sentence writes or reads one token, so their lengths diverge. The cache position of a rejected
+    END stays masked.
     """
     dtype = at_least_float32(model.target_embedding.weight).dtype
     longest, lengths = _limits(source_lengths, config), source_lengths.to(source.device, non_blocking=True)
@@ -187,7 +187,7 @@ def _write_reading_on(
         pace, visible = Pace(rows.written, rows.seen), rows.visible[:, :, : step + 1]
         logits, state = model.step(rows.last[:, None], state, None, visible, pace)
         token, reads = _next(rows, logits, config)
-        found.tokens[rows.sentence, 0, rows.written] = token  # an end that does not come is written over
+        found.tokens[rows.sentence, 0, rows.written] = token  # overwrite a rejected END
         rows.visible[:, 0, step] = ~reads
         rows = _advance(rows, logits, token, reads)
         if (step + 1) % CHECK_EVERY == 0 or step + 1 == steps:
@@ -203,7 +203,7 @@ def _write_reading_on(
 def _next(
     rows: _Writing, logits: Float[Tensor, "B V"], config: BeamConfig
 ) -> tuple[Int[Tensor, " B"], Bool[Tensor, " B"]]:
-    """The best token of each sentence, and which of them read on because it would be END too early."""
+    """Return the best token of each sentence, and which sentences read on instead of ending early."""
     value, word = logits[:, len(SPECIAL_SYMBOLS) :].max(-1)
     full = rows.written >= rows.longest
     ends = rows.ended | full | ((logits[:, END] > value) & (rows.written >= config.min_length))
@@ -234,7 +234,7 @@ def _start(lengths: Int[Tensor, " B"], device: torch.device, dtype: torch.dtype,
     B, K, steps = len(longest), config.beam, int(longest.max()) + 1
     tokens = torch.full((B, K, steps), PAD, device=device)
     scores = torch.full((B, K), -torch.inf, device=device, dtype=dtype)
-    # All K hypotheses begin alike; only the first counts, or the beam would fill with copies.
+    # All K hypotheses start equal: only the first counts, or the beam would fill with copies.
     first_only = torch.where(torch.arange(K, device=device) == 0, 0.0, scores)
     visible = torch.zeros(B, K, steps * K, dtype=torch.bool, device=device)
     sentence, longest = torch.arange(B, device=device), longest.to(device, non_blocking=True)
@@ -242,18 +242,18 @@ def _start(lengths: Int[Tensor, " B"], device: torch.device, dtype: torch.dtype,
 
 
 def _extend(search: _Search, logits: Float[Tensor, "BK V"], length: int, config: BeamConfig) -> _Search:
-    """Grow every hypothesis by one token."""
+    """Extend every hypothesis by one token."""
     K = config.beam
     scores, tokens = _candidates(search, logits, length, config)
     choices = tokens.shape[-1]
-    # Each hypothesis can end in one way only, so 2 K candidates hold at least K that go on.
+    # Each hypothesis ends in one way only, so at least K of 2 K candidates continue.
     scores, flat = scores.flatten(1).topk(min(2 * K, K * choices), dim=-1)
     parent, token = flat // choices, tokens.flatten(1).gather(1, flat)
     grown = search.open_tokens.gather(1, _wide(parent, search.open_tokens))
     grown[:, :, length] = token
     ended = token == END
 
-    # An ending counts only while it is among the best K: otherwise short hypotheses would creep in from below.
+    # END counts only among the best K, or short hypotheses would creep in.
     counts = ended & (torch.arange(flat.shape[1], device=flat.device) < K) & ~search.settled(length)[:, None]
     finished = (scores / (length + 1) ** config.length_penalty).masked_fill(~counts, -torch.inf)
     done_scores, best = torch.cat([search.done_scores, finished], 1).topk(K, dim=-1)
@@ -272,7 +272,7 @@ def _extend(search: _Search, logits: Float[Tensor, "BK V"], length: int, config:
 def _candidates(
     search: _Search, logits: Float[Tensor, "BK V"], length: int, config: BeamConfig
 ) -> tuple[Float[Tensor, "B K N"], Int[Tensor, "B K N"]]:
-    """The best tokens that each hypothesis may go on with, END as the last of them, and the scores they lead to."""
+    """Return the best continuations of each hypothesis, END last, and the resulting scores."""
     first_word = len(SPECIAL_SYMBOLS)
     normaliser, chunk_maxima = _survey(logits, first_word)
     words, ids = _best_words(logits[:, first_word:], chunk_maxima, config.beam)
@@ -287,14 +287,14 @@ def _candidates(
 
 @compiled_on_gpu
 def _survey(logits: Float[Tensor, "N V"], first_word: int) -> tuple[Float[Tensor, " N"], Float[Tensor, "N chunks"]]:
-    """The log-normaliser of each row and the largest logit in each whole chunk of words, in one reading."""
+    """Return the log-normaliser of each row and the maximum of each chunk of logits, in one pass."""
     return at_least_float32(logits).logsumexp(-1), _whole_chunks(logits[:, first_word:]).amax(-1)
 
 
 def _best_words(
     words: Float[Tensor, "N W"], chunk_maxima: Float[Tensor, "N chunks"], count: int
 ) -> tuple[Tensor, Int[Tensor, "N count"]]:
-    """The largest logits and where they are: the n largest of all lie in the n chunks with the largest maxima."""
+    """Return the n largest logits and their indices; they lie in the n chunks with the largest maxima."""
     chunks = chunk_maxima.topk(min(count, chunk_maxima.shape[1]), dim=-1).indices  # [N n]
     inside = torch.arange(CHUNK, device=words.device)
     rest = torch.arange(chunk_maxima.shape[1] * CHUNK, words.shape[1], device=words.device)

@@ -1,18 +1,18 @@
-"""A second stage of training, on the very path that inference takes: how many of the reference's bigrams are written.
+"""The bigram objective: an order-free second training stage on the inference path.
 
-CTC asks for the reference in its order, which a translator that may not wait cannot always give. Bigrams that are
-matched anywhere leave it the order of the phrases. The loss is 1 - F1 between the bigrams of the reference and those
-the model is expected to write, over all alignments; short output costs recall, and so does doubled output precision.
+CTC demands the order of the reference, which a live translator cannot always produce. Matching bigrams anywhere leaves
+the order of phrases free. The loss is 1 - F1 between the bigrams of the reference and the expected bigrams of the model
+over all alignments; short output costs recall, repetition costs precision.
 
 A bigram (u, v) is written at frames i < j if frame i shows u, frame j shows v, and all frames between show the blank:
 
     E[u v] = sum over i < j of p_i(u) * p_j(v) * product over i < m < j of p_m(blank)
 
-but for u = v not at j = i + 1, where the two would be one symbol. Every sentence begins with a symbol of its own in a
-frame of its own, so the first word has a bigram, too.
+except for u = v at j = i + 1, where CTC merges the two. A start symbol in an extra first frame gives the first word a
+bigram, too.
 
-Beside the normalisers only the last of these needs the whole vocabulary: how likely frames i and i + 1 show one and the
-same symbol. That is summed chunk by chunk, and again for the gradient, so frames x V is never stored.
+Apart from the normalisers, only the probability that frames i and i + 1 show the same symbol needs the whole
+vocabulary. It is summed chunk by chunk, and again for the gradient, so frames x V is never stored.
 
 Axis letters: B batch, U frames, V vocabulary, T labels, C label columns (the blank and the labels), D width.
 """
@@ -45,7 +45,7 @@ def inference_path_loss(
     target_lengths: Int[Tensor, " B"],
     delay: int = 1,
 ) -> Loss:
-    """The bigram loss of what a translator would write, in source order."""
+    """Return the bigram loss on the inference path, in source order."""
     check_tokens(source, model.encoder.embedding.num_embeddings, "source")
     check_tokens(target, model.target_embedding.num_embeddings, "target")
     frames = model.frames(model.encoder(source, length_mask(source_lengths, source.shape[1], source.device), delay))
@@ -59,7 +59,7 @@ def bigram_loss(
     alignments: Alignments,
     chunk: int = FRAMES_PER_CHUNK,
 ) -> Loss:
-    """1 - F1 of each sentence, weighted by its labels; sentences without labels or frames add nothing."""
+    """Return 1 - F1 of each sentence, weighted by its labels; sentences without labels or frames count zero."""
     lengths = alignments.label_lengths
     inside = torch.arange(frames.shape[1], device=frames.device) < alignments.frame_lengths[:, None]  # [B U]
     log_probs, same = _labels_and_same(frames, table, alignments.columns, inside, chunk)
@@ -74,9 +74,9 @@ def bigram_loss(
 def _matched_and_written(
     log_probs: Float[Tensor, "B U C"], same: Float[Tensor, "B U"], inside: Bool[Tensor, "B U"], alignments: Alignments
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """The expected number of reference bigrams that are written, and of all bigrams that are."""
+    """Return the expected numbers of matched and of written bigrams."""
     labels = alignments.columns[:, 1:]
-    # A frame is put before the first, where only the symbol stands that begins every sentence; padding shows blanks.
+    # Prepend a frame with the start symbol; padding shows blanks.
     shown = F.pad(log_probs[:, :, 1:].exp() * inside[:, :, None], (1, 0, 1, 0))  # [B U+1 T+1]
     shown = shown + F.pad(torch.ones_like(shown[:, :1, :1]), (0, shown.shape[2] - 1, 0, shown.shape[1] - 1))
     log_blank = F.pad(log_probs[:, :, 0].where(inside, 0.0), (1, 0), value=-torch.inf)
@@ -105,7 +105,7 @@ def blank_paths(log_blank: Float[Tensor, "B U"]) -> Float[Tensor, "B U U"]:
 def _occurrences(
     bigrams: Int[Tensor, "B T 2"], lengths: Int[Tensor, " B"]
 ) -> tuple[Bool[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Which bigrams of a reference are the first of their kind, and how often it has them."""
+    """Return a mask of the first occurrence of each distinct bigram, and its count."""
     inside = torch.arange(bigrams.shape[1], device=bigrams.device) < lengths[:, None]
     equal = (bigrams[:, :, None] == bigrams[:, None, :]).all(-1) & inside[:, :, None] & inside[:, None, :]
     return inside & ~equal.tril(-1).any(-1), equal.sum(-1).to(torch.float32)
@@ -118,9 +118,9 @@ def _labels_and_same(
     inside: Bool[Tensor, "B U"],
     chunk: int = FRAMES_PER_CHUNK,
 ) -> tuple[Float[Tensor, "B U C"], Float[Tensor, "B U"]]:
-    """Log-probabilities of the label columns, and how likely a frame and the next show the same symbol, no blank.
+    """Return log-probabilities of the label columns, and of adjacent frames showing the same non-blank symbol.
 
-    The former mean nothing outside the sentences and must not be used there.
+    The former are undefined on padding.
     """
     device = frames.device.type
     if torch.is_autocast_enabled(device):
@@ -182,7 +182,7 @@ def _gradients_without_labels(
     shrink: Float[Tensor, "B U"],
     chunk: int,
 ) -> tuple[Float[Tensor, "B U D"], Float[Tensor, "V D"]]:
-    """The gradients by frames and table, as far as they come through symbols that are no labels of the sentence."""
+    """Return the gradients of frames and table through symbols that are not labels of the sentence."""
     by_frames, by_table = torch.empty_like(rows.frames), torch.zeros_like(rows.table, dtype=after.dtype)
     scalars = torch.stack([x.flatten() for x in (after, before, shrink)])[:, :, None]  # [3 B*U 1]
     for part, _, _, p in rows.chunks(chunk):
@@ -194,7 +194,7 @@ def _gradients_without_labels(
 
 
 class _Rows:
-    """The frames of all sentences one below the other, and their softmax chunk by chunk."""
+    """Concatenated frames of all sentences, with their softmax in chunks."""
 
     def __init__(self, frames: Tensor, table: Tensor, columns: Tensor, inside: Tensor) -> None:
         weights = at_least_float32(inside.to(frames.dtype))
@@ -203,7 +203,7 @@ class _Rows:
         self.joined = (weights * F.pad(weights[:, 1:], (0, 1))).flatten()  # to a next frame of the same sentence
 
     def chunks(self, size: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Logits and normalisers of so many rows at a time, and their softmax with one row more on either side."""
+        """Yield logits and normalisers in chunks of rows, and their softmax with one extra row on either side."""
         frames, weights = F.pad(self.frames, (0, 0, 1, 1)), F.pad(self.weights, (1, 1))  # no weight, no softmax
         for start in range(0, len(self.frames), size):
             stop = min(start + size, len(self.frames))
@@ -213,7 +213,7 @@ class _Rows:
 
 
 def _previous(x: Float[Tensor, "B U *C"]) -> Float[Tensor, "B U *C"]:
-    """Of each frame what the frame before it has; zero for the first."""
+    """Shift by one frame, with zero for the first."""
     return torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
 
 

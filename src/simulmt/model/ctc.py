@@ -1,8 +1,7 @@
-"""The CTC translator: causal encoder, length projection, and the CTC loss in reduced space.
+"""The CTC translator: causal encoder, length projection, and a CTC loss that never stores frames x V.
 
-Reduced space: the loss never needs the V log-probabilities of a frame, only their normaliser and the columns of the
-blank and of the sentence's own labels. `ctc_loss` leaves the rest to output.py and never stores frames x V;
-`loss_from_logits` is the same loss for logits that exist already.
+The loss needs only the normaliser of a frame and the columns of the blank and of the sentence's own labels. `ctc_loss`
+computes these with output.py; `loss_from_logits` is the same loss for given logits.
 
 Axis letters: B batch, S source, T target, U = S * mu frames, D width, V vocabulary, C = T + 1 columns.
 """
@@ -26,7 +25,7 @@ from simulmt.text import BLANK
 
 @dataclass(frozen=True)
 class CTCConfig:
-    """Sizes of the CTC translator; the defaults are the paper's."""
+    """Sizes of the CTC translator; defaults are the paper's."""
 
     source_vocabulary: int
     target_vocabulary: int
@@ -36,7 +35,7 @@ class CTCConfig:
     layers: int = 6
     mu: int = 2
     dropout: float = 0.1
-    whole_words: bool = False  # whether a state sees the rest of the last word that was read for it, see Encoder
+    whole_words: bool = False  # see Encoder
 
     def __post_init__(self) -> None:
         require(self.layers >= 1, f"layers must be at least 1, got {self.layers}")
@@ -48,7 +47,7 @@ class CTCConfig:
 
 
 class CTCModel(nn.Module):
-    """Causal encoder with delay k, each state projected to mu frames, tied output layer, CTC."""
+    """CTC translator: causal encoder with delay k, mu frames per state, tied output layer."""
 
     def __init__(self, encoder: Encoder, target_vocabulary: int, mu: int) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class CTCModel(nn.Module):
         return CTCModel(encoder, config.target_vocabulary, config.mu)
 
     def frames(self, H: Float[Tensor, "B S D"]) -> Float[Tensor, "B U D"]:
-        """Each state becomes mu consecutive frames; position-wise, so it cannot reorder."""
+        """Project each state to mu consecutive frames; position-wise, so it cannot reorder."""
         return self.length_projection(H).unflatten(-1, (self.mu, -1)).flatten(1, 2)
 
     def logits(self, frames: Float[Tensor, "B U D"]) -> Float[Tensor, "B U V"]:
@@ -83,7 +82,7 @@ class CTCModel(nn.Module):
     def forward(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], delay: int = 1
     ) -> Float[Tensor, "B U V"]:
-        """The logits of all frames of whole sentences, in source order, as inference sees them."""
+        """Return the logits of all frames of whole sentences in source order, as at inference."""
         check_tokens(source, self.encoder.embedding.num_embeddings, "source")
         mask = length_mask(source_lengths, source.shape[1], source.device)
         return self.logits(self.frames(self.encoder(source, mask, delay)))
@@ -91,7 +90,7 @@ class CTCModel(nn.Module):
     def step(
         self, tokens: Int[Tensor, "B N"], state: EncoderState, delay: int = 1, end: bool = False
     ) -> tuple[Float[Tensor, "B F V"], EncoderState]:
-        """Read N tokens; return the logits of the frames they finish and the new state."""
+        """Read N tokens; return the logits of the completed frames and the new state."""
         check_tokens(tokens, self.encoder.embedding.num_embeddings, "source")
         H, state = self.encoder.step(tokens, state, delay, end)
         return self.logits(self.frames(H)), state
@@ -119,13 +118,13 @@ class CTCModel(nn.Module):
         target_lengths: Int[Tensor, " B"],
         smoothing: float,
     ) -> Loss:
-        """The loss of states in any order: as the encoder gave them, or sorted."""
+        """Return the loss of states, in encoder order or sorted."""
         alignments = Alignments.of(target, target_lengths, source_lengths * self.mu)
         return ctc_loss(self.frames(H), self.target_embedding.weight, alignments, smoothing)
 
 
 class Alignments(NamedTuple):
-    """Which labels a batch must produce in which frames, in reduced space.
+    """Labels and frames of a batch, with columns for the blank and the labels only.
 
     Column 0 is the blank, column i the i-th label.
     """
@@ -139,7 +138,7 @@ class Alignments(NamedTuple):
     def of(
         target: Int[Tensor, "B T"], target_lengths: Int[Tensor, " B"], frame_lengths: Int[Tensor, " B"]
     ) -> Alignments:
-        if target.shape[1] == 0:  # only empty targets: one column of padding keeps every shape valid
+        if target.shape[1] == 0:  # all targets empty: keep one padding column for valid shapes
             target = target.new_zeros(target.shape[0], 1)
         positions = torch.arange(target.shape[1], device=target.device)
         columns = F.pad(target, (1, 0), value=BLANK)
@@ -151,14 +150,14 @@ class Alignments(NamedTuple):
         return Alignments(columns, frame_lengths, label_lengths, alignable)
 
     def classes(self) -> Int[Tensor, "B T"]:
-        """The labels by column, equal ones by the first of them, because CTC asks for a blank between equal labels."""
+        """Column of each label; equal labels share their first column, since CTC needs a blank between them."""
         labels = self.columns[:, 1:]
         columns = torch.arange(1, labels.shape[1] + 1, device=labels.device)
         equal = labels[:, :, None] == labels[:, None, :]  # [B T T]
         return columns.where(equal, labels.shape[1]).amin(-1)
 
     def frame_weights(self, frames: int, like: Tensor) -> Float[Tensor, "B U"]:
-        """One on the frames that count, zero on padding and on sentences that cannot be aligned."""
+        """One on real frames, zero on padding and on sentences that cannot be aligned."""
         lengths = self.frame_lengths * self.alignable
         return (torch.arange(frames, device=like.device) < lengths[:, None]).to(like.dtype)
 
@@ -172,7 +171,7 @@ class Alignments(NamedTuple):
 def alignment_likelihood(
     log_probs: Float[Tensor, "B U C"], alignments: Alignments
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B U C"]]:
-    """The summed negative log-likelihood of all sentences' labels and the posterior of each column in each frame."""
+    """Return the summed negative log-likelihood of the labels, and the posterior of each column per frame."""
     if log_probs.is_cuda and log_probs.dtype == torch.float32:
         from simulmt.model import triton_ctc
 
@@ -198,7 +197,7 @@ def alignment_likelihood(
 
 
 class _Likelihood(torch.autograd.Function):
-    """`alignment_likelihood` with the gradient by the log-probabilities themselves: minus the posterior."""
+    """`alignment_likelihood` with its gradient by the log-probabilities: minus the posterior."""
 
     @staticmethod
     def forward(ctx: Any, log_probs: Tensor, alignments: Alignments) -> Tensor:
@@ -213,7 +212,7 @@ class _Likelihood(torch.autograd.Function):
 
 
 def loss_from_logits(logits: Float[Tensor, "B U V"], alignments: Alignments, smoothing: float) -> Loss:
-    """(1 - eps) * CTC + eps / V * sum of -log p, from logits that were materialised once."""
+    """Return (1 - eps) * CTC + eps / V * sum of -log p, from logits."""
     logits = at_least_float32(logits)
     normaliser = logits.logsumexp(-1)
     columns = alignments.columns[:, None, :].expand(-1, logits.shape[1], -1)
@@ -231,7 +230,7 @@ def ctc_loss(
     smoothing: float,
     chunk: int = FRAMES_PER_CHUNK,
 ) -> Loss:
-    """The same loss of `frames @ table.T` without ever storing that product."""
+    """Return the loss of `frames @ table.T` without storing that product."""
     weights = alignments.frame_weights(frames.shape[1], at_least_float32(frames))
     align = partial(alignment_likelihood, alignments=alignments)
     total, negative = project_and_loss(frames, table, alignments.columns, weights, align, smoothing, chunk)

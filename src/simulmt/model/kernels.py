@@ -1,4 +1,4 @@
-"""What runs differently on a GPU: small loops compiled into few kernels, and one kernel of our own."""
+"""GPU versions of small loops and of the softmax."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def compiled_on_gpu(function: Callable[P, R]) -> Callable[P, R]:
-    """Run `function` compiled when its first argument lies on a GPU, where many small kernels cost their launches."""
+    """Compile `function` for GPU arguments, where launching many small kernels is slow."""
     compile_once = cache(lambda: torch.compile(function, dynamic=True))
 
     @wraps(function)
@@ -27,7 +27,7 @@ def compiled_on_gpu(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def softmax_rows(logits: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The log-normaliser of each row, at least in fp32, and the softmax times the row's weight, in the logits' type."""
+    """Return the log-normaliser of each row (at least fp32), and the weighted softmax in the logits' type."""
     if logits.is_cuda and logits.dtype != torch.float64:
         from simulmt.model import triton_softmax
 

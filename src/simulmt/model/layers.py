@@ -1,17 +1,17 @@
-"""The Transformer parts that every network here is made of: pre-norm, ReLU, sinusoidal positions.
+"""Transformer layers: pre-norm, ReLU, sinusoidal positions.
 
 Axis letters: B batch, S source, T target, D width, N new positions, L all positions so far.
-A mask is boolean and True where a query may look.
+Masks are boolean, True where a query may attend.
 
-Every encoder and decoder has two ways to run that give the same numbers:
-`forward()` over whole sentences, for training, and `step()`, state in and state out, for streaming.
+Encoders and decoders run in two equivalent ways: `forward()` over whole sentences, for training, and `step()`, state in
+and state out, for streaming.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +22,11 @@ from simulmt.config import require
 from simulmt.errors import VocabularyError
 from simulmt.text import PAD
 
+NormPlacement = Literal["pre", "post"]
+
 
 class KeysValues(NamedTuple):
-    """What attention looks at: projected keys and values, [B heads L D/heads] each."""
+    """Projected keys and values, [B heads L D/heads] each."""
 
     keys: Tensor
     values: Tensor
@@ -42,9 +44,9 @@ class KeysValues(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """Keys and values with room behind them, [B heads C D/heads] each, of which `length` positions are filled.
+    """Preallocated keys and values, [B heads C D/heads] each, of which `length` positions are filled.
 
-    Appending writes in place instead of copying all that came before, so of two states only the newer may be used.
+    Appending writes in place, so only the newest state may be used.
     """
 
     keys: Tensor
@@ -53,7 +55,7 @@ class Reserve(NamedTuple):
 
     @staticmethod
     def like(context: KeysValues, positions: int) -> Reserve:
-        """An empty one for the same sentences and heads."""
+        """Return an empty reserve of the same shape."""
         B, heads, _, D = context.keys.shape
         keys, values = context.keys.new_empty(2, B, heads, positions, D)
         return Reserve(keys, values, 0)
@@ -69,12 +71,12 @@ class Reserve(NamedTuple):
         return KeysValues(self.keys[:, :, : self.length], self.values[:, :, : self.length])
 
     def select(self, rows: Int[Tensor, " R"]) -> Reserve:
-        """Some of the sentences, with as much room as before."""
+        """Return a subset of the sentences, with the same capacity."""
         return Reserve(self.keys[rows], self.values[rows], self.length)
 
 
 class Attention(nn.Module):
-    """Multi-head attention; keys and values are projected apart from the queries so that they can be cached."""
+    """Multi-head attention; keys and values are projected separately, so that they can be cached."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -90,7 +92,7 @@ class Attention(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def project(self, context: Float[Tensor, "B L D"]) -> KeysValues:
-        """The keys and values of `context`."""
+        """Project `context` to keys and values."""
         keys, values = self.key_value(context).chunk(2, -1)
         return KeysValues(self._split(keys), self._split(values))
 
@@ -110,7 +112,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The position-wise network between attentions."""
+    """Position-wise feed-forward network."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -125,7 +127,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each on a normalised copy of the residual stream."""
+    """Pre-norm self-attention and feed-forward."""
 
     def __init__(self, width: int, inner: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -136,11 +138,11 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def project(self, x: Float[Tensor, "B L D"]) -> KeysValues:
-        """The keys and values under which this layer's attention finds the positions of `x`."""
+        """Return this layer's self-attention keys and values of `x`."""
         return self.attention.project(self.attention_norm(x))
 
     def attend(self, x: Tensor, context: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
-        """The layer applied to the queries `x`, looking at `context`."""
+        """Apply the layer to the queries `x`, attending to `context`."""
         attended = self.attention(self.attention_norm(x), context, mask, causal)
         x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
@@ -152,10 +154,14 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """An encoder layer with attention to a context of another length in its middle."""
+    """An encoder layer with cross-attention.
 
-    def __init__(self, width: int, inner: int, heads: int, dropout: float) -> None:
+    Pre-norm normalises the input of each sublayer; post-norm normalises the sum of residual and sublayer.
+    """
+
+    def __init__(self, width: int, inner: int, heads: int, dropout: float, norm: NormPlacement = "pre") -> None:
         super().__init__()
+        self.post_norm = norm == "post"
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.cross_norm = nn.LayerNorm(width)
@@ -173,13 +179,21 @@ class DecoderLayer(nn.Module):
         causal: bool = False,
         past: KeysValues | Reserve | None = None,
     ) -> tuple[Float[Tensor, "B N D"], KeysValues | Reserve]:
-        """The layer's output and the keys and values of all positions so far, `past` included."""
-        normed = self.attention_norm(x)
+        """Return the output, and keys and values of all positions so far, including `past`."""
+        normed = self._input(x, self.attention_norm)
         new = self.attention.project(normed)
         own = new if past is None else past.append(new)
-        x = x + self.dropout(self.attention(normed, own.filled, mask, causal))
-        x = x + self.dropout(self.cross_attention(self.cross_norm(x), context, context_mask))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), own
+        x = self._add(x, self.attention(normed, own.filled, mask, causal), self.attention_norm)
+        attended = self.cross_attention(self._input(x, self.cross_norm), context, context_mask)
+        x = self._add(x, attended, self.cross_norm)
+        return self._add(x, self.feed_forward(self._input(x, self.feed_forward_norm)), self.feed_forward_norm), own
+
+    def _input(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        return x if self.post_norm else norm(x)
+
+    def _add(self, x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> Tensor:
+        x = x + self.dropout(branch)
+        return norm(x) if self.post_norm else x
 
 
 class Embedding(nn.Embedding):
@@ -198,11 +212,11 @@ class Embedding(nn.Embedding):
 
 
 class EncoderState(NamedTuple):
-    """A half-read sentence: the first layer has seen all tokens read, the others the finished positions."""
+    """State of a partly read sentence: the first layer has seen all tokens read, the others the finished positions."""
 
-    waiting: Float[Tensor, "B W D"]  # embeddings of tokens read whose own state is not finished yet
+    waiting: Float[Tensor, "B W D"]  # embeddings of tokens whose state is not finished
     layers: tuple[KeysValues, ...]
-    words: Int[Tensor, "B L"]  # the number of the word that each token read is of
+    words: Int[Tensor, "B L"]  # word index of each token read
 
     @property
     def read(self) -> int:
@@ -216,10 +230,9 @@ class EncoderState(NamedTuple):
 class Encoder(nn.Module):
     """Transformer encoder, causal with delay k, or bidirectional.
 
-    With delay k state t is computed after token t+k-1 was read, and sees all tokens up to that one. Text comes word by
-    word, so the rest of that token's word is there as well; with `whole_words` it is seen, too, and `mark_words` tells
-    where words begin. Only the first layer looks ahead; all later layers are plainly causal, so the look-ahead does not
-    add up over the layers.
+    With delay k, state t is computed after token t+k-1 has been read and sees all tokens up to it; with `whole_words`
+    also the rest of that token's word, which a stream has read as well (`mark_words` sets where words begin). Only the
+    first layer looks ahead, so the look-ahead does not add up over layers.
     """
 
     def __init__(
@@ -247,23 +260,23 @@ class Encoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def mark_words(self, starts: Sequence[bool]) -> None:
-        """Say which tokens begin a word, to an encoder that sees words whole."""
+        """Set which tokens begin a word, for `whole_words`."""
         if self.word_starts is not None:
             self.word_starts.copy_(torch.tensor(starts))
 
     def words(self, source: Int[Tensor, "B S"]) -> Int[Tensor, "B S"]:
-        """The number of the word that each token is of; without `whole_words` every token is one."""
+        """Return the word index of each token; without `whole_words` every token is a word."""
         starts = torch.ones_like(source) if self.word_starts is None else self.word_starts[source].long()
         return starts.cumsum(-1)
 
     def seen(self, source: Int[Tensor, "B S"], delay: int) -> Int[Tensor, "B S"]:
-        """How many tokens each state sees; padding behind a sentence may be among them."""
+        """Return how many tokens each state sees, possibly including padding."""
         return tokens_seen(self.words(source), delay)
 
     def forward(
         self, source: Int[Tensor, "B S"], source_mask: Bool[Tensor, "B S"] | None = None, delay: int = 1
     ) -> Float[Tensor, "B S D"]:
-        """All states of whole sentences; `source_mask` is True on tokens, None where nothing is padded."""
+        """Encode whole sentences; `source_mask` is True on tokens, None without padding."""
         check_delay(delay)
         x = self.dropout(self.embedding.embed(source))
         padding = None if source_mask is None else source_mask[:, None, None, :]
@@ -276,7 +289,7 @@ class Encoder(nn.Module):
         return self.final_norm(x)
 
     def start(self, batch: int = 1) -> EncoderState:
-        """The state before anything was read."""
+        """Return the initial state."""
         weight = self.embedding.weight
         heads = self.layers[0].attention.heads
         empty = weight.new_zeros(batch, heads, 0, weight.shape[1] // heads)
@@ -287,9 +300,9 @@ class Encoder(nn.Module):
     def step(
         self, tokens: Int[Tensor, "B N"], state: EncoderState, delay: int = 1, end: bool = False
     ) -> tuple[Float[Tensor, "B F D"], EncoderState]:
-        """Read N more tokens; return the F states that are now finished (all that wait, at the `end`).
+        """Read N more tokens; return the F states finished by them (all remaining ones at the `end`).
 
-        An encoder that sees words whole must be given them whole: a state does not wait for the rest of a word.
+        With `whole_words`, tokens of a word must be passed together.
         """
         check_delay(delay)
         x = self.embedding.embed(tokens, state.read)
@@ -311,7 +324,7 @@ class Encoder(nn.Module):
         return self.final_norm(x), EncoderState(waiting, tuple(keys_values), words)
 
     def _look_ahead(self, source: Int[Tensor, "B S"], delay: int) -> Tensor | None:
-        """Which keys of the first layer each state may see; None if that is plainly causal, or everything."""
+        """Return the mask of the first layer, or None if it is causal or full attention."""
         length = source.shape[1]
         if self.word_starts is not None:
             return _below(self.seen(source, delay), length)
@@ -319,7 +332,7 @@ class Encoder(nn.Module):
 
 
 def tokens_seen(words: Int[Tensor, "B S"], delay: int) -> Int[Tensor, "B S"]:
-    """How many tokens each state sees, given the words that they are of: up to the end of the word of token t+k-1."""
+    """Return how many tokens each state sees: up to the end of the word of token t+k-1."""
     if words.shape[1] == 0:
         return words
     last = (torch.arange(words.shape[1], device=words.device) + delay - 1).clamp(max=words.shape[1] - 1)
@@ -329,18 +342,18 @@ def tokens_seen(words: Int[Tensor, "B S"], delay: int) -> Int[Tensor, "B S"]:
 def look_ahead_mask(
     queries: int, keys: int, first_query: int, delay: int, device: torch.device
 ) -> Bool[Tensor, "queries keys"]:
-    """Query t (counted from `first_query`) may look at keys up to t + delay - 1."""
+    """Mask for query t, starting at `first_query`, to attend to keys up to t + delay - 1."""
     t = torch.arange(first_query, first_query + queries, device=device)
     return torch.arange(keys, device=device)[None, :] < (t + delay)[:, None]
 
 
 def _below(counts: Int[Tensor, "B Q"], keys: int) -> Bool[Tensor, "B 1 Q keys"]:
-    """True on the first counts[b, q] keys."""
+    """Return a mask that is True on the first counts[b, q] keys."""
     return torch.arange(keys, device=counts.device) < counts[:, None, :, None]
 
 
 def sinusoids(positions: Int[Tensor, "*N"], width: int) -> Float[Tensor, "*N D"]:
-    """Sines in the first half of the width, cosines in the second, wavelengths from 2 pi to 10,000 * 2 pi."""
+    """Return sinusoidal positions: sines, then cosines, wavelengths from 2 pi to 10,000 * 2 pi."""
     half = width // 2
     exponents = torch.arange(half, device=positions.device, dtype=torch.float32) / max(half - 1, 1)
     angles = positions[..., None].float() * torch.exp(-math.log(10_000.0) * exponents)
@@ -348,7 +361,7 @@ def sinusoids(positions: Int[Tensor, "*N"], width: int) -> Float[Tensor, "*N D"]
 
 
 def length_mask(lengths: Int[Tensor, " B"], longest: int, device: torch.device) -> Bool[Tensor, "B L"] | None:
-    """True on the positions before each length; None when nothing is padded. `lengths` stay on the CPU."""
+    """Return a mask of positions before each length, or None without padding. `lengths` is a CPU tensor."""
     if bool((lengths == longest).all()):
         return None
     return torch.arange(longest, device=device) < lengths.to(device, non_blocking=True)[:, None]
@@ -359,10 +372,10 @@ def check_delay(delay: int) -> None:
 
 
 def check_tokens(tokens: Int[Tensor, "B N"], vocabulary: int, side: str) -> None:
-    """A token id outside the vocabulary is an error that names it, not a crash deep inside an embedding.
+    """Raise VocabularyError if a token id is outside the vocabulary.
 
-    On an accelerator nothing is checked, since looking would stall it; there tokens come from a token store,
-    whose vocabulary is checked when it is opened.
+    Skipped on an accelerator, where it would force a synchronisation; there tokens come from a token store that was
+    checked on opening.
     """
     if tokens.device.type != "cpu" or tokens.numel() == 0:
         return

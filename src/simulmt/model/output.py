@@ -1,14 +1,14 @@
-"""The output layer fused with the loss above it: frames x V is never stored.
+"""Output layer fused with the loss, so that frames x V is never stored.
 
 Every loss here is a cross entropy with soft targets. Its gradient by the logits of a frame is
 
     p - (1 - eps) * posterior - eps / V
 
-where p is the softmax, eps the label smoothing, and `posterior`, zero outside a few label columns, says how much of the
-frame belongs to each label. So the two large products of the backward pass, p times the table and p times the frames,
-need not wait for the posterior: they are done chunk by chunk while the normalisers are computed, without the label
-columns; those and the uniform part follow when the posterior is known. That is three matrix products over frames x V,
-as many as storing it would take, and p - posterior, often a small difference of numbers near one, is taken in fp32.
+where p is the softmax, eps the label smoothing, and `posterior`, nonzero in a few label columns only, the share of the
+frame that belongs to each label. The two large products of the backward pass, p times the table and p times the frames,
+do not need the posterior: they are computed chunk by chunk along with the normalisers, without the label columns; these
+and the uniform part are added once the posterior is known. This takes three matrix products over frames x V, as many as
+storing it would, and p - posterior, often a small difference, is taken in fp32.
 
 Axis letters: B sentences, U frames of each, C label columns of each, D width, V vocabulary.
 """
@@ -32,7 +32,7 @@ Align = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Loss(NamedTuple):
-    """A batch's loss, summed; the training loop divides by the tokens of all batches of an update."""
+    """Summed loss of a batch; the training loop divides by the tokens of an update."""
 
     total: Tensor  # with label smoothing; what is minimised
     likelihood: Tensor  # the negative log-likelihood alone
@@ -49,10 +49,10 @@ def project_and_loss(
     smoothing: float,
     chunk: int = FRAMES_PER_CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """Two sums: (1 - eps) times the negative log-likelihood plus eps times the cross entropy with the uniform
-    distribution, which carries the gradient; and the negative log-likelihood alone, which does not.
+    """Return the label-smoothed loss, (1 - eps) * NLL + eps * uniform cross entropy, and the NLL alone, which carries
+    no gradient.
 
-    `weights` are one on the frames that count and zero on the others.
+    `weights` are one on real frames and zero on padding.
     """
     device = frames.device.type
     if torch.is_autocast_enabled(device):
@@ -63,7 +63,7 @@ def project_and_loss(
 
 
 class _ProjectAndLoss(torch.autograd.Function):
-    """Forward computes the gradients too, up to the factor that only backward knows."""
+    """Computes gradients in forward, up to the factor known in backward."""
 
     @staticmethod
     def forward(
@@ -135,7 +135,7 @@ def _gradients(
     weights: Float[Tensor, "B U"],
     smoothing: float,
 ) -> tuple[Tensor, Tensor]:
-    """Complete the products with p to the gradients by frames and table: label columns, then the uniform part."""
+    """Complete the gradients of frames and table: add label columns, then the uniform part."""
     V, dtype = table.shape[0], weights.dtype
     wide, label_rows = frames.to(dtype), table[columns].to(dtype)  # [B U D], [B C D]
     p = swept.log_probs.exp() * weights[:, :, None] * is_first_of_its_kind(columns)[:, None, :]
@@ -148,11 +148,11 @@ def _gradients(
 
 
 def is_first_of_its_kind(columns: Int[Tensor, "B C"]) -> Bool[Tensor, "B C"]:
-    """A label that a sentence has twice has two columns here but one probability, which must count once."""
+    """Return a mask of the first column of each distinct label, since repeated labels share a probability."""
     equal = columns[:, :, None] == columns[:, None, :]  # [B C C]
     return ~equal.tril(-1).any(-1)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Losses are computed in fp32 even where the network runs in half precision."""
+    """Cast to fp32 unless already wider; losses are never computed in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,7 +1,7 @@
-"""The encoder-decoder that is both the full-sentence teacher and the wait-k baseline.
+"""Encoder-decoder for the full-sentence teacher and the wait-k baseline.
 
-They differ in two masks only: the teacher's encoder is bidirectional and its decoder sees the whole source; the
-wait-k encoder is causal and decoder step t (from 0) sees the source tokens before t + k.
+They differ only in two masks: the teacher's encoder is bidirectional and its decoder sees the whole source; the wait-k
+encoder is causal, and decoder step t (from 0) sees source tokens before t + k.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from simulmt.text import START
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
-    """Sizes of the encoder-decoder; the defaults are the paper's. `causal` makes it a wait-k model."""
+    """Sizes of the encoder-decoder; defaults are the paper's. `causal` makes it a wait-k model."""
 
     source_vocabulary: int
     target_vocabulary: int
@@ -57,7 +57,7 @@ class Seq2SeqConfig:
 
 
 class DecoderState(NamedTuple):
-    """A half-written translation and, projected once, the source it is written from."""
+    """State of a partial translation, with the projected source."""
 
     context: tuple[KeysValues, ...]  # the source states read so far, per layer
     past: tuple[KeysValues | Reserve, ...]  # the target tokens written so far, per layer
@@ -65,12 +65,12 @@ class DecoderState(NamedTuple):
 
     @property
     def written(self) -> int:
-        """Target tokens written, those of all hypotheses together."""
+        """Number of target tokens written, over all hypotheses."""
         return self.past[0].length
 
 
 class Pace(NamedTuple):
-    """How far sentences are that do not go on in step."""
+    """Positions of sentences that advance at different paces."""
 
     written: Int[Tensor, " B"]
     seen: Int[Tensor, " B"]  # source tokens that may be looked at
@@ -101,7 +101,7 @@ class Seq2SeqModel(nn.Module):
         target: Int[Tensor, "B T"],
         delay: int | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Logits of every target token given the ones before it; with `delay`, under the wait-k policy."""
+        """Return the logits of every target token given the previous ones; with `delay`, under wait-k."""
         states = self._states(source, source_lengths, target, delay)
         return states @ self.target_embedding.weight.T
 
@@ -114,7 +114,7 @@ class Seq2SeqModel(nn.Module):
         delay: int | None = None,
         smoothing: float = 0.1,
     ) -> Loss:
-        """The summed cross entropy of a batch; lengths are CPU tensors, targets end in END."""
+        """Return the summed cross entropy of a batch; lengths are CPU tensors, targets end in END."""
         states = self._states(source, source_lengths, target, delay).flatten(0, 1)[:, None]  # [B*T 1 D]
         inside = length_mask(target_lengths, target.shape[1], target.device)
         weights = torch.ones_like(target, dtype=torch.float32) if inside is None else inside.float()
@@ -137,7 +137,7 @@ class Seq2SeqModel(nn.Module):
         return self.final_norm(x)
 
     def start(self, batch: int = 1) -> tuple[EncoderState, DecoderState]:
-        """The states before anything was read or written."""
+        """Return the initial states."""
         encoder_state = self.encoder.start(batch)
         empty = encoder_state.layers[0]
         none_yet = tuple(empty for _ in self.layers)
@@ -157,7 +157,7 @@ class Seq2SeqModel(nn.Module):
         return encoder_state, state._replace(context=context)
 
     def encode(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> DecoderState:
-        """Read whole sentences; nothing is written yet."""
+        """Encode whole sentences and return the initial decoder state."""
         check_tokens(source, self.encoder.embedding.num_embeddings, "source")
         mask = length_mask(source_lengths, source.shape[1], source.device)
         H = self.encoder(source, mask)
@@ -172,14 +172,13 @@ class Seq2SeqModel(nn.Module):
         visible: Bool[Tensor, "B K L"] | None = None,
         pace: Pace | None = None,
     ) -> tuple[Float[Tensor, "BK V"], DecoderState]:
-        """Write one token: the logits of what follows `token` (START at first) and the new state.
+        """Feed `token` (START at first); return the logits of the next token and the new state.
 
-        It looks at the source under the wait-k policy of `delay`, or as far as `pace` says; the past of a sentence
-        may then hold tokens that do not count, which `visible` hides.
+        The source is visible under the wait-k policy of `delay`, or as far as `pace` says; then `visible` masks tokens
+        of the past that do not count.
 
-        K hypotheses of a sentence may be written side by side. Then the tokens of all of them lie in one past, K a
-        step, and `visible` says which of these L tokens, the new ones included, belong to which hypothesis. So when
-        a hypothesis goes on from another one, only `visible` changes, and keys and values stay where they are.
+        K hypotheses of a sentence share one past, K tokens per step; `visible` says which of these L tokens, including
+        the new ones, belong to which hypothesis. When a hypothesis continues another, only `visible` changes.
         """
         B, K = token.shape
         S = state.context[0].length
@@ -202,14 +201,14 @@ class Seq2SeqModel(nn.Module):
 def _label_likelihood(
     log_probs: Float[Tensor, "N 1 1"], weights: Float[Tensor, "N 1"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "N 1 1"]]:
-    """Where each frame has one known label, all of the frame belongs to it."""
+    """Likelihood for frames with one known label each."""
     return -(log_probs[:, :, 0] * weights).sum(), weights[:, :, None]
 
 
 def _context_mask(
     source_mask: Tensor | None, queries: int, source: int, first: int, delay: int | None, device: torch.device
 ) -> Bool[Tensor, "B 1 T S"] | None:
-    """Target step t may look at source tokens before t + k, and never at padding."""
+    """Mask for target step t to attend to source tokens before t + k, without padding."""
     padding = None if source_mask is None else source_mask[:, None, None, :]
     if delay is None:
         return padding

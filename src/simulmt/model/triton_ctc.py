@@ -1,8 +1,8 @@
-"""CTC's forward and backward pass for GPUs; imported only where one is in use, as Triton comes with CUDA builds only.
+"""CTC forward-backward as a Triton kernel; imported only on GPUs, since Triton comes with CUDA builds only.
 
-PyTorch's own CTC wants the lengths on the CPU and stalls until the GPU has caught up; here everything stays on the GPU,
-and one launch does both directions. One program a sentence. Its lanes hold the states "label i" and "the blank before
-label i", so that one frame to the next needs only the lane next door, which is read from memory behind a barrier.
+PyTorch's CTC copies lengths to the CPU and stalls; here everything stays on the GPU, and one launch does both
+directions. There is one program per sentence. Its lanes hold the states "label i" and "the blank before label i", so a
+frame depends only on the neighbouring lane of the previous one, which is read from memory after a barrier.
 """
 
 import torch
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NEVER = tl.constexpr(-1e30)  # the log-probability of what cannot be; finite, so that differences stay defined
+NEVER = tl.constexpr(-1e30)  # log of zero; finite, so that differences are defined
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -92,7 +92,7 @@ def _forward_backward_kernel(  # type: ignore[no-untyped-def]
         row = log_probs + frame * C
         label = tl.where(is_label, label + tl.load(row + i + 1, mask=is_label, other=NEVER), NEVER)
         blank = tl.where(is_blank, blank + tl.load(row), NEVER)
-        scratch = betas + (step % 2) * 2 * C  # two in turn: nobody overwrites what a neighbour still reads
+        scratch = betas + (step % 2) * 2 * C  # double buffer: do not overwrite what a neighbour reads
         tl.store(scratch + i, label, mask=is_blank)
         tl.store(scratch + C + i, blank, mask=is_blank)
         tl.debug_barrier()
@@ -107,8 +107,7 @@ def forward_backward(
 ) -> tuple[Tensor, Tensor]:
     """The negative log-likelihood of each sentence's labels, [B], and the posterior of each column, [B U C].
 
-    Both are zero for sentences that are not alignable. A label that a sentence has twice gets the posterior of each
-    of its places in the column of that place.
+    Both are zero for sentences that cannot be aligned. Each occurrence of a repeated label has its own column.
     """
     B, U, C = log_probs.shape
     negative, posterior = log_probs.new_empty(B), torch.zeros_like(log_probs)

@@ -1,6 +1,6 @@
-"""The softmax kernel for GPUs; imported only where one is in use, since Triton comes with PyTorch's CUDA builds only.
+"""Softmax as a Triton kernel; imported only on GPUs, since Triton comes with CUDA builds only.
 
-One program a row, which it holds in registers: the logits are read once, where a generic compiler reads them thrice.
+One program per row, held in registers: logits are read once, where compiled PyTorch reads them three times.
 """
 
 import torch

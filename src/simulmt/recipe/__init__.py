@@ -1,1 +1,1 @@
-"""A whole experiment as one file: what a recipe says (`plan`), what of it is done (`state`), doing it (`runner`)."""
+"""Recipes, whole experiments in one file: parsing (`plan`), up-to-date checks (`state`), running (`runner`)."""

@@ -1,8 +1,8 @@
-"""Which of simulmt's source files a command depends on, as one hash: found by reading imports, never by running them.
+"""Hash the source code a command depends on, found by parsing imports without executing them.
 
-Commands import what they need inside their handlers, so of a module of commands only what the handler reaches counts;
-any other module counts whole, with all that it imports. A change to the report does not make a trained model stale,
-nor does one to a comment, a docstring or the layout of the lines.
+Command handlers import lazily, so of a module in `cli` only the code reachable from the handler counts; other modules
+count as a whole, with everything they import. Comments, docstrings and formatting do not count, so editing the report
+does not make a trained model stale.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMMANDS = f"{PACKAGE}.cli"
 
 @cache
 def code_hash(module: str, handler: str, root: Path = ROOT) -> str:
-    """The hash of the handler of a command and of every module that it comes to import."""
+    """Hash a command handler and all modules it imports, directly or not."""
     parts = dict[str, str]()
     queue = [(module, handler)]
     while queue:
@@ -31,18 +31,18 @@ def code_hash(module: str, handler: str, root: Path = ROOT) -> str:
             parts[key], imports = _whole(name, root) if is_whole else _reached(name, member, root)
             queue += imports
     digest = hashlib.sha256()
-    for key, meaning in sorted(parts.items()):
-        digest.update(f"{key} {meaning}\n".encode())
+    for key, code in sorted(parts.items()):
+        digest.update(f"{key} {code}\n".encode())
     return digest.hexdigest()
 
 
 def _whole(module: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
     tree = _parsed(module, root)
-    return _meaning(tree), list(_imports(tree, root))
+    return _serialise(tree), list(_imports(tree, root))
 
 
 def _reached(module: str, member: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
-    """The meaning of a member of a module with all other members that it uses, and what these import."""
+    """Return the code of a member and the members of the same module it uses, and what they import."""
     tree = _parsed(module, root)
     members = {name: node for statement in tree.body for name, node in _members(statement)}
     reached = set[str]()
@@ -53,25 +53,25 @@ def _reached(module: str, member: str, root: Path) -> tuple[str, list[tuple[str,
             reached.add(name)
             queue += [node.id for node in ast.walk(members[name]) if isinstance(node, ast.Name)]
     nodes = [members[name] for name in members if name in reached]
-    return _meaning(nodes), [found for node in nodes for found in _imports(node, root)]
+    return _serialise(nodes), [found for node in nodes for found in _imports(node, root)]
 
 
-def _meaning(part: object) -> str:
-    """What Python reads, without docstrings; unlike `ast.dump`, in the same words for each version of Python."""
+def _serialise(part: object) -> str:
+    """Serialise an AST without docstrings; unlike `ast.dump`, the same in every version of Python."""
     if isinstance(part, list):
-        return f"[{','.join(map(_meaning, part))}]"
+        return f"[{','.join(map(_serialise, part))}]"
     if not isinstance(part, ast.AST):
         return repr(part)
     fields = dict(ast.iter_fields(part))
     if isinstance(part, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         fields["body"] = part.body[ast.get_docstring(part, clean=False) is not None :]
-    # What is left empty is left out, since newer versions know fields that older ones do not.
-    said = (f"{name}={_meaning(value)}" for name, value in fields.items() if value not in (None, []))
-    return f"{type(part).__name__}({','.join(said)})"
+    # Skip empty fields: newer versions of Python add some.
+    parts = (f"{name}={_serialise(value)}" for name, value in fields.items() if value not in (None, []))
+    return f"{type(part).__name__}({','.join(parts)})"
 
 
 def _members(statement: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
-    """The names that a statement at the top of a module defines, each with the part that defines it."""
+    """Yield the names a top-level statement defines, each with its defining node."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         yield statement.name, statement
     elif isinstance(statement, ast.Assign):
@@ -82,14 +82,14 @@ def _members(statement: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _imports(node: ast.AST, root: Path) -> Iterator[tuple[str, str]]:
-    """Modules of the package that are imported anywhere below the node, each with the member that is wanted of it."""
+    """Yield modules of this package imported anywhere below a node, each with the imported member."""
     for statement in ast.walk(node):
         if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
             for alias in statement.names:
                 below = f"{statement.module}.{alias.name}"
                 if _file(below, root):
                     yield below, ""
-                # The package itself only passes on what other modules define.
+                # The top-level package only re-exports.
                 elif statement.module != PACKAGE and _file(statement.module, root):
                     yield statement.module, alias.name
         elif isinstance(statement, ast.Import):
@@ -99,13 +99,13 @@ def _imports(node: ast.AST, root: Path) -> Iterator[tuple[str, str]]:
 @cache
 def _parsed(module: str, root: Path) -> ast.Module:
     path = _file(module, root)
-    assert path is not None, f"{module} is not there"
+    assert path is not None, f"{module} not found"
     return ast.parse(path.read_bytes())
 
 
 @cache
 def _file(module: str, root: Path) -> Path | None:
-    """Where a module of the package is; None for modules of others."""
+    """Return the file of a module of this package, or None for any other module."""
     package, *names = module.split(".")
     below = root.joinpath(*names)
     candidates = (below / "__init__.py", below.with_suffix(".py"))

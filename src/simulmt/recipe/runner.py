@@ -1,12 +1,11 @@
-"""Doing what a recipe says: stages as processes, several at a time, each after those that it needs.
+"""Run the stages of a recipe in parallel processes, in order of their dependencies.
 
-The processes are forked from one that has imported PyTorch already, which saves each of them seconds. A stage that is
-killed leaves no record, and one whose runner is killed does not outlive it.
+Processes are forked from a server that has imported PyTorch, which saves seconds per stage. A killed stage leaves no
+record, and stages do not outlive the runner.
 """
 
 from __future__ import annotations
 
-import fcntl
 import multiprocessing
 import os
 import shlex
@@ -24,43 +23,44 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Protocol
 
-from simulmt.recipe.plan import Places, Stage
-from simulmt.recipe.state import LOG, Basis, Standing, begin, finish, is_done
+from simulmt.files import lock
+from simulmt.recipe.plan import Stage, Workspace
+from simulmt.recipe.state import LOG, Inputs, StageStatus, begin, finish, is_done
 
-GRACE = 60.0  # seconds that a stage has to stop when it is told to
-GLANCE = 0.5  # seconds between two looks at what is running
+GRACE_SECONDS = 60.0  # between SIGTERM and SIGKILL
+POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Program:
-    """All that the runner knows of the commands."""
+    """How to run command lines, and what they leave behind."""
 
-    run: Callable[[list[str]], int]  # a command line to its exit code; it can be sent to another process
-    modules: tuple[str, ...] = ()  # to be imported once for all stages
-    go_on: tuple[str, ...] = ()  # commands that go on where a killed call was; others start afresh
-    scratch: str = ""  # what a stage needs only while it lasts, in its directory; nothing if empty
-    aside: tuple[str, ...] = ()  # what it leaves there beside its result
+    run: Callable[[list[str]], int]  # picklable; takes a command line and returns its exit code
+    modules: tuple[str, ...] = ()  # imported once for all stages
+    resumable: tuple[str, ...] = ()  # commands that resume unfinished work; others start over
+    scratch: str = ""  # subdirectory to delete once a stage is finished
+    ignored: tuple[str, ...] = ()  # files and directories that are not part of the result
 
 
 @dataclass(frozen=True)
-class Running:
-    """A stage that is under way."""
+class RunningStage:
+    """A stage and its process."""
 
-    standing: Standing
+    status: StageStatus
     process: ForkServerProcess
     log: Path
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> str:
-        return self.standing.stage.name
+        return self.status.stage.name
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.begun
+        return time.monotonic() - self.started
 
     def last_line(self) -> str:
-        """The newest line of its log."""
+        """Return the last line of the stage's log."""
         with suppress(OSError), self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             lines = file.read().decode(errors="replace").split("\n")
@@ -68,39 +68,41 @@ class Running:
         return ""
 
 
-class View(Protocol):
-    """Shows how it goes."""
+class ProgressView(Protocol):
+    """Displays the progress of a run."""
 
-    def started(self, stage: Running) -> None: ...
+    def started(self, stage: RunningStage) -> None: ...
 
-    def running(self, stages: Sequence[Running]) -> None: ...
+    def running(self, stages: Sequence[RunningStage]) -> None: ...
 
-    def done(self, stage: Running) -> None: ...
+    def done(self, stage: RunningStage) -> None: ...
 
-    def failed(self, stage: Running, code: int) -> None: ...
+    def failed(self, stage: RunningStage, code: int) -> None: ...
 
-    def left_out(self, stage: Stage, needed: str) -> None: ...
+    def skipped(self, stage: Stage, needed: str) -> None: ...
 
     def close(self) -> None: ...
 
 
-def run_stages(standings: Sequence[Standing], places: Places, jobs: int, program: Program, view: View) -> bool:
-    """Do these stages, given in an order that puts each after what it needs; whether all went well.
+def run_stages(
+    statuses: Sequence[StageStatus], workspace: Workspace, jobs: int, program: Program, view: ProgressView
+) -> bool:
+    """Run stages, given in topological order; return whether all succeeded.
 
-    After a failure, what does not need the failed stage goes on.
+    After a failure, stages that do not depend on the failed one still run.
     """
-    waiting, lost = list(standings), set[str]()
+    waiting, failed = list(statuses), set[str]()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(program.modules))
     with _running() as running:
         while waiting or running:
-            open_names = {standing.stage.name for standing in waiting} | {stage.name for stage in running}
-            for standing in _ready(waiting, open_names)[: jobs - len(running)]:
-                waiting.remove(standing)
-                running.append(_start(standing, places, program, context.Process))
+            open_names = {status.stage.name for status in waiting} | {stage.name for stage in running}
+            for status in _ready(waiting, open_names)[: jobs - len(running)]:
+                waiting.remove(status)
+                running.append(_start(status, workspace, program, context.Process))
                 view.started(running[-1])
             view.running(running)
-            wait([stage.process.sentinel for stage in running], GLANCE)
+            wait([stage.process.sentinel for stage in running], POLL_SECONDS)
             for stage in [stage for stage in running if not stage.process.is_alive()]:
                 running.remove(stage)
                 view.running(running)
@@ -108,37 +110,37 @@ def run_stages(standings: Sequence[Standing], places: Places, jobs: int, program
                     view.done(stage)
                     continue
                 view.failed(stage, stage.process.exitcode or 1)
-                lost.add(stage.name)
-                for standing in _needing(waiting, lost):
-                    waiting.remove(standing)
-                    view.left_out(standing.stage, stage.name)
-    return not lost
+                failed.add(stage.name)
+                for status in _dependents(waiting, failed):
+                    waiting.remove(status)
+                    view.skipped(status.stage, stage.name)
+    return not failed
 
 
-def _ready(waiting: Sequence[Standing], open_names: Collection[str]) -> list[Standing]:
-    return [standing for standing in waiting if not set(standing.stage.needs) & set(open_names)]
+def _ready(waiting: Sequence[StageStatus], open_names: Collection[str]) -> list[StageStatus]:
+    return [status for status in waiting if not set(status.stage.needs) & set(open_names)]
 
 
-def _needing(waiting: Sequence[Standing], lost: set[str]) -> list[Standing]:
-    """The stages that need a lost one, directly or not; they are lost as well."""
+def _dependents(waiting: Sequence[StageStatus], failed: set[str]) -> list[StageStatus]:
+    """Return the waiting stages that depend on a failed one, directly or not, and mark them as failed."""
     found = []
-    for standing in waiting:
-        if lost & set(standing.stage.needs):
-            lost.add(standing.stage.name)
-            found.append(standing)
+    for status in waiting:
+        if failed & set(status.stage.needs):
+            failed.add(status.stage.name)
+            found.append(status)
     return found
 
 
 @contextmanager
-def _running() -> Iterator[list[Running]]:
-    """The list of what is running; whatever ends the block ends all that is still in it."""
-    running: list[Running] = []
+def _running() -> Iterator[list[RunningStage]]:
+    """Yield a list of running stages; stop all that are left in it on exit."""
+    running: list[RunningStage] = []
     try:
         yield running
     finally:
         for stage in running:
             _signal(stage.process, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + GRACE_SECONDS
         for stage in running:
             stage.process.join(max(0.0, deadline - time.monotonic()))
             _signal(stage.process, signal.SIGKILL)
@@ -148,31 +150,33 @@ def _running() -> Iterator[list[Running]]:
 def _signal(process: ForkServerProcess, number: int) -> None:
     if process.is_alive() and process.pid:
         with suppress(ProcessLookupError):
-            # It leads a group of its own, with all that it has started; in its first moments it does not yet.
+            # It leads a process group with all its children, except right after the fork.
             (os.killpg if os.getpgid(process.pid) == process.pid else os.kill)(process.pid, number)
 
 
-def _start(standing: Standing, places: Places, program: Program, process: type[ForkServerProcess]) -> Running:
-    directory = places.directory(standing.stage.name)
-    words = places.command_line(standing.stage)
-    started = process(target=_perform, args=(directory, standing.basis, words, program), name=standing.stage.name)
+def _start(
+    status: StageStatus, workspace: Workspace, program: Program, process: type[ForkServerProcess]
+) -> RunningStage:
+    directory = workspace.directory(status.stage.name)
+    words = workspace.command_line(status.stage)
+    started = process(target=_run_stage, args=(directory, status.inputs, words, program), name=status.stage.name)
     started.start()
-    return Running(standing, started, directory / LOG)
+    return RunningStage(status, started, directory / LOG)
 
 
-def _perform(directory: Path, basis: Basis, words: list[str], program: Program) -> None:
-    """What the process of a stage does: run the command, and leave the record if it went well."""
-    os.setsid()  # Ctrl-C on the terminal is for the runner, which passes it on
+def _run_stage(directory: Path, inputs: Inputs, words: list[str], program: Program) -> None:
+    """Run the command of a stage in its own process, and write the record if it succeeds."""
+    os.setsid()  # Ctrl-C reaches only the runner, which forwards it
     threading.Thread(target=_die_with_runner, daemon=True).start()
     locks = directory.parent / ".locks"
     locks.mkdir(parents=True, exist_ok=True)
-    with (locks / directory.name).open("w") as lock:
-        os.set_inheritable(lock.fileno(), True)  # so that a command can hand it to what may outlive it
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a killed runner's process may still be dying, another runner be at it
-        if is_done(directory, basis):
-            _tidy(directory, program)
+    with (locks / directory.name).open("w") as file:
+        os.set_inheritable(file.fileno(), True)  # for children that may outlive the command
+        lock(file)  # another runner, or the remains of a killed one, may hold it
+        if is_done(directory, inputs):
+            _remove_scratch(directory, program)
             return
-        begin(directory, basis, words[0] in program.go_on)
+        begin(directory, inputs, words[0] in program.resumable)
         _redirect(directory / LOG)
         print(f"$ simulmt {shlex.join(words)}", flush=True)
         begun = time.monotonic()
@@ -181,28 +185,28 @@ def _perform(directory: Path, basis: Basis, words: list[str], program: Program) 
         used = os.times()
         cpu = used.user + used.system + used.children_user + used.children_system
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        finish(directory, basis, time.monotonic() - begun, cpu, now, {program.scratch, *program.aside})
-        _tidy(directory, program)
+        finish(directory, inputs, time.monotonic() - begun, cpu, now, {program.scratch, *program.ignored})
+        _remove_scratch(directory, program)
 
 
-def _tidy(directory: Path, program: Program) -> None:
-    """Throw away what a stage needed while it lasted, once its record is there: killed before, it still needs that."""
+def _remove_scratch(directory: Path, program: Program) -> None:
+    """Delete the scratch directory; only after the record is written, since a resumed stage needs it."""
     if program.scratch:
         shutil.rmtree(directory / program.scratch, ignore_errors=True)
 
 
 def _redirect(log: Path) -> None:
-    """All that the process or anything it starts prints goes to the log; there is nothing to read."""
+    """Redirect output of this process and its children to the log, and input from /dev/null."""
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 1)
     os.dup2(1, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
 
 def _die_with_runner() -> None:
-    """End the group once the runner is gone: first by asking, since a launcher has processes in groups of their own."""
+    """Terminate the process group when the runner dies; SIGTERM first, so that torchrun can stop its workers."""
     runner = multiprocessing.parent_process()
     assert runner is not None
     runner.join()
     os.killpg(os.getpgrp(), signal.SIGTERM)
-    time.sleep(GRACE)
+    time.sleep(GRACE_SECONDS)
     os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""What a stream runs on: bundles, graphs and their caches, decoding, search, sentence ends. No PyTorch here."""
+"""The live runtime: bundles, ONNX graphs and caches, decoding, streams. No PyTorch."""

@@ -1,12 +1,13 @@
-"""Streams for an event loop: what arrives while one step is computed goes into the next step together.
+"""Asyncio streams with dynamic batching: streams that wait while a step runs share the next step.
 
     translator = AsyncTranslator(simulmt.load("en-zh"))
     stream = translator.stream(delay=3)
     commits = await stream.push("good morning ")
 
-The event loop only takes text in; the computation runs in a thread, one step at a time. A step advances a few streams
-by a little, and whoever has had a turn lines up again behind those who wait: a stream with pages to translate delays
-nobody.
+The event loop only accepts text; steps run in a thread, one at a time, or with `inline` in the event loop itself, which
+is faster where every core has a process of its own. A step advances each of its streams by a little,
+and streams that have more to do queue up again (round robin), so a stream with pages to translate delays nobody.
+Background streams, such as those of whole documents, get only a few places in a step while live streams wait.
 """
 
 from __future__ import annotations
@@ -18,119 +19,155 @@ from contextlib import suppress
 from itertools import islice
 
 from simulmt.runtime.decoding import ROWS
-from simulmt.stream import Commit, Stream, Translator
+from simulmt.runtime.stream import Commit, Stream, Translator, Undone
 
 logger = logging.getLogger("simulmt.runtime")
 
 CANCELLATION_POLL = 0.001  # seconds
+ROUNDS = 4  # of the event loop between two steps: from the socket to the queue of streams
+BACKGROUND_ROWS = 4  # places of background streams in a step that live streams wait for
 
-Turn = dict[Stream, asyncio.Future[None]]
+Batch = dict[Stream, asyncio.Future[None]]
 
 
 class AsyncTranslator:
-    """Advances the streams that wait, at most `together` at a time, first come first served; of one event loop."""
+    """Advance waiting streams in batches of at most `together`, first come, first served; for one event loop."""
 
     def __init__(
-        self, translator: Translator, together: int = ROWS, on_step: Callable[[int], None] = lambda _: None
+        self,
+        translator: Translator,
+        together: int = ROWS,
+        on_step: Callable[[int], None] = lambda _: None,
+        inline: bool = False,
     ) -> None:
         self.translator = translator
+        self._inline = inline
         self._together = together
-        self._on_step = on_step  # is told how many streams a step advances
-        self._waiting: Turn = {}
-        self._turn: Turn = {}  # what is being computed
+        self._on_step = on_step  # called with the number of streams of each step
+        self._live: Batch = {}
+        self._background: Batch = {}
+        self._running: Batch = {}
         self._worker: asyncio.Task[None] | None = None
 
-    def stream(self, delay: int | None = None, beam: int = 1) -> AsyncStream:
-        """Open a stream; without a delay at the model's own."""
-        return AsyncStream(self, self.translator.stream(delay, beam))
+    def stream(self, delay: int | None = None, beam: int = 1, background: bool = False) -> AsyncStream:
+        """Open a stream, by default with the model's own delay."""
+        return AsyncStream(self, self.translator.stream(delay, beam), background)
 
     async def step(self, stream: Stream) -> list[Commit]:
-        """Advance a stream a little, beside all others that wait; what it wrote."""
+        """Advance a stream by a little, batched with others that wait; return what it wrote."""
         await self.advance(stream)
         return stream.take()
 
-    async def advance(self, stream: Stream) -> None:
-        """`step` that leaves in the stream what it wrote, whether or not somebody still waits for it."""
-        result = self._waiting[stream] = asyncio.get_running_loop().create_future()
+    async def advance(self, stream: Stream, background: bool = False) -> None:
+        """Like `step`, but leave what was written in the stream, so that a cancelled caller loses nothing."""
+        queue = self._background if background else self._live
+        result = queue[stream] = asyncio.get_running_loop().create_future()
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
         try:
             await result
         except asyncio.CancelledError:
-            self._waiting.pop(stream, None)
-            while stream in self._turn:  # whoever comes next must not touch it while it is being computed
-                with suppress(asyncio.CancelledError):  # even of somebody who gives up twice
+            queue.pop(stream, None)
+            while stream in self._running:  # nobody may touch the stream while it is computed
+                with suppress(asyncio.CancelledError):  # even when cancelled twice
                     await asyncio.sleep(CANCELLATION_POLL)
             raise
 
     async def _work(self) -> None:
         try:
-            while self._waiting:
-                self._turn = dict(islice(self._waiting.items(), self._together))
-                for stream in self._turn:
-                    del self._waiting[stream]
-                await self._take(self._turn)
-                self._turn = {}
-                await asyncio.sleep(0)  # those who are still due line up again
+            while self._live or self._background:
+                self._running = self._next_batch()
+                await self._run(self._running)
+                self._running = {}
+                for _ in range(ROUNDS):  # streams that are still due, or that new text has arrived for, queue up
+                    await asyncio.sleep(0)
         finally:
-            self._turn, self._worker = {}, None
+            self._running, self._worker = {}, None
 
-    async def _take(self, turn: Turn) -> None:
-        """Advance the streams of a turn together; if that fails, one by one, so that who is to blame fails alone."""
+    def _next_batch(self) -> Batch:
+        reserved = min(len(self._background), BACKGROUND_ROWS)
+        batch = _take(self._live, self._together - reserved)
+        return batch | _take(self._background, reserved if batch else self._together)
+
+    async def _run(self, batch: Batch) -> None:
+        """Advance a batch; if that fails, advance its streams one by one, so that only the culprit fails."""
         try:
-            self._on_step(len(turn))
-            await asyncio.to_thread(self.translator.step, list(turn))
+            self._on_step(len(batch))
+            if self._inline:
+                self.translator.step(list(batch))
+            else:
+                await asyncio.to_thread(self.translator.step, list(batch))
         except Exception as error:
-            if len(turn) > 1:
-                logger.warning("a step of %d streams failed: %s; each is now alone", len(turn), type(error).__name__)
-                for stream, result in turn.items():
-                    await self._take({stream: result})
+            if len(batch) > 1:
+                logger.warning(
+                    "a step of %d streams failed (%s); retrying one by one", len(batch), type(error).__name__
+                )
+                for stream, result in batch.items():
+                    await self._run({stream: result})
                 return
-            for result in turn.values():
+            for result in batch.values():
                 if not result.cancelled():
                     result.set_exception(error)
             return
-        for result in turn.values():
+        for result in batch.values():
             if not result.cancelled():
                 result.set_result(None)
 
 
-class AsyncStream:
-    """A live translation like `Stream`; calls made at once are taken in their order.
+def _take(queue: Batch, count: int) -> Batch:
+    """Remove the first entries of a queue."""
+    taken = dict(islice(queue.items(), count))
+    for stream in taken:
+        del queue[stream]
+    return taken
 
-    A call that fails or is cancelled loses nothing of the translation: the next one returns it. Only a call that is
-    cancelled while it waits for an earlier one has not taken its text in.
+
+class AsyncStream:
+    """The asyncio counterpart of `Stream`; concurrent calls are served in order.
+
+    A call that fails or is cancelled loses nothing of the translation: the next call returns it. Only a call that is
+    cancelled while it waits for an earlier one has not accepted its text.
     """
 
-    def __init__(self, translator: AsyncTranslator, stream: Stream) -> None:
+    def __init__(self, translator: AsyncTranslator, stream: Stream, background: bool = False) -> None:
         self.stream = stream
         self._translator = translator
+        self._background = background
         self._turn = asyncio.Lock()
 
     async def push(self, text: str, arrived: float | None = None) -> list[Commit]:
-        """Take in any chunk of text; what can now be written."""
+        """Accept a chunk of text; return what can now be written."""
         async with self._turn:
             self.stream.accept(text, arrived)
             return await self._drain()
 
     async def end_sentence(self, arrived: float | None = None) -> list[Commit]:
-        """The sentence is over; the rest of its translation."""
+        """End the sentence; return the rest of its translation."""
         async with self._turn:
             self.stream.accept_end(arrived)
             return await self._drain()
 
     async def finish(self, arrived: float | None = None) -> list[Commit]:
-        """The text is over; the rest of the translation."""
+        """End the text; return the rest of the translation."""
         async with self._turn:
             self.stream.accept_finish(arrived)
             return await self._drain()
 
+    async def undo(self) -> Undone | None:
+        """Take back the last sentence; see `Stream.undo`."""
+        async with self._turn:
+            await self._advance()
+            return self.stream.undo()
+
     async def set_delay(self, delay: int) -> None:
-        """Change the delay; it counts from the next source word on."""
+        """Change the delay, from the next source word on."""
         async with self._turn:
             self.stream.set_delay(delay)
 
     async def _drain(self) -> list[Commit]:
-        while self.stream.is_due:
-            await self._translator.advance(self.stream)
+        await self._advance()
         return self.stream.take()
+
+    async def _advance(self) -> None:
+        while self.stream.is_due:
+            await self._translator.advance(self.stream, self._background)

@@ -1,51 +1,54 @@
-"""A model bundle: one directory with all that translation needs, checked before it is used.
+"""Model bundles: directories with everything needed to translate.
 
-    config.json     what the model is and how to run it (BundleConfig)
-    *.onnx          its graphs, each with its *.weights beside it
+    config.json     model description and settings (BundleConfig)
+    *.onnx          graphs, each with its *.weights
     source.model    the SentencePiece vocabularies
     target.model
-    words.txt       words of the target language, if its word_penalty asks for them
+    words.txt       known target words, for the rule unknown_word
     README.md       the model card
-    manifest.json   size and SHA-256 of all these
-    *.yaml          for SimulEval, which takes the directory for a system's; made from the rest
+    manifest.json   size and SHA-256 of all files
+    *.yaml          SimulEval configurations, generated
 
-Sizes are checked at every load, checksums by `verify`, since reading all the weights would triple the loading time.
+Loading checks sizes only; `verify` checks checksums, which would triple the loading time.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from simulmt.config import as_table, build, require
 from simulmt.errors import BundleError, ConfigError, VocabularyError
+from simulmt.files import sha256
 from simulmt.runtime.memory import large_pages
-from simulmt.runtime.wording import Wording
+from simulmt.runtime.rules import DecodingRules, RulesConfig
 from simulmt.text import Tokenizer
 
-# From 1.29 on onnxruntime reports what it runs to its makers, from the moment it is imported; simulmt works offline and
-# tells nobody. Whoever wants the reports sets the variable to 0.
+# Disable onnxruntime's telemetry (since 1.29), which starts on import; set the variable to 0 to enable it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as untyped_onnxruntime
 
 onnxruntime: Any = untyped_onnxruntime  # it does not declare its names for type checkers
 Session = Any  # an onnxruntime.InferenceSession
 
-FORMAT = 4  # raised when an older simulmt could not run a bundle any more
+FORMAT = 5  # raised when an older simulmt could not run a bundle any more
 SHIPPED = Path(__file__).parents[1] / "bundles"
 FIRST_CHOICE = "en-zh"
+SIMULEVAL_AGENT = "simulmt.eval.simuleval.BundleAgent"
 CONFIG, MANIFEST, CARD = "config.json", "manifest.json", "README.md"
 SOURCE, TARGET, WORDS = "source.model", "target.model", "words.txt"
 
-Kind = Literal["ctc", "wait-k", "full-sentence"]
+Kind = Literal["ctc", "transducer", "wait-k", "full-sentence"]
 GRAPHS: Mapping[Kind, tuple[str, ...]] = {
     "ctc": ("ctc",),
+    "transducer": ("ctc", "context"),
     "wait-k": ("encoder", "decoder"),
     "full-sentence": ("encoder", "decoder"),
 }
@@ -53,27 +56,28 @@ GRAPHS: Mapping[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class BundleConfig:
-    """What a bundle says of its model."""
+    """Settings of a bundle."""
 
     format: int
     kind: Kind
     source_language: str
     target_language: str
     precision: Literal["fp32", "int8"]
-    longest: int  # source pieces in a sentence, its END among them; a longer sentence is cut
-    mu: int = 1  # frames a source piece, for CTC
-    delays: tuple[int, ...] = ()  # the k it was trained for; none for a full-sentence model
+    longest: int  # maximum source pieces of a sentence, including END
+    mu: int = 1  # CTC and transducer: frames per source piece
+    delays: tuple[int, ...] = ()  # trained delays; empty for a full-sentence model
     default_delay: int | None = None
-    whole_words: bool = False  # for CTC: a position sees the rest of the last word that was read for it
-    blank_penalties: tuple[float, ...] = ()  # for CTC: one for each delay, or none
-    repeat_penalty: float = 0.0  # for CTC: what a symbol pays that would write the last one again
-    word_penalty: float = 0.0  # for CTC: what a symbol pays that would tear a word
-    checks: dict[str, Any] = field(default_factory=dict)  # what export measured against the trained model
+    whole_words: bool = False  # CTC and transducer: positions see the rest of the last word read
+    blank_penalties: tuple[float, ...] = ()  # CTC and transducer: one per delay, or none
+    rules: RulesConfig = field(default_factory=RulesConfig)  # CTC; on text, transducer as well
+    checks: dict[str, Any] = field(default_factory=dict)  # measured by export against the trained model
 
     def __post_init__(self) -> None:
         require(self.longest >= 2, f"longest must be at least 2, got {self.longest}")
         require(self.mu >= 1, f"mu must be at least 1, got {self.mu}")
-        require(self.kind == "ctc" or not self.whole_words, "whole_words is for ctc only")
+        require(self.has_frames or not self.whole_words, "whole_words is for ctc and transducer only")
+        allowed = self.kind == "ctc" or (self.kind == "transducer" and not self.rules.on_scores)
+        require(allowed or not self.rules.active, f"not rules for {self.kind}: {', '.join(self.rules.active)}")
         if self.kind == "full-sentence":
             require(not self.delays and self.default_delay is None, "a full-sentence model has no delays")
             return
@@ -87,17 +91,24 @@ class BundleConfig:
         require(
             all(map(math.isfinite, self.blank_penalties)), f"blank_penalties must be finite: {self.blank_penalties}"
         )
-        for name, penalty in (("repeat_penalty", self.repeat_penalty), ("word_penalty", self.word_penalty)):
-            require(0 <= penalty < math.inf, f"{name} must be 0 or more, got {penalty}")
-            require(self.kind == "ctc" or not penalty, f"{name} is for ctc only")
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether the encoder's frames write, rather than a decoder."""
+        return self.kind in ("ctc", "transducer")
+
+    @property
+    def largest_delay(self) -> int | None:
+        """The best delay for text that is there as a whole; None for a full-sentence model."""
+        return max(self.delays, default=None)
 
     def blank_penalty(self, delay: int) -> float:
-        """What is taken off the blank's logit at a delay."""
+        """Return the penalty on the blank's logit at a delay."""
         return self.blank_penalties[self.delays.index(delay)] if self.blank_penalties else 0.0
 
 
 class Bundle:
-    """An opened bundle; its graphs are loaded by `session`."""
+    """An opened bundle; `session` loads its graphs."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -112,18 +123,18 @@ class Bundle:
             raise BundleError(f"{directory / SOURCE}: a source vocabulary must be learnt with spaced = true")
 
     def verify(self) -> None:
-        """Compare every file with its checksum; the first that differs is an error."""
+        """Raise BundleError if a file does not match its checksum."""
         for name, entry in self._manifest.items():
-            if _sha256(self.directory / name) != entry["sha256"]:
+            if sha256(self.directory / name) != entry["sha256"]:
                 raise BundleError(f"{self.directory / name}: damaged (checksum differs); {self._cure()}")
 
     def session(self, graph: str, threads: int) -> Session:
-        """Load a graph, to run on so many threads; 0 takes all physical cores."""
+        """Load a graph; `threads` 0 uses all physical cores."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = min(threads, os.cpu_count() or 1)  # more would hinder each other
         options.inter_op_num_threads = 1
         options.log_severity_level = 4  # what goes wrong is raised
-        # The graph is written as it is to run; looking for improvements would only cost loading time.
+        # The graph is already optimal; optimising it would only slow down loading.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.force_spinning_stop", "1")  # an idle translator uses no CPU
         path = self.directory / f"{graph}.onnx"
@@ -134,16 +145,16 @@ class Bundle:
             reason = str(error).splitlines()[0]
             raise BundleError(f"{path}: onnxruntime cannot load it ({reason}); {self._cure()}") from None
 
-    def wording(self) -> Wording | None:
-        """What symbols pay that would spoil the wording; None if none do."""
-        config = self.config
-        return Wording.of(
-            self.source,
-            self.target,
-            repeat_penalty=config.repeat_penalty,
-            word_penalty=config.word_penalty,
-            words=self._words() if config.word_penalty else (),
-        )
+    def rules(self) -> DecodingRules:
+        """Return the decoding rules, which may be none."""
+        lexicon = self._words() if self.config.rules.unknown_word else ()
+        return DecodingRules.of(self.config.rules, self.source, self.target, lexicon)
+
+    def without(self, *rules: str) -> Bundle:
+        """Return this bundle with some of its decoding rules switched off."""
+        changed = copy.copy(self)
+        changed.config = replace(self.config, rules=self.config.rules.without(*rules))
+        return changed
 
     def _words(self) -> list[str]:
         path = self.directory / WORDS
@@ -163,7 +174,7 @@ class Bundle:
 
     def _check_complete(self) -> None:
         graphs = [f"{graph}.{ending}" for graph in GRAPHS[self.config.kind] for ending in ("onnx", "weights")]
-        words = [WORDS] if self.config.word_penalty else []
+        words = [WORDS] if self.config.rules.unknown_word else []
         for name in (CONFIG, SOURCE, TARGET, *words, *graphs):
             if name not in self._manifest:
                 raise BundleError(f"{self.directory / MANIFEST}: does not list {name}; {self._cure()}")
@@ -180,7 +191,7 @@ class Bundle:
 
 
 def find(name_or_path: str | Path) -> Path:
-    """The directory of a bundle given by the name of a shipped one or by a path."""
+    """Return the directory of a bundle, given the name of a shipped one or a path."""
     shipped = SHIPPED / str(name_or_path)
     if str(name_or_path) in shipped_names():
         return shipped
@@ -193,18 +204,32 @@ def find(name_or_path: str | Path) -> Path:
 
 
 def shipped_names() -> list[str]:
-    """The bundles that came with the package; the one that is meant if none is named comes first."""
+    """Return the names of the shipped bundles, the default first."""
     names = (path.parent.name for path in SHIPPED.glob(f"*/{MANIFEST}"))
     return sorted(names, key=lambda name: (name != FIRST_CHOICE, name))
 
 
 def write_description(directory: Path, config: BundleConfig, card: str) -> None:
-    """Complete a bundle whose graphs and vocabularies are written: configuration, card, manifest."""
+    """Write configuration, card and manifest of a bundle whose other files exist."""
     _write_json(directory / CONFIG, as_table(config))
     (directory / CARD).write_text(card, encoding="utf-8")
     files = sorted(path for path in directory.iterdir() if path.name != MANIFEST)
-    entries = {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)} for path in files}
+    entries = {path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in files}
     _write_json(directory / MANIFEST, {"format": FORMAT, "files": entries})
+
+
+def write_system_configs(directory: Path) -> list[Path]:
+    """Write main.yaml and k<delay>.yaml, which make the bundle a SimulEval `--system-dir`.
+
+    SimulEval reads the agent's options from main.yaml, or from the file named by `--system-config`.
+    """
+    configs = {"main": ""} | {f"k{delay}": f"delay: {delay}\n" for delay in Bundle(directory).config.delays}
+    paths = []
+    for name, delay in configs.items():
+        paths.append(directory / f"{name}.yaml")
+        # SimulEval starts the agent inside the directory.
+        paths[-1].write_text(f"agent_class: {SIMULEVAL_AGENT}\nmodel: .\n{delay}", encoding="utf-8")
+    return paths
 
 
 def _read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
@@ -226,9 +251,23 @@ def _read_config(path: Path) -> BundleConfig:
     table = _read_json(path)
     _check_format(path, table)
     try:
-        return build(BundleConfig, table, str(path))
+        return build(BundleConfig, _with_rules(table), str(path))
     except ConfigError as error:
         raise BundleError(f"{error}; copy or export the bundle again") from None
+
+
+def _with_rules(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the penalties of older bundles, each of which switched on several rules."""
+    table = dict(table)
+    repeat, word = table.pop("repeat_penalty", 0.0), table.pop("word_penalty", 0.0)
+    if repeat or word:
+        table["rules"] = {
+            "repeated_symbol": repeat,
+            "restarted_noun": repeat if word else 0.0,
+            "unknown_word": word,
+            "doubled_punctuation": bool(repeat),
+        }
+    return table
 
 
 def _check_format(path: Path, table: Mapping[str, Any]) -> None:
@@ -257,10 +296,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _write_json(path: Path, table: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _sha256(path: Path) -> str:
-    import hashlib  # brings a library of megabytes, which translating does not need
-
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,28 +1,21 @@
-"""How a CTC model decodes: sentences read tokens, positions become due, and many sentences advance together.
+"""What decoders share: sentences read tokens, positions become due, and many sentences advance together.
 
 What a sentence writes depends on its own tokens and delays only, never on the company it advances in. A step that fails
 has advanced none of its sentences: what was due is still due, and to compute it again fills the caches with the same.
-
-Axis letters: B rows (sentences), N positions, R tokens read, F frames, V vocabulary, C capacity of a cache.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from simulmt.runtime.bundle import Bundle
-from simulmt.runtime.engine import Array, Binding, Caches, GraphRunner, Slot
-from simulmt.runtime.search import Collapse, PrefixBeam, log_softmax
-from simulmt.runtime.wording import Heard, Wording
-from simulmt.text import BLANK, END, PAD
+from simulmt.runtime.caches import Array, Slot
+from simulmt.text import END, PAD
 
 ROWS = 32  # sentences in one call of a graph
-POSITIONS = 32  # positions in one call of a graph, over all its rows
 
 
 class Written(NamedTuple):
@@ -90,98 +83,6 @@ class Sentence:
         self._planned += 1
 
 
-class CTCSentence(Sentence):
-    """A sentence whose frames are collapsed as they come, or searched with a prefix beam."""
-
-    def __init__(self, beam: int, wording: Wording | None = None, whole_words: bool = False) -> None:
-        super().__init__(whole_words)
-        self.search = PrefixBeam(beam, wording) if beam > 1 else None
-        self.collapse = Collapse(wording)
-
-    def write(self, frames: Array, due: Due) -> Written:
-        """What the frames of a position write: symbols [F], or with a beam their log-probabilities [F V]."""
-        if self.search is None:
-            return Written(self.collapse.push(frames.tolist()), due.position, due.trigger)
-        tokens = self.search.push(frames, Heard(self.tokens[: due.visible]))
-        if self.closed and due.position == len(self.tokens) - 1:
-            tokens += self.search.finish()
-        return Written(tokens, due.position, due.trigger)
-
-
-class CTCDecoder:
-    """Advances CTC sentences: one call reads some tokens and puts some finished positions through the stack."""
-
-    def __init__(self, bundle: Bundle, threads: int) -> None:
-        session = bundle.session("ctc", threads)
-        self.config = bundle.config
-        self.caches = Caches([session])
-        self._graph = GraphRunner(session, self.caches)
-        self.wording = bundle.wording()
-
-    def open(self, beam: int) -> CTCSentence:
-        return CTCSentence(beam, self.wording, self.config.whole_words)
-
-    def advance(self, sentences: Sequence[CTCSentence]) -> list[list[Written]]:
-        """Compute something for each of these sentences, all of which are due; what each of them wrote."""
-        for sentence in sentences:
-            self.caches.reserve(sentence.slot, len(sentence.tokens))
-        frames: dict[CTCSentence, Array] = {}
-        for batch in batches(sentences, lambda sentence: (sentence.slot.pool, sentence.search is None)):
-            frames.update(self._step(batch))
-        return [
-            [sentence.write(position, sentence.due.popleft()) for position in frames[sentence]]
-            for sentence in sentences
-        ]
-
-    def _step(self, batch: Sequence[CTCSentence]) -> Iterator[tuple[CTCSentence, Array]]:
-        """The frames of the next few positions that are due, the same number of them in each sentence."""
-        N = min(max(1, POSITIONS // len(batch)), *(len(sentence.due) for sentence in batch))
-        due = {sentence: list(islice(sentence.due, N)) for sentence in batch}
-        # The furthest, not the last: when the delay falls, a position sees less than the one before it.
-        ends = {sentence: max(each.visible for each in due[sentence]) for sentence in batch}
-        R = max(1, *(ends[sentence] - sentence.cached for sentence in batch))
-        outputs = self._outputs(batch)
-        binding = self._graph.bind([sentence.slot for sentence in batch], outputs, N=N, R=R)
-        batch = sorted(batch, key=lambda sentence: sentence.slot.row)
-        binding.place("read_", *last_tokens(batch, [ends[sentence] for sentence in batch], R))
-        self._fill(binding, batch, [due[sentence] for sentence in batch])
-        for sentence, rows in zip(batch, self._frames(binding, batch, due), strict=True):
-            sentence.cached = max(sentence.cached, ends[sentence])
-            yield sentence, rows
-
-    def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:
-        if batch[0].search is not None:
-            return ["scores"]
-        return ["symbols"] if self.wording is None else ["symbols", "scores"]
-
-    def _frames(
-        self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
-    ) -> Array:
-        """The symbols [B N F] of these sentences, or with a beam the log-probabilities [B N F V]."""
-        found = binding.run()
-        if "scores" in found:
-            found["scores"][..., BLANK] -= binding.inputs["penalty"][..., 0]
-        if batch[0].search is not None:
-            return log_softmax(found["scores"])
-        symbols = found["symbols"].copy()  # the next batch may be written to the same place
-        if self.wording is not None:
-            for sentence, row, scores in zip(batch, symbols, found["scores"], strict=True):
-                heard = (Heard(sentence.tokens[: each.visible]) for each in due[sentence])
-                by_frame = [each for each in heard for _ in range(row.shape[1])]
-                frames = (row.ravel().tolist(), scores.reshape(row.size, -1), by_frame)
-                row.flat = self.wording.choose(*frames, sentence.collapse.previous, sentence.collapse.context)
-        return symbols
-
-    def _fill(self, binding: Binding, batch: Sequence[CTCSentence], due: Sequence[Sequence[Due]]) -> None:
-        tokens = [[s.tokens[d.position] for d in row] for s, row in zip(batch, due, strict=True)]
-        positions = np.array([[d.position for d in row] for row in due])
-        binding.place("", np.array(tokens), positions)
-        binding.show("read_mask", np.array([[d.visible for d in row] for row in due]))
-        binding.show("mask", positions + 1)
-        penalties = [[self.config.blank_penalty(d.delay) for d in row] for row in due]
-        binding.inputs["penalty"][:, :, 0, 0] = penalties
-
-
 S = TypeVar("S", bound=Sentence)
 
 
@@ -207,3 +108,9 @@ def last_tokens(sentences: Sequence[Sentence], ends: Sequence[int], count: int) 
         for sentence, start in zip(sentences, starts, strict=True)
     ]
     return np.array(tokens), np.array(starts)[:, None] + np.arange(count)
+
+
+def log_softmax(scores: Array) -> Array:
+    """Log-probabilities along the last axis."""
+    shifted = scores - scores.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

@@ -1,6 +1,6 @@
-"""Large pages for the weights: a step reads all of them once, and page by page of 4 KiB it is 1.1 times slower.
+"""Move weights to large pages; with 4 KiB pages a step is 1.1 times slower.
 
-numpy asks Linux for large pages when it takes memory, onnxruntime does not.
+numpy requests large pages on Linux, onnxruntime does not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Blocks = dict[int, int]  # the end of each block of memory, by its start
 
 @contextmanager
 def large_pages() -> Iterator[None]:
-    """Move the memory that is taken inside to large pages, where the system can; else nothing changes."""
+    """Move memory allocated inside the context to large pages, if the system supports it."""
     before = _blocks_of_this_process()
     yield
     for start, stop in _blocks_of_this_process().items():
@@ -29,7 +29,7 @@ def large_pages() -> Iterator[None]:
 
 
 def collapse(start: int, size: int) -> int:
-    """Move a block that begins and ends with a large page; 0 if that was possible."""
+    """Move a block aligned to large pages; return 0 on success."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     return int(madvise(start, size, MADV_COLLAPSE))
@@ -45,7 +45,7 @@ def _blocks_of_this_process() -> Blocks:
 
 
 def anonymous_blocks(maps: str) -> Blocks:
-    """Every writable block that is no file's, from the lines of /proc/self/maps."""
+    """Return the writable anonymous blocks in the lines of /proc/self/maps."""
     blocks = {}
     for line in maps.splitlines():
         addresses, permissions, *rest = line.split()

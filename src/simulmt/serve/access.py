@@ -1,7 +1,8 @@
-"""Who may use the server: API keys, and the web pages that browsers may come from."""
+"""Access control: API keys, and the origins that browsers may connect from."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -12,60 +13,85 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from simulmt.errors import DataError
+from simulmt.errors import ConfigError, DataError
+from simulmt.serve.limits import Counted, Counters
 
 BEARER = "bearer "
 ANY_ORIGIN = "*"
 LOCALHOST = "localhost"
+FIRST_PENALTY, LONGEST_PENALTY = 0.25, 8.0  # seconds that the answer to a wrong key takes
+WRONG_KEY_MEMORY = 60.0  # seconds for which a wrong key slows its address down
 
 
 class ApiKeys:
-    """The keys that open a server, kept as hashes only; a server without any is open to all."""
+    """The API keys of a server, stored as hashes. A server without keys is open to everyone."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._hashes = [_hash(key) for key in keys]
 
     @staticmethod
     def read(path: Path) -> ApiKeys:
-        """Read a file of one key a line; empty lines and those that begin with # do not count."""
+        """Read a file with one key per line; empty lines and lines that start with # are ignored."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"--api-keys-file {path}: cannot be read ({type(error).__name__})") from None
         keys = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
         if not keys:
-            raise DataError(f"--api-keys-file {path}: there is no key in it; write one a line")
+            raise DataError(f"--api-keys-file {path}: contains no key; write one per line")
         return ApiKeys(keys)
 
     @property
     def are_optional(self) -> bool:
-        """Whether there are none, so that nobody needs one."""
+        """Whether the server has no keys."""
         return not self._hashes
 
     def admit(self, key: str | None, headers: Headers) -> bool:
-        """Whether a key, or else the one in the header Authorization, opens this server."""
+        """Check a key, or else the one in the Authorization header."""
         if self.are_optional:
             return True
         given = _hash(key or _bearer(headers))
-        # All are compared, so that the time it takes says nothing about which one is nearly right.
+        # Compare with all of them, so that the time taken tells nothing about a near match.
         return sum(hmac.compare_digest(given, known) for known in self._hashes) > 0
 
 
-class Pages:
-    """The web pages that may use a server: its own, and those of other origins.
+class Authenticator:
+    """Checks API keys, and makes an address that sends wrong ones wait longer each time."""
 
-    Anybody can give a name to a loopback address, and what a page loads under that name looks like its own server. So a
-    server that listens at one (`host`) takes for its own only pages that were loaded by a name of this machine.
+    def __init__(self, keys: ApiKeys, counters: Counters) -> None:
+        self.keys = keys
+        self._counters = counters
+
+    async def admit(self, key: str | None, headers: Headers, address: str) -> bool:
+        if self.keys.admit(key, headers):
+            return True
+        penalty = self.penalty(address)
+        self._counters.add(Counted.WRONG_KEYS, address)
+        asyncio.get_running_loop().call_later(WRONG_KEY_MEMORY, self._counters.add, Counted.WRONG_KEYS, address, -1)
+        await asyncio.sleep(penalty)
+        return False
+
+    def penalty(self, address: str) -> float:
+        """Return how many seconds the next wrong key of an address will take."""
+        failures = self._counters.of(Counted.WRONG_KEYS, address)
+        return min(FIRST_PENALTY * 2.0 ** min(failures, 10), LONGEST_PENALTY)
+
+
+class Origins:
+    """The origins whose pages may use a server: its own, and those that were allowed.
+
+    Anyone can point a domain name at a loopback address, and a page loaded under that name looks like the server's own
+    (DNS rebinding). So a server that listens on loopback (`host`) accepts only pages loaded under a local name.
     """
 
     def __init__(self, origins: Iterable[str] = (), host: str | None = None) -> None:
-        self.origins = frozenset(origin.rstrip("/") for origin in origins)
-        self._host = host.lower() if host is not None and _leads_to_loopback(host) else None
+        self.allowed = frozenset(_checked_origin(origin) for origin in origins)
+        self._host = host.lower() if host is not None and is_loopback(host) else None
 
     def admit(self, headers: Headers) -> bool:
-        """Whether a request comes from a page that may use the server, or from no browser at all."""
+        """Check whether a request comes from an allowed page, or from no browser at all."""
         origin = headers.get("origin")
-        if origin is None or origin in self.origins or ANY_ORIGIN in self.origins:
+        if origin is None or origin in self.allowed or ANY_ORIGIN in self.allowed:
             return True
         try:
             parts = urlsplit(origin.lower())
@@ -74,21 +100,35 @@ class Pages:
         return parts.netloc == headers.get("host", "").lower() and self._is_own_name(parts.hostname or "")
 
     def _is_own_name(self, name: str) -> bool:
-        return self._host is None or name == self._host or _is_loopback(name)
+        return self._host is None or name == self._host or _is_loopback_name(name)
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Check whether a host name or address leads to this machine only."""
+    try:
+        return _is_loopback_name(str(socket.getaddrinfo(host, None)[0][4][0]))
+    except OSError:  # nothing can listen there either
+        return False
+
+
+def _checked_origin(origin: str) -> str:
+    if origin == ANY_ORIGIN:
+        return origin
+    try:
+        parts = urlsplit(origin)
+        is_origin = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_origin = False
+    if not is_origin or parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+        raise ConfigError(f"--origin {origin}: expected scheme and host, such as https://example.org, or *")
+    return origin.rstrip("/").lower()
+
+
+def _is_loopback_name(name: str) -> bool:
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return name == LOCALHOST or name.endswith(f".{LOCALHOST}")
-
-
-def _leads_to_loopback(host: str) -> bool:
-    try:
-        return _is_loopback(str(socket.getaddrinfo(host, None)[0][4][0]))
-    except OSError:  # nothing can listen there either
-        return False
 
 
 def _bearer(headers: Headers) -> str:

@@ -1,11 +1,12 @@
-"""The application: the WebSocket, the HTTP part and the pages, put together."""
+"""The ASGI application: WebSocket, HTTP API and pages."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -18,18 +19,22 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from simulmt.serve.access import ApiKeys, Pages
+from simulmt.serve.access import ApiKeys, Authenticator, Origins
+from simulmt.serve.audience import Viewer, publish
+from simulmt.serve.audio import RecogniserPool
 from simulmt.serve.connection import Connection, Service
 from simulmt.serve.http import HttpApi, error_response
-from simulmt.serve.limits import Limits
+from simulmt.serve.limits import Counters, Limits
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import load_models
+from simulmt.serve.peers import Peers
+from simulmt.serve.rooms import Rooms
 from simulmt.serve.sessions import Sessions
 
 STATIC = Path(__file__).parent / "static"
-PAGES = {"/": "index.html", "/captions": "captions.html"}
+PAGES = {"/": "index.html", "/captions": "captions.html", "/captions/{name}": "captions.html"}
 
-# The pages bring all that they need: nothing is loaded from, or sent to, another host.
+# The pages are self-contained: nothing is loaded from, or sent to, another host.
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -48,37 +53,73 @@ def create_app(
     origins: Collection[str] = (),
     threads: int = 0,
     host: str | None = None,
+    open_metrics: bool = False,
+    room_keys: bool = False,
+    peers: Peers | None = None,
+    recognisers: Mapping[str, str] | None = None,
 ) -> Starlette:
-    """An ASGI application that serves models given by name or path; `app.state.service` is what it consists of.
+    """Create an application that serves models given by name or path; its parts are in `app.state.service`.
 
-    `host`, where it will listen, lets it tell its own pages from those that lead to it under another name.
+    `host` is the address it will listen at: on loopback, pages loaded under other names are refused. `recognisers` are
+    the names of recognisers by language.
     """
-    metrics, limits, keys = Metrics(), limits or Limits(), keys or ApiKeys()
-    sessions = Sessions(limits, metrics)
-    loaded = load_models(models, metrics, threads)
-    # Who has a key is let in under any name.
-    pages = Pages(origins, host if keys.are_optional else None)
-    service = Service(loaded, limits, metrics, sessions, keys, pages)
+    peers = peers or Peers()
+    metrics, counters = Metrics(), Counters(peers.counters_file, peers.workers, peers.worker)
+    limits, keys = limits or Limits(), keys or ApiKeys()
+    own_origins = Origins(origins, host if keys.are_optional else None)  # with a key, any name will do
+    loaded = load_models(models, metrics, threads, inline=peers.workers > 1)
+    sessions = Sessions(limits, metrics, counters, peers)
+    authenticator = Authenticator(keys, counters)
+    rooms = Rooms(limits, peers)
+    pool = RecogniserPool(recognisers or {}, limits, metrics, counters)
+    for model in loaded.values():
+        model.info = msgspec.structs.replace(model.info, audio=model.info.source in pool.languages)
+    service = Service(
+        loaded,
+        limits,
+        counters,
+        metrics,
+        sessions,
+        authenticator,
+        own_origins,
+        rooms,
+        peers,
+        pool,
+        open_metrics,
+        room_keys,
+    )
 
     async def stream(websocket: WebSocket) -> None:
-        if not pages.admit(websocket.headers):
-            await websocket.close()  # before it was accepted: the browser is told 403
+        if not service.origins.admit(websocket.headers):
+            await websocket.close()  # before it is accepted: the browser gets a 403
             return
         await Connection(websocket, service).run()
+
+    async def watch(websocket: WebSocket) -> None:
+        if not service.origins.admit(websocket.headers):
+            await websocket.close()
+            return
+        await Viewer(websocket, service).run()
+
+    async def publish_to_room(websocket: WebSocket) -> None:
+        await publish(websocket, service)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         sessions.close()
+        pool.close()
 
     app = Starlette(
         routes=[
             WebSocketRoute("/v1/stream", stream),
+            WebSocketRoute("/v1/rooms/{name}", watch),
+            WebSocketRoute("/internal/publish", publish_to_room),
             *HttpApi(service).routes(),
             *(Route(path, _page(name)) for path, name in PAGES.items()),
             Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
         ],
-        middleware=_middleware(pages.origins),
+        middleware=_middleware(service.origins.allowed),
         exception_handlers={HTTPException: _answer_error},
         lifespan=lifespan,
     )
@@ -97,7 +138,7 @@ def _middleware(origins: Collection[str]) -> list[Middleware]:
 
 
 class WithHeaders:
-    """Adds the same headers to every HTTP answer."""
+    """Adds the same headers to every HTTP response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

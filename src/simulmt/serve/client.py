@@ -1,4 +1,4 @@
-"""A client that outlives its connections: nothing is lost, repeated or changed when one breaks or a server restarts.
+"""A client that reconnects: nothing is lost, repeated or changed when a connection breaks or a server restarts.
 
     async with LiveTranslation("ws://127.0.0.1:8000/v1/stream", model="en-zh", delay=3) as live:
         live.source("Good morning, everyone. ")
@@ -7,14 +7,15 @@
             if isinstance(message, Commit):
                 print(message.text, end="", flush=True)
 
-Every message is kept: a server that does not know the session gets all of them again, and since what it writes depends
-on them only, the commits that arrived before are dropped.
+It keeps every message. A server that does not know the session gets all of them again; since its output depends on them
+only, the commits that have already arrived are dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from types import TracebackType
@@ -39,35 +40,46 @@ from simulmt.serve.protocol import (
     ServerMessage,
     Source,
     Start,
+    Undo,
+    Undone,
     parse_server,
     write,
 )
 
 LONGEST_SOURCE = 4_000  # characters up to which texts are joined to be sent again
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before the next attempt
+PING_TIMEOUT = 60.0  # seconds; a pong waits while the server has more text than it can take
 UNREAD = 256  # messages from the server that wait to be iterated over; further ones wait on the line
 
 
 class LiveTranslation:
-    """One session with a server: send with its methods, iterate over the commits and ends of sentences.
+    """One session with a server: send with its methods, iterate over commits and ends of sentences.
 
-    While no server can be reached, or the one that is fails time after time, it tries again for `patience` seconds.
-    What it cannot get over is raised by the iteration: a RefusedError by the server, the OSError of the last attempt,
-    or whatever is wrong with the address or a message.
+    While no server can be reached, or the server keeps failing, it tries again for `patience` seconds. The iteration
+    raises what it cannot recover from: a RefusedError of the server, the OSError of the last attempt, or an invalid
+    address or message.
     """
 
     def __init__(
-        self, url: str, model: str, delay: int | None = None, api_key: str | None = None, patience: float = 60.0
+        self,
+        url: str,
+        model: str,
+        delay: int | None = None,
+        api_key: str | None = None,
+        patience: float = 60.0,
+        room: str | None = None,
     ) -> None:
         self._url = url
-        self._start = Start(model, delay, api_key=api_key)
+        room_key = secrets.token_urlsafe(12) if room is not None else None
+        self._start = Start(model, delay, api_key=api_key, room=room, room_key=room_key)
         self._patience = patience
         self._messages: list[Input] = []
         self._news = asyncio.Event()  # set by every message
-        self._output: asyncio.Queue[Commit | Sentence | Done | Exception] = asyncio.Queue(UNREAD)
+        self._output: asyncio.Queue[Commit | Sentence | Undone | Done | Exception] = asyncio.Queue(UNREAD)
         self._session: str | None = None
         self._commits = 0  # that arrived
         self._sentence = 0  # the last commit of the last sentence
+        self._undone: set[int] = set()  # sentences reported as taken back
         self._has_spoken = False  # over the last connection
         self._has_failed = False  # the server, over the last connection, before it wrote anything new
         self._heard = 0.0  # when a server was last there
@@ -87,18 +99,22 @@ class LiveTranslation:
         self._send(Source(text))
 
     def delay(self, k: int) -> None:
-        """Change the delay, from the next source piece on."""
+        """Change the delay, from the next source word on."""
         self._send(Delay(k))
 
+    def undo(self) -> None:
+        """Take the last sentence back; an Undone message will say which."""
+        self._send(Undo())
+
     def end(self) -> None:
-        """The sentence is over, even without a full stop."""
+        """End the sentence, even without a full stop."""
         self._send(End())
 
     def finish(self) -> None:
-        """The text is over; the iteration ends when all of it has been translated."""
+        """End the text; the iteration ends once all of it is translated."""
         self._send(Finish())
 
-    async def __aiter__(self) -> AsyncIterator[Commit | Sentence]:
+    async def __aiter__(self) -> AsyncIterator[Commit | Sentence | Undone]:
         while not isinstance(message := await self._output.get(), Done):
             if isinstance(message, Exception):
                 raise message
@@ -109,7 +125,7 @@ class LiveTranslation:
         self._news.set()
 
     async def _run(self) -> None:
-        """See the session through; whatever ends it reaches the iteration."""
+        """Run the session to its end; pass what ends it to the iteration."""
         try:
             await self._persist()
         except Exception as failure:
@@ -118,7 +134,7 @@ class LiveTranslation:
             await self._output.put(Done())
 
     async def _persist(self) -> None:
-        """Connect, and connect again, until all is done or nothing helps."""
+        """Connect, and reconnect, until everything is done or nothing helps."""
         self._heard = _now()
         while (failure := await self._connect()) is not None:
             silence = _now() - self._heard
@@ -130,23 +146,23 @@ class LiveTranslation:
             await asyncio.sleep(min(max(FIRST_PAUSE, silence), LONGEST_PAUSE) * random.uniform(0.5, 1.0))
 
     async def _connect(self) -> Exception | None:
-        """Speak with the server over one connection; what ended it, or None when all is done."""
+        """Use one connection; return what ended it, or None when everything is done."""
         try:
-            async with connect(self._url, compression=None) as connection:
+            async with connect(self._url, compression=None, ping_timeout=PING_TIMEOUT) as connection:
                 await self._talk(connection)
         except (RefusedError, OSError, ConnectionClosed, InvalidHandshake) as failure:
             return failure
         return None
 
     async def _prepare_return(self, code: ErrorCode) -> None:
-        if code.failure.remedy is Remedy.RESTART:
+        if code.info.remedy is Remedy.RESTART:
             self._session = None
         if code is ErrorCode.IDLE and not self._has_spoken:  # so the server has everything: there is no hurry
             await self._news.wait()
             self._heard = _now()
 
     async def _talk(self, connection: ClientConnection) -> None:
-        """Say hello, then send and receive until the server says done."""
+        """Open or resume the session, then send and receive until the server says done."""
         ready = await self._open(connection)
         self._session = ready.session
         self._has_spoken = False
@@ -207,6 +223,10 @@ class LiveTranslation:
         elif isinstance(message, Sentence) and message.seq > self._sentence:
             self._sentence = message.seq
             await self._output.put(message)
+        elif isinstance(message, Undone) and message.sentence not in self._undone:
+            if message.sentence is not None:
+                self._undone.add(message.sentence)
+            await self._output.put(message)
 
 
 def _now() -> float:
@@ -214,11 +234,11 @@ def _now() -> float:
 
 
 def _is_final(failure: Exception) -> bool:
-    return isinstance(failure, RefusedError) and failure.code.failure.remedy is Remedy.NONE
+    return isinstance(failure, RefusedError) and failure.code.info.remedy is Remedy.NONE
 
 
 async def _receive(connection: ClientConnection) -> ServerMessage:
-    """The next message of the server; an error is raised."""
+    """Receive the next message; raise an error message as an exception."""
     message = parse_server(str(await connection.recv()))
     if isinstance(message, Error):
         known = message.code in list(ErrorCode)
@@ -227,7 +247,7 @@ async def _receive(connection: ClientConnection) -> ServerMessage:
 
 
 def _joined(messages: Iterable[Input]) -> Iterable[Input]:
-    """The same messages with texts that follow each other put together."""
+    """Join consecutive texts."""
     texts: list[str] = []
     length = 0
     for message in messages:

@@ -1,4 +1,4 @@
-"""WebSocket /v1/stream: one connection, from its first message to its close."""
+"""The WebSocket endpoint /v1/stream."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
+from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from simulmt.serve.access import ApiKeys, Pages
-from simulmt.serve.limits import Limits
+from simulmt.serve.access import Authenticator, Origins
+from simulmt.serve.audio import Audio, RecogniserPool
+from simulmt.serve.limits import Counters, Limits
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import Model
+from simulmt.serve.peers import ADDRESS_HEADER, Peers
 from simulmt.serve.protocol import (
     ClientMessage,
     Done,
@@ -29,33 +35,42 @@ from simulmt.serve.protocol import (
     parse_client,
     write,
 )
-from simulmt.serve.sessions import Session, Sessions, Tenure
+from simulmt.serve.rooms import Rooms
+from simulmt.serve.sessions import Attachment, Session, Sessions
 
 logger = logging.getLogger("simulmt.serve")
 
-DONE = 1000  # the close code of a stream that came to its end
+NORMAL_CLOSURE, ABNORMAL_CLOSURE = 1000, 1006  # close codes
 TAKEN_OVER = "another connection has resumed this session"
-PARTING_SECONDS = 1.0  # for a last message to a client that may no longer read
+FAREWELL_SECONDS = 1.0  # for a last message to a client that may no longer read
 
 
 @dataclass(frozen=True)
 class Service:
-    """All that the endpoints of one application share."""
+    """What the endpoints of an application share."""
 
     models: Mapping[str, Model]
     limits: Limits
+    counters: Counters
     metrics: Metrics
     sessions: Sessions
-    keys: ApiKeys
-    pages: Pages
+    authenticator: Authenticator
+    origins: Origins
+    rooms: Rooms
+    peers: Peers
+    recognisers: RecogniserPool
+    open_metrics: bool = False  # whether /metrics needs no key
+    room_keys: bool = False  # whether viewers of rooms need a key
 
 
 class Connection:
-    """One client on the line; `run` returns when it is closed."""
+    """Serves one client; `run` returns when the connection is closed."""
 
     def __init__(self, websocket: WebSocket, service: Service) -> None:
         self._websocket = websocket
         self._service = service
+        self._address = client_address(websocket)
+        self._heard = 0.0  # when the last message came
 
     async def run(self) -> None:
         await self._websocket.accept()
@@ -63,66 +78,118 @@ class Connection:
             try:
                 code = await self._serve()
             except RefusedError as refusal:
-                code = refusal.code.failure.close_code
-                await self._part(refusal)
+                code = refusal.code.info.close_code
+                await self._say_why(refusal)
             with suppress(TimeoutError):
-                async with asyncio.timeout(PARTING_SECONDS):
+                async with asyncio.timeout(FAREWELL_SECONDS):
                     await self._websocket.close(code)
 
     async def _serve(self) -> int:
-        """Speak with the client until its stream is over; the code to close with."""
+        """Serve the client until its stream is over; return the close code."""
         session = await self._open()
-        tenure = self._service.sessions.connect(session)
-        is_resumable = True
+        if isinstance(session, Resume):
+            return await self._forward(session)
+        attachment = self._service.sessions.attach(session)
+        remedy = Remedy.RESUME
         try:
-            await self._send(Ready(session.name, session.model.name, session.delay, session.received))
-            return await self._converse(session, tenure)
+            await self._send(_ready(session))
+            return await self._exchange(session, attachment)
         except RefusedError as refusal:
-            is_resumable = refusal.code.failure.remedy is Remedy.RESUME
+            remedy = refusal.code.info.remedy
             raise
         except WebSocketDisconnect:
             self._service.metrics.lost.labels(session.model.name).inc()
             raise
         finally:
-            self._service.sessions.disconnect(session, tenure, is_resumable)
+            self._service.sessions.detach(session, attachment, remedy)
 
-    async def _open(self) -> Session:
-        """The session that the first message asks for; a client that asks for an unknown one may try again, once."""
+    async def _open(self) -> Session | Resume:
+        """Open or find the session that the first message asks for; after an unknown one allow a second try.
+
+        The answer is the message itself if another worker has the session.
+        """
         try:
-            return self._session_for(await self._receive_opening())
+            return await self._session_for(await self._receive_opening())
         except RefusedError as refusal:
             if refusal.code is not ErrorCode.UNKNOWN_SESSION:
                 raise
             await self._report(refusal)
-        return self._session_for(await self._receive_opening())
+        return await self._session_for(await self._receive_opening())
 
     async def _receive_opening(self) -> Opening:
-        message = await self._receive(self._service.limits.opening_seconds)
+        seconds = self._service.limits.opening_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                message = await self._receive()
+        except TimeoutError:
+            raise RefusedError(ErrorCode.IDLE, f"no message for {seconds:g} seconds") from None
         if not isinstance(message, Start | Resume):
             raise RefusedError(ErrorCode.OUT_OF_ORDER, "the first message must be start or resume")
-        if not self._service.keys.admit(message.api_key, self._websocket.headers):
-            raise RefusedError(ErrorCode.UNAUTHORIZED, "this server asks for an API key, and this is none of its keys")
+        if is_worker(self._websocket, self._service):  # which has checked the key
+            return message
+        if not await self._service.authenticator.admit(message.api_key, self._websocket.headers, self._address):
+            raise RefusedError(ErrorCode.UNAUTHORIZED, "missing or invalid API key")
         return message
 
-    def _session_for(self, message: Opening) -> Session:
+    async def _session_for(self, message: Opening) -> Session | Resume:
+        sessions, peers = self._service.sessions, self._service.peers
         if isinstance(message, Resume):
-            return self._service.sessions.find(message.session, message.seq)
+            if peers.owner(message.session) != peers.worker:
+                return message
+            return sessions.find(message.session, message.seq)
         if message.model not in self._service.models:
             names = ", ".join(self._service.models)
-            raise RefusedError(ErrorCode.UNKNOWN_MODEL, f"no model {message.model!r} here; there are {names}")
-        client = self._websocket.client
-        address = client.host if client else ""
-        return self._service.sessions.open(self._service.models[message.model], message.delay, address)
+            raise RefusedError(ErrorCode.UNKNOWN_MODEL, f"unknown model {message.model!r}; available: {names}")
+        pool = self._service.recognisers if message.input == "audio" else None
+        session = sessions.open(self._service.models[message.model], message.delay, self._address, pool)
+        if message.room is not None:
+            try:
+                key = message.room_key or session.name
+                session.room = await self._service.rooms.open(message.room, key, session.model.info)
+            except RefusedError:
+                sessions.forget(session)
+                raise
+        return session
 
-    async def _converse(self, session: Session, tenure: Tenure) -> int:
-        """Read and write at the same time, until one of them comes to an end or something else ends the session."""
-        writer = asyncio.create_task(self._write(session, tenure))
-        reader = asyncio.create_task(self._read(session, tenure))
-        successor = asyncio.create_task(tenure.ended.wait())
-        tasks = (writer, reader, successor)
+    async def _forward(self, opening: Resume) -> int:
+        """Pass everything on to the worker that has the session, and back; return the close code."""
+        peers = self._service.peers
         try:
-            seconds = session.ends_at - asyncio.get_running_loop().time()
-            done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            async with peers.connect(peers.owner(opening.session), "/v1/stream", self._address) as owner:
+                await owner.send(write(opening))
+                reader = asyncio.create_task(self._forward_input(owner))
+                try:
+                    async for text in owner:
+                        await self._websocket.send_text(str(text))
+                finally:
+                    reader.cancel()
+                    await asyncio.gather(reader, return_exceptions=True)
+                code = owner.close_code
+        except (OSError, InvalidHandshake, ConnectionClosed):
+            code = None
+        if code is None or code == ABNORMAL_CLOSURE:
+            raise RefusedError(ErrorCode.INTERNAL, "the worker that had this session is gone; start again")
+        return code
+
+    async def _forward_input(self, owner: ClientConnection) -> None:
+        try:
+            while True:
+                event = await self._websocket.receive()
+                await owner.send(event.get("bytes") or _text_of(event))
+        finally:
+            await owner.close()
+
+    async def _exchange(self, session: Session, attachment: Attachment) -> int:
+        """Read and write concurrently, until one of them ends or something else ends the session."""
+        writer = asyncio.create_task(self._write(session, attachment))
+        reader = asyncio.create_task(self._read(session, attachment))
+        taken_over = asyncio.create_task(attachment.ended.wait())
+        tasks = (writer, reader, taken_over)
+        try:
+            done: set[asyncio.Task[Any]] = set()
+            while not done:
+                seconds = self._time_left(session)
+                done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
@@ -131,22 +198,31 @@ class Connection:
             return writer.result()
         if reader in done:
             reader.result()
-        if successor in done:
-            raise RefusedError(ErrorCode.TAKEN_OVER, TAKEN_OVER)
-        raise RefusedError(ErrorCode.TOO_LONG, f"a session may last {self._service.limits.session_seconds:g} seconds")
+        raise RefusedError(ErrorCode.TAKEN_OVER, TAKEN_OVER)
 
-    async def _read(self, session: Session, tenure: Tenure) -> None:
+    def _time_left(self, session: Session) -> float:
+        """Return the seconds until the session or the client's silence may have lasted too long."""
+        limits, now = self._service.limits, asyncio.get_running_loop().time()
+        if now >= session.ends_at:
+            raise RefusedError(ErrorCode.TOO_LONG, f"sessions are limited to {limits.session_seconds:g} seconds")
+        if session.is_busy:
+            self._heard = now
+        if now >= self._heard + limits.idle_seconds:
+            raise RefusedError(ErrorCode.IDLE, f"no message for {limits.idle_seconds:g} seconds")
+        return min(session.ends_at, self._heard + limits.idle_seconds) - now
+
+    async def _read(self, session: Session, attachment: Attachment) -> None:
         while True:
-            message = await self._receive(self._service.limits.idle_seconds, session)
+            message = await self._receive(session)
             if isinstance(message, Start | Resume):
-                raise RefusedError(ErrorCode.OUT_OF_ORDER, "this connection already has its session")
-            await session.accept(message, tenure)
+                raise RefusedError(ErrorCode.OUT_OF_ORDER, "this connection already has a session")
+            await session.receive(message, attachment)
 
-    async def _write(self, session: Session, tenure: Tenure) -> int:
-        """Send what the session writes, to its last message; the code to close with."""
+    async def _write(self, session: Session, attachment: Attachment) -> int:
+        """Send what the session writes, up to its last message; return the close code."""
         while True:
             await session.outbox.news()
-            if tenure.ended.is_set():  # what comes now is for the other connection
+            if attachment.ended.is_set():  # the rest goes to the other connection
                 raise RefusedError(ErrorCode.TAKEN_OVER, TAKEN_OVER)
             message = session.outbox.take()
             if isinstance(message, Error):
@@ -154,41 +230,61 @@ class Connection:
             if message is not None:
                 await self._send(message)
             if isinstance(message, Done):
-                return DONE
+                return NORMAL_CLOSURE
 
-    async def _receive(self, seconds: float, session: Session | None = None) -> ClientMessage:
-        """The next message; a client may keep silent for so many seconds, and as long as its session is busy."""
-        while True:
-            try:
-                async with asyncio.timeout(seconds):
-                    event = await self._websocket.receive()
-                break
-            except TimeoutError:
-                if session is None or not session.is_busy:
-                    raise RefusedError(ErrorCode.IDLE, f"no message for {seconds:g} seconds") from None
-        if event["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(event["code"])
-        text = event.get("text")
-        if text is None:
-            raise RefusedError(ErrorCode.BAD_MESSAGE, "expected text, got a binary frame")
-        if len(text.encode()) > self._service.limits.message_bytes:
-            most = self._service.limits.message_bytes
-            raise RefusedError(ErrorCode.TOO_BIG, f"a message may have {most} bytes; send the text in smaller parts")
+    async def _receive(self, session: Session | None = None) -> ClientMessage | Audio:
+        event = await self._websocket.receive()
+        self._heard = asyncio.get_running_loop().time()
+        most = self._service.limits.message_bytes
+        if session is not None and session.speech is not None and event.get("bytes") is not None:
+            return Audio.parse(event["bytes"], most)
+        text = _text_of(event)
+        if len(text) > most // 4 and len(text.encode()) > most:  # a character has at most 4 bytes
+            raise RefusedError(ErrorCode.TOO_BIG, f"messages are limited to {most} bytes; send the text in parts")
         return parse_client(text)
 
     async def _send(self, message: ServerMessage) -> None:
-        try:
-            async with asyncio.timeout(self._service.limits.sending_seconds):
-                await self._websocket.send_text(write(message))
-        except TimeoutError:
-            raise RefusedError(ErrorCode.SLOW_READER, "what was sent is not being read") from None
+        await self._websocket.send_text(write(message))
 
     async def _report(self, refusal: RefusedError) -> None:
         self._service.metrics.errors.labels(refusal.code).inc()
         await self._send(Error(refusal.code, str(refusal)))
 
-    async def _part(self, refusal: RefusedError) -> None:
+    async def _say_why(self, refusal: RefusedError) -> None:
         logger.info("stream closed: %s", refusal.code)
-        with suppress(TimeoutError, RefusedError):  # whichever limit is reached first
-            async with asyncio.timeout(PARTING_SECONDS):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
                 await self._report(refusal)
+
+
+def is_worker(websocket: WebSocket, service: Service) -> bool:
+    """Check whether the peer is another worker of this server: only they use the Unix sockets."""
+    return websocket.client is None and service.peers.directory is not None
+
+
+def client_address(websocket: WebSocket) -> str:
+    """Return the address of a client, also if another worker connects on its behalf."""
+    if websocket.client is not None:
+        return websocket.client.host
+    return websocket.headers.get(ADDRESS_HEADER, "")
+
+
+async def receive_text(websocket: WebSocket) -> str:
+    """Receive a text message; raise WebSocketDisconnect at the end of the connection."""
+    return _text_of(await websocket.receive())
+
+
+def _text_of(event: Message) -> str:
+    if event["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(event["code"])
+    text = event.get("text")
+    if text is None:
+        raise RefusedError(ErrorCode.BAD_MESSAGE, "expected a text frame, got a binary one")
+    return str(text)
+
+
+def _ready(session: Session) -> Ready:
+    room = session.room.log.name if session.room is not None else None
+    captions = f"/captions/{room}" if room is not None else None
+    samples = session.speech.received if session.speech is not None else None
+    return Ready(session.name, session.model.name, session.delay, session.received, room, captions, samples)

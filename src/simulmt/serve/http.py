@@ -1,54 +1,59 @@
-"""The HTTP part: translation as users of LibreTranslate know it, and what a server says of itself."""
+"""The HTTP API: translation as in LibreTranslate, and information about the server."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
+import msgspec
+from python_multipart.exceptions import FormParserError
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
-from simulmt.config import build
-from simulmt.errors import ConfigError
 from simulmt.serve import openapi, protocol
 from simulmt.serve.connection import Service
-from simulmt.serve.models import Description, Model, log_failure
+from simulmt.serve.languages import AUTO, Detector, base_code, name_of
+from simulmt.serve.limits import Counted
+from simulmt.serve.markup import translate_html
+from simulmt.serve.models import Model, ModelInfo, log_failure
+from simulmt.serve.openapi import (
+    JSON,
+    MULTIPART,
+    URL_ENCODED,
+    Detection,
+    DetectRequest,
+    ErrorResponse,
+    Language,
+    Models,
+    Status,
+    TranslateRequest,
+    TranslateResponse,
+)
 
-AUTO = "auto"  # the source language that the target leaves as the only one
-LANGUAGE_NAMES = {"de": "German", "en": "English", "zh": "Chinese"}
-FORM = "application/x-www-form-urlencoded"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+NUMBERS = ("delay", "alternatives")  # form fields
+CLIENT_CLOSED_REQUEST = 499  # nobody receives it; it only shows in the metrics
 
-
-@dataclass(frozen=True)
-class TranslateRequest:
-    """The body of POST /translate."""
-
-    q: str | tuple[str, ...]
-    source: str
-    target: str
-    format: Literal["text"] = "text"
-    delay: int | None = None
-    api_key: str | None = None
-    alternatives: int = 0  # which clients of LibreTranslate send; there are none
+T = TypeVar("T")
 
 
 class HttpApi:
-    """The endpoints, as routes."""
+    """The HTTP endpoints."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._requests = asyncio.Semaphore(service.limits.requests)
+        self._detector = Detector(info.source for info in self._infos())
 
     def routes(self) -> list[Route]:
         return [
             Route("/translate", self.translate, methods=["POST"]),
+            Route("/detect", self.detect, methods=["POST"]),
             Route("/languages", self.languages),
             Route("/v1/models", self.models),
             Route("/v1/schema", self.schema),
@@ -60,119 +65,191 @@ class HttpApi:
 
     async def translate(self, request: Request) -> Response:
         try:
-            response: Response = JSONResponse({"translatedText": await self._translate(request)})
+            response = json_response(await self._translate(request))
         except HTTPException as error:
             response = error_response(error.detail, error.status_code)
         self._service.metrics.requests.labels(str(response.status_code)).inc()
         return response
 
-    async def _translate(self, request: Request) -> str | list[str]:
+    async def _translate(self, request: Request) -> TranslateResponse:
         if self._service.sessions.is_draining:
-            raise HTTPException(503, "this server is shutting down")
-        if not self._service.pages.admit(request.headers):
-            raise HTTPException(403, "pages of another origin may not use this server; --origin lets them in")
-        wanted = await self._wanted(request)
-        if not self._service.keys.admit(wanted.api_key, request.headers):
-            raise HTTPException(403, "this server asks for an API key, and this is none of its keys")
-        model = self._model_for(wanted)
+            raise HTTPException(503, "the server is shutting down")
+        wanted = await self._parse(request, TranslateRequest)
+        await self._authenticate(request, wanted.api_key)
+        texts = [wanted.q] if isinstance(wanted.q, str) else wanted.q
+        model, detection = await self._model_for(wanted, texts)
         try:
             model.check_delay(wanted.delay)
         except protocol.RefusedError as refusal:
             raise HTTPException(400, str(refusal)) from None
-        if self._requests.locked():
-            raise HTTPException(429, f"{self._service.limits.requests} translations are under way; try again later")
-        async with self._requests:
-            try:
-                if isinstance(wanted.q, str):
-                    return await model.translate(wanted.q, wanted.delay)
-                return [await model.translate(text, wanted.delay) for text in wanted.q]
-            except Exception as error:
-                log_failure(model, error)
-                raise HTTPException(500, "a fault of the server") from None
+        async with self._slot(_address(request)):
+            translations = await _unless_disconnected(request, self._translate_all(model, texts, wanted))
+        return TranslateResponse(translations[0] if isinstance(wanted.q, str) else translations, detection)
 
-    async def _wanted(self, request: Request) -> TranslateRequest:
+    async def _translate_all(self, model: Model, texts: list[str], wanted: TranslateRequest) -> list[str]:
+        async def translate(text: str) -> str:
+            return await model.translate(text, wanted.delay)
+
+        try:
+            if wanted.format == "html":
+                return [await translate_html(text, translate) for text in texts]
+            return [await translate(text) for text in texts]
+        except Exception as error:
+            log_failure(model, error)
+            raise HTTPException(500, "internal server error") from None
+
+    @asynccontextmanager
+    async def _slot(self, address: str) -> AsyncIterator[None]:
+        """Count a translation while it runs; refuse one too many."""
+        limits, counters = self._service.limits, self._service.counters
+        if counters.of(Counted.REQUESTS, address) >= limits.requests_per_address:
+            raise HTTPException(429, f"too many translations at once from this address: {limits.requests_per_address}")
+        if counters.total(Counted.REQUESTS) >= limits.requests:
+            raise HTTPException(429, f"too many translations at once: {limits.requests}; try again later")
+        counters.add(Counted.REQUESTS, address)
+        try:
+            yield
+        finally:
+            counters.add(Counted.REQUESTS, address, -1)
+
+    async def _model_for(self, wanted: TranslateRequest, texts: list[str]) -> tuple[Model, Detection | None]:
+        """Choose a model by the languages of a request, detecting the source language if it is not given."""
+        source, target = base_code(wanted.source), base_code(wanted.target)
+        fitting = {model.info.source: model for model in self._service.models.values() if model.info.target == target}
+        detection = None
+        if source == AUTO and fitting:
+            detection = await self._detected(" ".join(texts), fitting)
+            source = detection.language
+        if source not in fitting:
+            pairs = ", ".join(f"{info.source} to {info.target}" for info in self._infos())
+            found = f"{wanted.source!r} to {wanted.target!r}"
+            raise HTTPException(400, protocol.quotable(f"no model translates {found}; available: {pairs}"))
+        return fitting[source], detection
+
+    async def _detected(self, text: str, fitting: dict[str, Model]) -> Detection:
+        """Return the most likely language that can be translated to the target."""
+        if len(fitting) == 1:
+            return Detection(next(iter(fitting)), 100.0)
+        ranked = await asyncio.to_thread(self._detector.detect, text)
+        return next(Detection(*found) for found in ranked if found[0] in fitting)
+
+    async def detect(self, request: Request) -> Response:
+        wanted = await self._parse(request, DetectRequest)
+        await self._authenticate(request, wanted.api_key)
+        ranked = await asyncio.to_thread(self._detector.detect, wanted.q)
+        return json_response([Detection(*found) for found in ranked])
+
+    async def _authenticate(self, request: Request, key: str | None) -> None:
+        if not self._service.origins.admit(request.headers):
+            raise HTTPException(403, "pages of this origin may not use the server; allow them with --origin")
+        if not await self._service.authenticator.admit(key, request.headers, _address(request)):
+            raise HTTPException(403, "missing or invalid API key")
+
+    async def _parse(self, request: Request, kind: type[T]) -> T:
+        """Parse a JSON or form body."""
         body = await self._body(request)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            table = _form(body) if kind == FORM else json.loads(body)
-        except (ValueError, RecursionError):
-            raise HTTPException(400, "the body is neither JSON nor a form in UTF-8") from None
-        if not isinstance(table, dict):
-            raise HTTPException(400, "the body must be a JSON object")
-        try:
-            return build(TranslateRequest, table, "body")
-        except ConfigError as error:
-            raise HTTPException(400, protocol.quotable(str(error))) from None
+            if media_type == URL_ENCODED:
+                return msgspec.convert(_url_encoded(body), kind)
+            if media_type == MULTIPART:
+                return msgspec.convert(await _multipart(request, body), kind)
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, ValueError, RecursionError, FormParserError, MultiPartException) as error:
+            raise HTTPException(400, protocol.quotable(f"invalid body: {error}")) from None
 
     async def _body(self, request: Request) -> bytes:
         body = b""
         async for chunk in request.stream():
             body += chunk
             if len(body) > self._service.limits.message_bytes:
-                raise HTTPException(413, f"a request may have {self._service.limits.message_bytes} bytes")
+                raise HTTPException(413, f"requests are limited to {self._service.limits.message_bytes} bytes")
         return body
 
-    def _model_for(self, wanted: TranslateRequest) -> Model:
-        fitting = [
-            model
-            for model in self._service.models.values()
-            if model.description.target == wanted.target and wanted.source in (model.description.source, AUTO)
-        ]
-        if not fitting:
-            pairs = ", ".join(f"{each.source} to {each.target}" for each in self._descriptions())
-            found = f"{wanted.source!r} to {wanted.target!r}"
-            raise HTTPException(400, protocol.quotable(f"no model translates {found}; there are {pairs}"))
-        if wanted.source == AUTO and len({model.description.source for model in fitting}) > 1:
-            raise HTTPException(400, f"several languages can be translated to {wanted.target}: say which is the source")
-        return fitting[0]
-
     async def languages(self, _: Request) -> Response:
-        targets: dict[str, list[str]] = {}
-        for each in self._descriptions():
-            targets.setdefault(each.source, []).append(each.target)
-        return JSONResponse(
-            [
-                {"code": code, "name": LANGUAGE_NAMES.get(code, code.title()), "targets": sorted(set(reachable))}
-                for code, reachable in targets.items()
-            ]
-        )
+        targets: dict[str, set[str]] = {}
+        for info in self._infos():
+            targets.setdefault(info.source, set()).add(info.target)
+        return json_response([Language(code, name_of(code), sorted(targets[code])) for code in targets])
 
     async def models(self, _: Request) -> Response:
-        return JSONResponse({"models": [dataclasses.asdict(each) for each in self._descriptions()]})
+        return json_response(Models(self._infos()))
 
     async def schema(self, _: Request) -> Response:
-        return JSONResponse(protocol.schema())
+        return json_response(protocol.schema())
 
     async def openapi(self, _: Request) -> Response:
-        return JSONResponse(openapi.document(self._descriptions()))
+        return json_response(openapi.document(self._infos()))
 
     async def health(self, _: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        return json_response(Status("ok"))
 
     async def ready(self, _: Request) -> Response:
         if self._service.sessions.is_draining:
-            return JSONResponse({"status": "draining"}, status_code=503)
-        return JSONResponse({"status": "ready"})
+            return json_response(Status("draining"), 503)
+        return json_response(Status("ready"))
 
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
+        if not self._service.open_metrics and not await self._service.authenticator.admit(
+            None, request.headers, _address(request)
+        ):
+            return error_response("missing or invalid API key; or allow everyone with --open-metrics", 403)
         return Response(self._service.metrics.text(), media_type=PROMETHEUS)
 
-    def _descriptions(self) -> list[Description]:
-        return [model.description for model in self._service.models.values()]
+    def _infos(self) -> list[ModelInfo]:
+        return [model.info for model in self._service.models.values()]
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type=JSON)
 
 
 def error_response(message: str, status: int) -> Response:
-    """An error as LibreTranslate tells it."""
-    return JSONResponse({"error": message}, status_code=status)
+    """An error in the format of LibreTranslate."""
+    return json_response(ErrorResponse(message), status)
 
 
-def _form(body: bytes) -> dict[str, Any]:
-    pairs = parse_qsl(body.decode("utf-8"), keep_blank_values=True, strict_parsing=True, errors="strict")
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do some work, but cancel it when the client disconnects."""
+    task, disconnect = asyncio.create_task(work), asyncio.create_task(_disconnect(request))
+    try:
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HTTPException(CLIENT_CLOSED_REQUEST, "the client has disconnected")
+        return task.result()
+    finally:
+        task.cancel()
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _url_encoded(body: bytes) -> dict[str, Any]:
+    return _table(parse_qsl(body.decode("utf-8"), keep_blank_values=True, strict_parsing=True, errors="strict"))
+
+
+async def _multipart(request: Request, body: bytes) -> dict[str, Any]:
+    async def stream() -> AsyncIterator[bytes]:
+        yield body
+
+    form = await MultiPartParser(request.headers, stream(), max_files=0).parse()  # type: ignore[arg-type]
+    return _table([(name, str(value)) for name, value in form.multi_items()])
+
+
+def _table(pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """Collect the fields of a form; several texts become a list."""
     table: dict[str, Any] = dict(pairs)
     texts = [value for name, value in pairs if name == "q"]
     if len(texts) > 1:
         table["q"] = texts
-    for name in ("delay", "alternatives"):
-        if name in table:
-            table[name] = int(table[name])
-    return table
+    if len(table) < len(pairs) - max(0, len(texts) - 1):
+        raise ValueError("only q may be repeated")
+    return {name: int(value) if name in NUMBERS else value for name, value in table.items()}

@@ -1,34 +1,49 @@
-"""What one server, one client and one stream may take up."""
+"""Resource limits of a server, of one client address and of one stream."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum, auto
+from pathlib import Path
+
+import numpy as np
 
 from simulmt.config import require
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Every bound of the server; each is an option of `simulmt serve`."""
+    """All limits; each can be set with `simulmt serve --limit NAME=NUMBER`."""
 
-    streams: int = 256  # live at once
+    connections: int = 4_096  # TCP connections, also bounded by the number of open files allowed
+    connections_per_address: int = 1_024
+    streams: int = 256  # connected at once
     streams_per_address: int = 64
     requests: int = 32  # HTTP translations at once
+    requests_per_address: int = 8
+    viewers: int = 3_000  # of all rooms
+    rooms: int = 256
+    kept_sentences: int = 6  # of a room, for viewers that come late
     message_bytes: int = 65_536
-    characters_per_second: float = 5_000.0  # of one stream; what comes faster has to wait
-    burst_characters: int = 500_000  # that may come at once, so that a long session can be replayed
-    unread_messages: int = 64  # from the client, taken in but not yet computed
-    unsent_messages: int = 256  # to the client; then its stream pauses
-    kept_messages: int = 4_096  # sent, and kept for a client that comes back
-    opening_seconds: float = 10.0  # until the first message of a connection
+    characters_per_second: float = 5_000.0  # translated for one stream; faster text waits
+    burst_characters: int = 500_000  # translated at once, so that a long session can be replayed
+    unread_characters: int = 1_000_000  # received and not yet translated; then the server stops reading
+    unsent_messages: int = 256  # written and not yet sent; then the stream stops computing
+    kept_messages: int = 4_096  # sent, and kept for a client that resumes
+    audio_streams: int = 8  # sessions whose speech is recognised
+    audio_seconds: float = 30.0  # of audio received and not yet recognised; then the server stops reading
+    request_seconds: float = 15.0  # for a whole HTTP request to arrive
+    opening_seconds: float = 10.0  # for the first message of a WebSocket to arrive
     idle_seconds: float = 900.0
     session_seconds: float = 6 * 3600.0
     grace_seconds: float = 120.0  # to resume in after a lost connection
-    sending_seconds: float = 20.0  # that one message may take to be sent
-    ping_seconds: float = 20.0  # between pings, and to answer one
-    drain_seconds: float = 10.0  # to shut down in
+    sending_seconds: float = 20.0  # for one message to be sent
+    ping_seconds: float = 10.0  # between pings, and for the answer to one
+    drain_seconds: float = 10.0  # for open streams to end when the server shuts down
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -36,8 +51,60 @@ class Limits:
             require(value > 0, f"{field.name} must be above 0, got {value}")
 
 
+class Counted(IntEnum):
+    """What is counted per address."""
+
+    CONNECTIONS = 0
+    STREAMS = auto()
+    REQUESTS = auto()
+    VIEWERS = auto()
+    WRONG_KEYS = auto()
+    AUDIO = auto()
+
+
+class Counters:
+    """Counts by client address, shared by all worker processes of a server.
+
+    Every worker writes only its own row and reads the sum of all rows, so no lock is needed. Addresses are hashed into
+    buckets; two addresses that fall into the same bucket are counted together.
+    """
+
+    BUCKETS = 16_384
+
+    def __init__(self, file: Path | None = None, workers: int = 1, worker: int = 0) -> None:
+        shape = (workers, len(Counted), self.BUCKETS + 1)  # the last column is the total
+        size = int(np.prod(shape)) * np.dtype(np.int32).itemsize
+        if file is None:
+            memory = mmap.mmap(-1, size)
+        else:
+            with file.open("a+b") as opened:
+                opened.truncate(size)
+                memory = mmap.mmap(opened.fileno(), size)
+        self._counts = np.frombuffer(memory, np.int32).reshape(shape)
+        self._own = self._counts[worker]
+
+    def add(self, kind: Counted, address: str, count: int = 1) -> None:
+        self._own[kind, _bucket(address)] += count
+        self._own[kind, -1] += count
+
+    def total(self, kind: Counted) -> int:
+        return int(self._counts[:, kind, -1].sum())
+
+    def of(self, kind: Counted, address: str) -> int:
+        return int(self._counts[:, kind, _bucket(address)].sum())
+
+    def reset(self) -> None:
+        """Forget what this worker, or the one in its place before, has counted."""
+        self._own[:] = 0
+
+
+def _bucket(address: str) -> int:
+    # Not hash(), which differs from process to process.
+    return int.from_bytes(hashlib.blake2b(address.encode(), digest_size=4).digest()) % Counters.BUCKETS
+
+
 class Throttle:
-    """A bucket of characters that fills at a constant rate; whoever takes more than it holds has to wait."""
+    """A token bucket that fills at a constant rate."""
 
     def __init__(self, rate: float, burst: float, clock: Callable[[], float]) -> None:
         self._rate = rate
@@ -46,10 +113,10 @@ class Throttle:
         self._level = burst
         self._filled = clock()
 
-    def take(self, characters: int) -> float:
-        """Take characters out; how many seconds to wait before going on."""
+    def take(self, tokens: int) -> float:
+        """Take tokens out; return the seconds to wait before going on."""
         now = self._clock()
         self._level = min(self._burst, self._level + (now - self._filled) * self._rate)
         self._filled = now
-        self._level -= characters
+        self._level -= tokens
         return max(0.0, -self._level / self._rate)

@@ -1,11 +1,15 @@
-"""What the server tells Prometheus; no label ever holds what a user said."""
+"""Prometheus metrics; no label ever holds user input."""
 
 from __future__ import annotations
 
+import os
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
-from simulmt.stream import Commit
+from simulmt.runtime.stream import Commit
 
+METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"  # the environment variable by which workers share metrics
 LAG_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32)
 
@@ -15,7 +19,21 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.live = Gauge("simulmt_live_streams", "Streams that are connected", ["model"], registry=self._registry)
+        self.live = Gauge(
+            "simulmt_live_streams",
+            "Streams that are connected",
+            ["model"],
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
+        self.viewers = Gauge(
+            "simulmt_viewers", "Viewers of rooms", registry=self._registry, multiprocess_mode="livesum"
+        )
+        self.audio = Gauge(
+            "simulmt_audio_streams", "Sessions with audio", registry=self._registry, multiprocess_mode="livesum"
+        )
+        self.audio_seconds = self._counter("simulmt_audio_seconds", "Seconds of audio recognised", "language")
+        self.recognition_seconds = self._counter("simulmt_recognition_seconds", "Seconds it took", "language")
         self.words = self._counter("simulmt_source_words", "Source words translated in streams", "model")
         self.commits = self._counter("simulmt_commits", "Pieces of translation written to streams", "model")
         self.sentences = self._counter("simulmt_sentences", "Sentences finished in streams", "model")
@@ -38,7 +56,7 @@ class Metrics:
         )
 
     def count(self, model: str, commit: Commit, words: int) -> None:
-        """Note a commit that read so many more words."""
+        """Count a commit that read `words` more words."""
         self.commits.labels(model).inc()
         self.words.labels(model).inc(words)
         for part, milliseconds in (
@@ -47,10 +65,16 @@ class Metrics:
             ("compute", commit.lag.compute),
         ):
             self.lag.labels(model, part).observe(milliseconds / 1000)
+        if commit.lag.recognition:  # only speech is recognised
+            self.lag.labels(model, "recognition").observe(commit.lag.recognition / 1000)
 
     def text(self) -> bytes:
-        """All of it in the format that Prometheus reads."""
-        return generate_latest(self._registry)
+        """Return all metrics, of all workers, in the Prometheus text format."""
+        if METRICS_DIRECTORY not in os.environ:
+            return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
 
     def _counter(self, name: str, meaning: str, label: str) -> Counter:
         return Counter(name, meaning, [label], registry=self._registry)

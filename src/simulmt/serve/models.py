@@ -1,4 +1,4 @@
-"""The models that a server offers, each with its own scheduler."""
+"""The models of a server, each with its own scheduler."""
 
 from __future__ import annotations
 
@@ -7,47 +7,49 @@ import logging
 import os
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
 
 from simulmt.errors import BundleError, StreamError
 from simulmt.runtime.aio import AsyncTranslator
 from simulmt.runtime.bundle import SHIPPED, Bundle, find, shipped_names
+from simulmt.runtime.stream import Commit, Stream, Translator
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.protocol import ErrorCode, RefusedError
-from simulmt.stream import Commit, Stream, Translator
 
 logger = logging.getLogger("simulmt.serve")
 
-INVENTED = "synthetic"  # the language of models that are for trying out only
+INVENTED = "synthetic"  # the language of models for tests and demonstrations
 CHARACTERS_AT_ONCE = 512
-LINES_OF_A_REQUEST = 4  # that are translated at the same time
-LINES_OF_ALL_REQUESTS = 16  # so that live streams never wait for more than one step of them
+LINES_OF_A_REQUEST = 4  # translated at the same time
+LINES_OF_ALL_REQUESTS = 16
 
 
-@dataclass(frozen=True)
-class Description:
-    """What a client must know of a model."""
+class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A model, as clients see it."""
 
     name: str
-    kind: str
+    kind: Literal["ctc", "transducer", "wait-k", "full-sentence"]
     source: str
     target: str
-    delays: tuple[int, ...]
+    delays: tuple[Annotated[int, msgspec.Meta(ge=1)], ...]
     default_delay: int | None
+    audio: bool = False  # whether speech in its source language is recognised
 
 
 class Model:
-    """A translator, advanced for many clients at once."""
+    """A translator shared by many clients."""
 
-    def __init__(self, translator: Translator, metrics: Metrics) -> None:
+    def __init__(self, translator: Translator, metrics: Metrics, inline: bool = False) -> None:
         config = translator.config
         self.translator = translator
         self.name = translator.bundle.name
-        self.description = Description(
+        self.info = ModelInfo(
             self.name, config.kind, config.source_language, config.target_language, config.delays, config.default_delay
         )
-        self._scheduler = AsyncTranslator(translator, on_step=metrics.batch.labels(self.name).observe)
+        self._scheduler = AsyncTranslator(translator, on_step=metrics.batch.labels(self.name).observe, inline=inline)
         self._lines = asyncio.Semaphore(LINES_OF_ALL_REQUESTS)
 
     def stream(self, delay: int | None) -> Stream:
@@ -56,18 +58,20 @@ class Model:
         return self.translator.stream(delay)
 
     def check_delay(self, delay: int | None) -> None:
-        """Refuse a delay that the model was not trained for."""
+        """Raise an error for a delay that the model was not trained for."""
         try:
             self.translator.checked_delay(delay)
         except StreamError as error:
             raise RefusedError(ErrorCode.BAD_DELAY, str(error)) from None
 
     async def step(self, stream: Stream) -> list[Commit]:
-        """Advance a stream a little, beside all others that wait; what it wrote."""
+        """Advance a stream by a little, batched with others that wait; return what it wrote."""
         return await self._scheduler.step(stream)
 
-    async def translate(self, text: str, delay: int | None) -> str:
-        """Translate a whole text line by line, beside the live streams."""
+    async def translate(self, text: str, delay: int | None = None) -> str:
+        """Translate a whole text line by line, in the background; by default with the largest, best delay."""
+        if delay is None:
+            delay = max(self.info.delays, default=None)
         lines = text.split("\n")
         translated: list[str] = []
         for start in range(0, len(lines), LINES_OF_A_REQUEST):
@@ -77,40 +81,44 @@ class Model:
 
     async def _translate_line(self, line: str, delay: int | None) -> str:
         async with self._lines:
-            stream = self._scheduler.stream(delay)
-            commits = [commit for part in slices(line) for commit in await stream.push(part)]
+            stream = self._scheduler.stream(delay, background=True)
+            commits = [commit for chunk in chunks(line) for commit in await stream.push(chunk)]
             commits += await stream.finish()
         return "".join(commit.text for commit in commits)
 
 
 def log_failure(model: Model, error: Exception) -> None:
-    """Log a fault; only its type and place, for its message might quote what a user said."""
+    """Log the type and place of an error, but not its message, which may quote user input."""
     place = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s failed to translate: %s\n%s", model.name, type(error).__name__, place)
 
 
-def slices(text: str) -> Iterator[str]:
-    """A text in parts so short that taking one in does not hold up the event loop."""
+def chunks(text: str) -> Iterator[str]:
+    """Split a text into chunks that are short enough not to block the event loop."""
     for start in range(0, len(text), CHARACTERS_AT_ONCE):
         yield text[start : start + CHARACTERS_AT_ONCE]
 
 
 def default_models() -> list[str]:
-    """All shipped models; those of invented languages only where there is no other."""
+    """Return all shipped models; synthetic ones only if there is no other."""
     names = shipped_names()
     if not names:
-        raise BundleError("no model came with this installation: give the directory of one with --model")
+        raise BundleError("this installation has no models: give the directory of one with --model")
     real = [name for name in names if Bundle(SHIPPED / name).config.source_language != INVENTED]
     return real or names
 
 
-def load_models(names_or_paths: Sequence[str | Path], metrics: Metrics, threads: int = 0) -> dict[str, Model]:
-    """Load models, by name; `threads` 0 takes all cores but one, which is left to the network."""
+def load_models(
+    names_or_paths: Sequence[str | Path], metrics: Metrics, threads: int = 0, inline: bool = False
+) -> dict[str, Model]:
+    """Load models and return them by name; `threads` 0 takes all cores but one, which is left to the network."""
     threads = threads or max(1, (os.cpu_count() or 1) - 1)
     models: dict[str, Model] = {}
     for name_or_path in names_or_paths:
-        model = Model(Translator(Bundle(find(name_or_path)), threads), metrics)
+        model = Model(Translator(Bundle(find(name_or_path)), threads), metrics, inline)
         if model.name in models:
-            raise BundleError(f"{name_or_path}: there is already a model of the name {model.name}; rename a directory")
+            raise BundleError(
+                f"{name_or_path}: there is already a model named {model.name}; rename one of the directories"
+            )
         models[model.name] = model
     return models

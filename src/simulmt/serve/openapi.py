@@ -1,137 +1,176 @@
-"""The HTTP part in the words of OpenAPI."""
+"""The requests and responses of the HTTP API, and the OpenAPI document generated from them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from simulmt import __version__
-from simulmt.serve.models import Description
+from simulmt.serve.languages import AUTO
+from simulmt.serve.models import ModelInfo
+
+JSON, URL_ENCODED, MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
+
+ApiKey = Annotated[str | None, Meta(description="or send the header Authorization: Bearer KEY")]
 
 
-def _text_or_texts(fewest: int) -> dict[str, Any]:
-    return {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": fewest}]}
+class TranslateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /translate."""
+
+    q: Annotated[str | list[str], Meta(description="a text or several; every line is translated on its own")]
+    source: Annotated[str, Meta(description="a language, or auto to detect it")]
+    target: str
+    format: Literal["text", "html"] = "text"
+    delay: Annotated[int | None, Meta(description="one of the model's; by default the largest")] = None
+    api_key: ApiKey = None
+    alternatives: Annotated[int, Meta(description="accepted for compatibility and ignored")] = 0
 
 
-TEXT_OR_TEXTS = _text_or_texts(fewest=0)
-STATUS = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
-ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+class DetectRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /detect."""
 
-MODELS = {
-    "type": "object",
-    "required": ["models"],
-    "properties": {
-        "models": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["name", "kind", "source", "target", "delays", "default_delay"],
-                "properties": {
-                    "name": {"type": "string"},
-                    "kind": {"enum": ["ctc", "wait-k", "full-sentence"]},
-                    "source": {"type": "string"},
-                    "target": {"type": "string"},
-                    "delays": {"type": "array", "items": {"type": "integer", "minimum": 1}},
-                    "default_delay": {"type": ["integer", "null"]},
-                },
-            },
-        }
-    },
-}
-LANGUAGES = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "required": ["code", "name", "targets"],
-        "properties": {
-            "code": {"type": "string"},
-            "name": {"type": "string"},
-            "targets": {"type": "array", "items": {"type": "string"}},
-        },
-    },
-}
-TRANSLATED = {"type": "object", "required": ["translatedText"], "properties": {"translatedText": TEXT_OR_TEXTS}}
-REFUSALS = {
-    400: "The request cannot be understood or served.",
-    403: "The API key is missing or wrong, or the page is of another origin.",
+    q: Annotated[str, Meta(description="a text")]
+    api_key: ApiKey = None
+
+
+class Detection(msgspec.Struct, frozen=True):
+    """A language that a text may be in."""
+
+    language: str
+    confidence: Annotated[float, Meta(description="in percent", ge=0, le=100)]
+
+
+class TranslateResponse(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A translation for a text, a list of translations for a list of texts."""
+
+    translated_text: str | list[str]
+    detected_language: Annotated[Detection | None, Meta(description="only if the source was auto")] = None
+
+
+class Language(msgspec.Struct, frozen=True):
+    """A source language and what it can be translated to."""
+
+    code: str
+    name: str
+    targets: list[str]
+
+
+class Models(msgspec.Struct, frozen=True):
+    """The models of this server."""
+
+    models: list[ModelInfo]
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The state of the server."""
+
+    status: str
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    """What went wrong, for people."""
+
+    error: str
+
+
+STRUCTS = (TranslateRequest, TranslateResponse, DetectRequest, Detection, Language, Models, Status, ErrorResponse)
+TRANSLATE_ERRORS = {
+    400: "The request is invalid, or no model translates these languages.",
+    403: "The API key is missing or invalid, or the page is of another origin.",
     413: "The request is too long.",
-    429: "Too many translations are under way.",
-    500: "A fault of the server.",
-    503: "The server is shutting down.",
+    429: "Too many translations at once.",
+    500: "Internal server error.",
+    503: "The server is shutting down, or has too many connections.",
 }
+DETECT_ERRORS = {status: TRANSLATE_ERRORS[status] for status in (400, 403, 413, 503)}
 
 
-def document(models: Collection[Description]) -> dict[str, Any]:
-    """The OpenAPI document of a server with these models."""
+def document(models: Collection[ModelInfo]) -> dict[str, Any]:
+    """Return the OpenAPI document of a server with these models."""
+    _, schemas = msgspec.json.schema_components(STRUCTS, ref_template="#/components/schemas/{name}")
+    _restrict(schemas["TranslateRequest"], models)
+    forms = {name: _as_form(schemas[name]) for name in ("TranslateRequest", "DetectRequest")}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "simulmt",
             "version": __version__,
-            "description": "Simultaneous translation; live streams use the WebSocket /v1/stream, see /v1/schema.",
+            "description": "Simultaneous translation. Live streams use the WebSocket /v1/stream, see /v1/schema.",
         },
+        "components": {"schemas": {**schemas, **{f"{name}Form": form for name, form in forms.items()}}},
         "paths": {
-            "/translate": {"post": _translate(models)},
-            "/languages": _get("The languages and what each can be translated to.", LANGUAGES),
-            "/v1/models": _get("The models.", MODELS),
-            "/v1/schema": _get("The messages of the WebSocket /v1/stream as JSON Schema.", {"type": "object"}),
-            "/health": _get("Whether the process is alive.", STATUS),
-            "/ready": _get("Whether new streams are taken.", STATUS, {503: ("It is shutting down.", STATUS)}),
-            "/metrics": {"get": {"summary": "For Prometheus.", "responses": {"200": _answer("Metrics.", None)}}},
-        },
-    }
-
-
-def _request(models: Collection[Description], is_form: bool) -> dict[str, Any]:
-    """The body of a translation; a form knows neither null nor an empty list."""
-    sources, targets = {model.source for model in models}, {model.target for model in models}
-    delays = {delay for model in models for delay in model.delays}
-    nothing = [] if is_form else ["null"]
-    return {
-        "type": "object",
-        "required": ["q", "source", "target"],
-        "additionalProperties": False,
-        "properties": {
-            "q": {**_text_or_texts(fewest=int(is_form)), "description": "a text, or several; every line is a sentence"},
-            "source": {"enum": ["auto", *sorted(sources)], "description": "auto where the target leaves only one"},
-            "target": {"enum": sorted(targets)},
-            "format": {"enum": ["text"], "default": "text"},
-            "delay": {
-                "type": ["integer", *nothing],
-                "enum": [*sorted(delays), *([] if is_form else [None])],
-                "description": "one of the model's; without it the model's own",
+            "/translate": _post(
+                "Translate whole texts.", "TranslateRequest", _ref("TranslateResponse"), TRANSLATE_ERRORS
+            ),
+            "/detect": _post("Detect the language of a text.", "DetectRequest", _list("Detection"), DETECT_ERRORS),
+            "/languages": _get("The source languages and their targets.", _list("Language")),
+            "/v1/models": _get("The models.", _ref("Models")),
+            "/v1/schema": _get("The JSON Schema of the WebSocket messages.", {"type": "object"}),
+            "/health": _get("Whether the process is alive.", _ref("Status")),
+            "/ready": _get("Whether new streams are accepted.", _ref("Status"), {503: "The server is shutting down."}),
+            "/metrics": {
+                "get": {
+                    "summary": "Metrics for Prometheus.",
+                    "responses": {
+                        "200": {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+                        "403": _response("The API key is missing or invalid.", _ref("ErrorResponse")),
+                    },
+                }
             },
-            "api_key": {"type": ["string", *nothing], "description": "or send the header Authorization: Bearer"},
-            "alternatives": {"type": "integer", "description": "accepted for compatibility, and ignored"},
         },
     }
 
 
-def _translate(models: Collection[Description]) -> dict[str, Any]:
-    contents = {
-        "application/json": {"schema": _request(models, is_form=False)},
-        "application/x-www-form-urlencoded": {"schema": _request(models, is_form=True)},
+def _restrict(request: dict[str, Any], models: Collection[ModelInfo]) -> None:
+    """Name the languages and delays of this server in the schema of a request."""
+    fields = request["properties"]
+    fields["source"]["enum"] = [AUTO, *sorted({model.source for model in models})]
+    fields["target"]["enum"] = sorted({model.target for model in models})
+    fields["delay"]["enum"] = [*sorted({delay for model in models for delay in model.delays}), None]
+
+
+def _as_form(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of the same request as a form, which has neither null nor empty lists."""
+    fields = {name: _without_null(field) for name, field in request["properties"].items()}
+    return {**request, "title": f"{request['title']}Form", "properties": fields}
+
+
+def _without_null(field: dict[str, Any]) -> dict[str, Any]:
+    field = {name: value for name, value in field.items() if name != "default"}
+    if "enum" in field:
+        field["enum"] = [value for value in field["enum"] if value is not None]
+    if "anyOf" in field:
+        kinds = [kind for kind in field["anyOf"] if kind != {"type": "null"}]
+        field["anyOf"] = [{**kind, "minItems": 1} if kind["type"] == "array" else kind for kind in kinds]
+    return field
+
+
+def _post(summary: str, request: str, response: dict[str, Any], errors: dict[int, str]) -> dict[str, Any]:
+    form = {"schema": _ref(f"{request}Form")}
+    content = {JSON: {"schema": _ref(request)}, URL_ENCODED: form, MULTIPART: form}
+    responses = {
+        "200": _response(summary, response),
+        **{str(status): _response(meaning, _ref("ErrorResponse")) for status, meaning in errors.items()},
     }
-    refusals = {str(status): _answer(meaning, ERROR) for status, meaning in REFUSALS.items()}
-    return {
-        "summary": "Translate whole texts.",
-        "requestBody": {"required": True, "content": contents},
-        "responses": {"200": _answer("A text for a text, a list for a list.", TRANSLATED), **refusals},
-    }
+    return {"post": {"summary": summary, "requestBody": {"required": True, "content": content}, "responses": responses}}
 
 
-def _get(summary: str, schema: Any, others: dict[int, tuple[str, Any]] | None = None) -> dict[str, Any]:
-    answers = {200: (summary, schema), **(others or {})}
-    return {
-        "get": {
-            "summary": summary,
-            "responses": {str(status): _answer(meaning, shape) for status, (meaning, shape) in answers.items()},
-        }
-    }
+def _get(summary: str, schema: dict[str, Any], others: dict[int, str] | None = None) -> dict[str, Any]:
+    meanings = {200: summary, **(others or {})}
+    responses = {str(status): _response(meaning, schema) for status, meaning in meanings.items()}
+    return {"get": {"summary": summary, "responses": responses}}
 
 
-def _answer(description: str, schema: Any) -> dict[str, Any]:
-    content = {"text/plain": {"schema": {"type": "string"}}}
-    if schema is not None:
-        content = {"application/json": {"schema": schema}}
-    return {"description": description, "content": content}
+def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {JSON: {"schema": schema}}}
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _list(name: str) -> dict[str, Any]:
+    return {"type": "array", "items": _ref(name)}

@@ -1,4 +1,4 @@
-"""What a session writes to its client, in order: what is not yet sent, and the last of what was."""
+"""The output queue of a session: messages not yet sent, and the last ones sent, for a client that resumes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from typing import NamedTuple
 
-from simulmt.serve.protocol import Commit, Done, Error, Sentence
+from simulmt.serve.protocol import Commit, Done, Error, Heard, Sentence, Transcript, Undone
 
-Output = Commit | Sentence | Done | Error
+Output = Commit | Sentence | Undone | Heard | Transcript | Done | Error
 
 
 class Entry(NamedTuple):
@@ -16,27 +16,29 @@ class Entry(NamedTuple):
     seq: int  # of the last commit up to here
 
     def is_known_at(self, seq: int) -> bool:
-        """Whether a client that has commit `seq` surely has this message."""
+        """Whether a client that has commit `seq`, perhaps from an earlier session, surely has this message."""
+        if isinstance(self.message, Done | Error):
+            return False
         return self.seq <= seq if isinstance(self.message, Commit) else self.seq < seq
 
 
 class Outbox:
-    """A bounded queue that can be read again from a commit on; `full` and `kept` count messages."""
+    """A bounded queue that can be rewound to a commit; `full` and `kept` count messages."""
 
     def __init__(self, full: int, kept: int) -> None:
         self._full = full
         self._kept = kept
         self._entries: deque[Entry] = deque()
         self._sent = 0  # how many of the entries
-        self._seq = 0  # of the last commit put in
-        self._forgotten = 0  # the last commit that can no longer be read again
-        self._known = 0  # the commit up to which the client needs nothing
+        self._seq = 0  # of the last commit
+        self._forgotten = 0  # the last commit that is no longer kept
+        self._known = 0  # the last commit that the client has
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
 
     def put(self, message: Output) -> None:
-        """Add a message, even to a full box: whoever has more to write waits for room first."""
+        """Add a message, even if the box is full; call `room` before writing more."""
         if isinstance(message, Commit):
             self._seq = message.seq
         self._entries.append(Entry(message, self._seq))
@@ -51,7 +53,7 @@ class Outbox:
         await self._news.wait()
 
     def take(self) -> Output | None:
-        """The next message to be sent; None where the client surely has it."""
+        """Return the next message to send, or None if the client surely has it."""
         entry = self._entries[self._sent]
         self._sent += 1
         if self._sent > self._kept:
@@ -61,7 +63,7 @@ class Outbox:
         return None if entry.is_known_at(self._known) else entry.message
 
     def rewind(self, seq: int) -> bool:
-        """Go back to behind commit `seq`; False where that is no longer possible."""
+        """Go back to just after commit `seq`; return False if that is no longer kept."""
         if seq < self._forgotten:
             return False
         self._known = seq

@@ -1,39 +1,39 @@
-"""The one definition of the wire format: JSON, one object a message, told apart by `type`.
+"""The wire format, defined once: JSON, one object per message, told apart by `type`.
 
-    client   start | resume, then source, delay, end ..., finish
-    server   ready, then commit, sentence ..., done; or error
+    /v1/stream      client: start | resume, then source, delay, undo, end ..., finish
+                    server: ready, then commit, sentence, undone ..., done; or error
+    /v1/rooms/NAME  client: watch, where viewers need a key
+                    server: waiting, room, commit, sentence, retract ..., closed; or error
 
-Parsing, writing and the JSON Schema at /v1/schema all follow from the dataclasses below.
+Decoding, encoding, the JSON Schema at /v1/schema and the tables in docs/protocol.md all follow from these structs.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import json
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from simulmt import stream
-from simulmt.config import build, require
-from simulmt.errors import ConfigError, StreamError
+import msgspec
+from msgspec import Meta
+
+from simulmt.errors import StreamError
+from simulmt.runtime import stream
 
 LONGEST_QUOTE = 300  # characters of an error message
+ROOM_NAME = "^[a-z0-9-]{1,40}$"
 
 
 class Remedy(enum.Enum):
     """What a client can do about an error."""
 
     NONE = "nothing: the same messages would fail again"
-    RESTART = "start anew, here or elsewhere, send all messages again and drop the commits it has"
+    RESTART = "start again, here or elsewhere, send all messages again and drop the commits it has"
     RESUME = "resume the session"
 
 
-class Failure(NamedTuple):
-    """What an error means, and what follows from it."""
+class ErrorInfo(NamedTuple):
+    """How a connection is closed after an error, and what the client can do."""
 
     close_code: int
     remedy: Remedy
@@ -46,41 +46,49 @@ class ErrorCode(enum.StrEnum):
     OUT_OF_ORDER = "out_of_order"
     UNAUTHORIZED = "unauthorized"
     UNKNOWN_MODEL = "unknown_model"
+    NO_RECOGNISER = "no_recogniser"
     BAD_DELAY = "bad_delay"
+    ROOM_TAKEN = "room_taken"
     UNKNOWN_SESSION = "unknown_session"
     TAKEN_OVER = "taken_over"
     TOO_MANY_STREAMS = "too_many_streams"
     TOO_LONG = "too_long"
+    FLOODING = "flooding"
     IDLE = "idle"
+    UNRESPONSIVE = "unresponsive"
     SLOW_READER = "slow_reader"
     DRAINING = "draining"
     INTERNAL = "internal"
 
     @property
-    def failure(self) -> Failure:
-        return FAILURES[self]
+    def info(self) -> ErrorInfo:
+        return ERRORS[self]
 
 
-FAILURES: Mapping[ErrorCode, Failure] = {
-    ErrorCode.BAD_MESSAGE: Failure(1008, Remedy.NONE, "not JSON, not a message of this protocol, or a binary frame"),
-    ErrorCode.TOO_BIG: Failure(1009, Remedy.NONE, "the message is longer than the server allows"),
-    ErrorCode.OUT_OF_ORDER: Failure(1008, Remedy.NONE, "the message may not come at this point"),
-    ErrorCode.UNAUTHORIZED: Failure(1008, Remedy.NONE, "an API key is missing or wrong"),
-    ErrorCode.UNKNOWN_MODEL: Failure(1008, Remedy.NONE, "the server has no such model"),
-    ErrorCode.BAD_DELAY: Failure(1008, Remedy.NONE, "the model was not trained for this delay"),
-    ErrorCode.TAKEN_OVER: Failure(1008, Remedy.NONE, "another connection has resumed the session"),
-    ErrorCode.TOO_LONG: Failure(1008, Remedy.NONE, "the session has lasted as long as the server allows"),
-    ErrorCode.UNKNOWN_SESSION: Failure(1008, Remedy.RESTART, "the session is not, or no longer, known here"),
-    ErrorCode.TOO_MANY_STREAMS: Failure(1013, Remedy.RESTART, "the server, or the client's address, has its fill"),
-    ErrorCode.DRAINING: Failure(1012, Remedy.RESTART, "the server is shutting down"),
-    ErrorCode.INTERNAL: Failure(1011, Remedy.RESTART, "a fault of the server"),
-    ErrorCode.IDLE: Failure(1008, Remedy.RESUME, "no message for too long"),
-    ErrorCode.SLOW_READER: Failure(1008, Remedy.RESUME, "what was sent is not being read"),
+ERRORS: Mapping[ErrorCode, ErrorInfo] = {
+    ErrorCode.BAD_MESSAGE: ErrorInfo(1008, Remedy.NONE, "not JSON, not a valid message, or not a valid frame"),
+    ErrorCode.TOO_BIG: ErrorInfo(1009, Remedy.NONE, "the message is longer than the server allows"),
+    ErrorCode.OUT_OF_ORDER: ErrorInfo(1008, Remedy.NONE, "the message is not allowed at this point"),
+    ErrorCode.UNAUTHORIZED: ErrorInfo(1008, Remedy.NONE, "missing or invalid API key"),
+    ErrorCode.UNKNOWN_MODEL: ErrorInfo(1008, Remedy.NONE, "the server has no such model"),
+    ErrorCode.NO_RECOGNISER: ErrorInfo(1008, Remedy.NONE, "the server cannot recognise speech in this language"),
+    ErrorCode.BAD_DELAY: ErrorInfo(1008, Remedy.NONE, "the model was not trained for this delay"),
+    ErrorCode.ROOM_TAKEN: ErrorInfo(1008, Remedy.NONE, "another speaker has opened the room"),
+    ErrorCode.TAKEN_OVER: ErrorInfo(1008, Remedy.NONE, "another connection has resumed the session"),
+    ErrorCode.TOO_LONG: ErrorInfo(1008, Remedy.NONE, "the session has lasted as long as the server allows"),
+    ErrorCode.FLOODING: ErrorInfo(1008, Remedy.NONE, "too many pings or fragments"),
+    ErrorCode.UNKNOWN_SESSION: ErrorInfo(1008, Remedy.RESTART, "the session is not, or no longer, known"),
+    ErrorCode.TOO_MANY_STREAMS: ErrorInfo(1013, Remedy.RESTART, "the server, or the client's address, is at its limit"),
+    ErrorCode.DRAINING: ErrorInfo(1012, Remedy.RESTART, "the server is shutting down"),
+    ErrorCode.INTERNAL: ErrorInfo(1011, Remedy.RESTART, "internal server error"),
+    ErrorCode.IDLE: ErrorInfo(1008, Remedy.RESUME, "no message for too long"),
+    ErrorCode.UNRESPONSIVE: ErrorInfo(1008, Remedy.RESUME, "no answer to a ping"),
+    ErrorCode.SLOW_READER: ErrorInfo(1008, Remedy.RESUME, "the client does not read what is sent"),
 }
 
 
 class RefusedError(StreamError):
-    """Why the server, or a client that was told so, cannot go on with a stream."""
+    """The server refuses to go on with a stream; raised on both sides."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(quotable(message))
@@ -88,212 +96,243 @@ class RefusedError(StreamError):
 
 
 def quotable(message: str) -> str:
-    """An error message that may quote what a client sent, made short and fit for any encoding."""
+    """Shorten an error message that may quote user input, and make it safe for any encoding."""
     short = message if len(message) <= LONGEST_QUOTE else f"{message[:LONGEST_QUOTE]}..."
     return short.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _field(description: str, *, minimum: int | None = None, default: Any = dataclasses.MISSING, **facts: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"description": description, "minimum": minimum, **facts})
+def _field(description: str, **constraints: Any) -> Meta:
+    return Meta(description=description, **constraints)
 
 
-@dataclass(frozen=True)
-class Start:
+class Message(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type", tag=str.lower
+):
+    """Base of all messages; the tag is the class name in lower case."""
+
+
+ApiKey = Annotated[str | None, _field("required if the server has keys; or send the header Authorization: Bearer KEY")]
+RoomName = Annotated[str, _field("the name of a room", pattern=ROOM_NAME)]
+SentenceNumber = Annotated[int, _field("counts the sentences of a session from 0", ge=0)]
+
+
+class Start(Message, frozen=True):
     """Open a session; the first message of a connection."""
 
-    model: str = _field("a name from /v1/models")
-    delay: int | None = _field("k; without one the model's own", minimum=1, default=None)
-    format: Literal["text"] = _field("how source text is written", default="text")
-    api_key: str | None = _field("where the server asks for one; or send the header Authorization", default=None)
+    model: Annotated[str, _field("a name from /v1/models")]
+    delay: Annotated[int, _field("k; by default the model's own", ge=1)] | None = None
+    format: Annotated[Literal["text"], _field("the format of the source")] = "text"
+    input: Annotated[Literal["text", "audio"], _field("audio: speech follows in binary frames")] = "text"
+    api_key: ApiKey = None
+    room: Annotated[str, _field("open a room of this name for viewers", pattern=ROOM_NAME)] | None = None
+    room_key: (
+        Annotated[str, _field("a secret that opens the same room again; by default the session", min_length=1)] | None
+    ) = None
 
 
-@dataclass(frozen=True)
-class Resume:
-    """Go on with a session after a lost connection; the first message of a connection."""
+class Resume(Message, frozen=True):
+    """Continue a session after a lost connection; the first message of a connection."""
 
-    session: str = _field("from ready")
-    seq: int = _field("of the last commit that arrived, 0 for none", minimum=0)
-    api_key: str | None = _field("as in start", default=None)
-
-
-@dataclass(frozen=True)
-class Source:
-    """More source text, in any chunks; a word is read once white space or an ideograph follows it."""
-
-    text: str = _field("what is appended to the source")
+    session: Annotated[str, _field("from ready")]
+    seq: Annotated[int, _field("of the last commit received, 0 for none", ge=0)]
+    api_key: ApiKey = None
 
 
-@dataclass(frozen=True)
-class Delay:
-    """Change the delay, from the next source piece on."""
+class Source(Message, frozen=True):
+    """Append source text, in chunks of any size; a word is read once white space or an ideograph follows it."""
 
-    k: int = _field("one of the model's delays", minimum=1)
-
-
-@dataclass(frozen=True)
-class End:
-    """The sentence is over, even without a full stop."""
+    text: Annotated[str, _field("what is appended to the source")]
 
 
-@dataclass(frozen=True)
-class Finish:
-    """The text is over; done follows when all of it is translated."""
+class Delay(Message, frozen=True):
+    """Change the delay, from the next source word on."""
+
+    k: Annotated[int, _field("one of the model's delays", ge=1)]
 
 
-@dataclass(frozen=True)
-class Ready:
+class Undo(Message, frozen=True):
+    """Take the last sentence back; undone follows."""
+
+
+class End(Message, frozen=True):
+    """End the sentence, even without a full stop."""
+
+
+class Finish(Message, frozen=True):
+    """End the text; done follows once all of it is translated."""
+
+
+class Watch(Message, frozen=True):
+    """The first message of a viewer, where viewers need an API key."""
+
+    api_key: ApiKey = None
+
+
+class Ready(Message, frozen=True):
     """The answer to start and resume."""
 
-    session: str = _field("for resume; keep it to yourself")
-    model: str = _field("its name")
-    delay: int | None = _field("k, or null for a model that waits for the end of the sentence")
-    received: int = _field("client messages of this session accepted so far; resend from here on", minimum=0)
+    session: Annotated[str, _field("for resume; keep it secret")]
+    model: Annotated[str, _field("its name")]
+    delay: Annotated[int | None, _field("k, or null for a model that waits for the end of the sentence")]
+    received: Annotated[int, _field("client messages of this session received so far; send again from there", ge=0)]
+    room: Annotated[str | None, _field("the room that is open")] = None
+    captions: Annotated[str | None, _field("the path of its page for viewers")] = None
+    samples: Annotated[int, _field("with audio: samples received so far; send again from there", ge=0)] | None = None
 
 
-@dataclass(frozen=True)
-class LagMs:
+class LagMs(msgspec.Struct, frozen=True, omit_defaults=True):
     """Milliseconds from a source word to its translation, by cause."""
 
-    policy: float = _field("until the look-ahead that the delay asks for had arrived")
-    queue: float = _field("until the computation began")
-    compute: float = _field("the computation")
+    policy: Annotated[float, _field("until the look-ahead that the delay asks for had arrived")]
+    queue: Annotated[float, _field("until the computation began")]
+    compute: Annotated[float, _field("the computation")]
+    recognition: Annotated[float, _field("with audio: from the end of the spoken word until it was final")] | None = (
+        None
+    )
 
 
-@dataclass(frozen=True)
-class Commit:
-    """A piece of translation, never taken back; the texts of all commits, joined, are the translation."""
+class Commit(Message, frozen=True):
+    """A piece of translation that never changes; the texts of all commits, joined, are the translation."""
 
-    seq: int = _field("counts the commits of a session from 1", minimum=1)
-    text: str = _field("what is appended to the translation")
-    source_words: int = _field("words of the session that had been read for it", minimum=0)
-    lag_ms: LagMs = _field("how long it took")  # noqa: RUF009, what makes a field is called for every field
+    seq: Annotated[int, _field("counts the commits of a session from 1", ge=1)]
+    sentence: SentenceNumber
+    text: Annotated[str, _field("what is appended to the translation")]
+    source_words: Annotated[int, _field("words of the session read for it", ge=0)]
+    lag_ms: LagMs
 
     @staticmethod
     def of(commit: stream.Commit) -> Commit:
-        lag = LagMs(*(round(part, 1) for part in (commit.lag.policy, commit.lag.queue, commit.lag.compute)))
-        return Commit(commit.seq, commit.text, commit.source_words, lag)
+        lag = commit.lag
+        recognition = round(lag.recognition, 1) or None
+        parts = LagMs(round(lag.policy, 1), round(lag.queue, 1), round(lag.compute, 1), recognition)
+        return Commit(commit.seq, commit.sentence, commit.text, commit.source_words, parts)
 
 
-@dataclass(frozen=True)
-class Sentence:
-    """Every commit up to this one belongs to a finished sentence; may be repeated after resume."""
+class Sentence(Message, frozen=True):
+    """A sentence is finished: every commit up to seq belongs to a finished sentence. May be repeated after resume."""
 
-    seq: int = _field("the last commit of the sentence, 0 if there is none yet", minimum=0)
-
-
-@dataclass(frozen=True)
-class Done:
-    """All is translated; the server closes with 1000."""
+    seq: Annotated[int, _field("of the last commit of the sentence, 0 if there is none yet", ge=0)]
+    sentence: SentenceNumber
 
 
-@dataclass(frozen=True)
-class Error:
-    """The last message of a connection, save after unknown_session, when a start may follow."""
+class Undone(Message, frozen=True):
+    """The answer to undo. The commits stay; send the text again, edited, as a new sentence."""
 
-    code: str = _field("for programs", enum=list(ErrorCode))
-    message: str = _field("for people")
+    sentence: Annotated[int, _field("the sentence that was taken back, null if there is none", ge=0)] | None
+    source: Annotated[str, _field("its source text")]
+
+
+class Heard(Message, frozen=True):
+    """Acknowledges audio: samples up to this number need not be sent again."""
+
+    samples: Annotated[int, _field("samples of the session received so far", ge=0)]
+
+
+class Transcript(Message, frozen=True, omit_defaults=False):
+    """What was recognised. May be repeated after resume: ignore a seq that was received before."""
+
+    seq: Annotated[int, _field("counts the transcripts of a session from 1", ge=1)]
+    text: Annotated[str, _field("what is appended to the recognised source; never changes")]
+    tentative: Annotated[str, _field("what was heard after that and may still be revised")]
+
+
+class Done(Message, frozen=True):
+    """Everything is translated; the server closes with 1000."""
+
+
+class Error(Message, frozen=True):
+    """The last message of a connection, except after the first unknown_session, when start may follow."""
+
+    code: Annotated[str, _field("for programs", extra_json_schema={"enum": list(ErrorCode)})]
+    message: Annotated[str, _field("for people")]
+
+
+class Waiting(Message, frozen=True):
+    """Nobody speaks in the room yet."""
+
+    room: RoomName
+
+
+class Room(Message, frozen=True):
+    """A speech has begun; the messages of its last sentences follow."""
+
+    room: RoomName
+    model: Annotated[str, _field("its name")]
+    source: Annotated[str, _field("the source language")]
+    target: Annotated[str, _field("the target language")]
+    speech: Annotated[str, _field("the same for all connections to the same speech")]
+
+
+class Retract(Message, frozen=True):
+    """The speaker has taken a sentence back: strike it through."""
+
+    sentence: SentenceNumber
+
+
+class Closed(Message, frozen=True):
+    """The speech is over; waiting follows."""
+
+    room: RoomName
 
 
 Opening = Start | Resume
-Input = Source | Delay | End | Finish
+Input = Source | Delay | Undo | End | Finish
 ClientMessage = Opening | Input
-ServerMessage = Ready | Commit | Sentence | Done | Error
+ServerMessage = Ready | Commit | Sentence | Undone | Heard | Transcript | Done | Error
+ViewerMessage = Watch
+RoomMessage = Waiting | Room | Commit | Sentence | Retract | Closed | Error
 
-CLIENT: Mapping[str, type[ClientMessage]] = {kind.__name__.lower(): kind for kind in typing.get_args(ClientMessage)}
-SERVER: Mapping[str, type[ServerMessage]] = {kind.__name__.lower(): kind for kind in typing.get_args(ServerMessage)}
+_encoder = msgspec.json.Encoder()
+_client_decoder = msgspec.json.Decoder(ClientMessage)
+_server_decoder = msgspec.json.Decoder(ServerMessage)
+_viewer_decoder = msgspec.json.Decoder(ViewerMessage)
+_room_decoder = msgspec.json.Decoder(RoomMessage)
 
 
 def parse_client(text: str) -> ClientMessage:
-    """What a client sent; anything else is a RefusedError."""
-    return _parse(text, CLIENT)
+    """Decode a message of a client; anything else is a RefusedError."""
+    return _decode(_client_decoder, text)
 
 
 def parse_server(text: str) -> ServerMessage:
-    """What a server sent; anything else is a RefusedError."""
-    return _parse(text, SERVER)
+    """Decode a message of a server; anything else is a RefusedError."""
+    return _decode(_server_decoder, text)
 
 
-def write(message: ClientMessage | ServerMessage) -> str:
-    """A message as JSON; fields that are None by default are left out."""
-    fields = dataclasses.asdict(message)
-    optional = {field.name for field in dataclasses.fields(message) if field.default is None}
-    table = {name: value for name, value in fields.items() if not (name in optional and value is None)}
-    return json.dumps({"type": type(message).__name__.lower(), **table}, ensure_ascii=False, separators=(",", ":"))
+def parse_viewer(text: str) -> ViewerMessage:
+    """Decode a message of a viewer; anything else is a RefusedError."""
+    return _decode(_viewer_decoder, text)
 
 
-M = typing.TypeVar("M")
+def parse_room(text: str) -> RoomMessage:
+    """Decode a message to a viewer; anything else is a RefusedError."""
+    return _decode(_room_decoder, text)
 
 
-def _parse(text: str, kinds: Mapping[str, type[M]]) -> M:
+def write(message: Message) -> str:
+    """Encode a message; optional fields with their default are left out."""
+    return _encoder.encode(message).decode()
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], text: str) -> Any:
     try:
-        table = json.loads(text)
-    except (ValueError, RecursionError):
-        raise RefusedError(ErrorCode.BAD_MESSAGE, "expected a JSON object, got something that is not JSON") from None
-    kind = table.pop("type", None) if isinstance(table, dict) else None
-    if not isinstance(kind, str) or kind not in kinds:
-        raise RefusedError(ErrorCode.BAD_MESSAGE, f"expected a JSON object with a type among {', '.join(kinds)}")
-    try:
-        message = build(kinds[kind], table, kind)
-        _check_minima(message, kind)
-    except ConfigError as error:
-        raise RefusedError(ErrorCode.BAD_MESSAGE, str(error)) from None
-    return message
+        return decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise RefusedError(ErrorCode.BAD_MESSAGE, f"invalid message: {error}") from None
 
 
-def _check_minima(message: Any, kind: str) -> None:
-    for field in dataclasses.fields(message):
-        value, minimum = getattr(message, field.name), field.metadata["minimum"]
-        if minimum is not None and value is not None:
-            require(value >= minimum, f"{kind}: {field.name}: expected {minimum} or more, got {value}")
+def message_types(union: Any) -> dict[str, type[Message]]:
+    """Return the message types of a union by their tags."""
+    return {kind.__struct_config__.tag: kind for kind in get_args(union) or (union,)}
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of all messages, those of the client and those of the server apart."""
-    every = {**CLIENT, **SERVER}
+    """Return the JSON Schema of all messages, grouped by who sends them."""
+    groups = {"client": ClientMessage, "server": ServerMessage, "viewer": ViewerMessage, "room_messages": RoomMessage}
+    schemas, components = msgspec.json.schema_components(groups.values(), ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "simulmt, WebSocket /v1/stream",
-        "$defs": {
-            **{name: _message_schema(name, kind) for name, kind in every.items()},
-            "client": {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in CLIENT]},
-            "server": {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in SERVER]},
-        },
-        "oneOf": [{"$ref": "#/$defs/client"}, {"$ref": "#/$defs/server"}],
+        "title": "simulmt: WebSockets /v1/stream and /v1/rooms/NAME",
+        "$defs": {**components, **dict(zip(groups, schemas, strict=True))},
+        "anyOf": [{"$ref": f"#/$defs/{group}"} for group in groups],
     }
-
-
-def _message_schema(name: str, kind: type[Any]) -> dict[str, Any]:
-    table = _object_schema(kind)
-    table["properties"] = {"type": {"const": name}, **table["properties"]}
-    table["required"] = ["type", *table["required"]]
-    return table
-
-
-def _object_schema(kind: type[Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    fields = dataclasses.fields(kind)
-    return {
-        "type": "object",
-        "description": kind.__doc__,
-        "properties": {field.name: _field_schema(hints[field.name], field) for field in fields},
-        "required": [field.name for field in fields if field.default is dataclasses.MISSING],
-        "additionalProperties": False,
-    }
-
-
-def _field_schema(hint: Any, field: dataclasses.Field[Any]) -> dict[str, Any]:
-    facts = {name: fact for name, fact in field.metadata.items() if fact is not None}
-    return {**_type_schema(hint), **facts}
-
-
-def _type_schema(hint: Any) -> dict[str, Any]:
-    if dataclasses.is_dataclass(hint):
-        return _object_schema(typing.cast(type, hint))
-    if typing.get_origin(hint) is Literal:
-        return {"enum": list(typing.get_args(hint))}
-    if isinstance(hint, types.UnionType):
-        return {"type": [_TYPES[part] for part in typing.get_args(hint)]}
-    return {"type": _TYPES[hint]}
-
-
-_TYPES: Mapping[Any, str] = {str: "string", int: "integer", float: "number", type(None): "null"}

@@ -1,9 +1,9 @@
-"""The same application on a Ray cluster, with as many replicas as there are streams to serve (extra `ray`).
+"""The application on a Ray cluster, scaled by the number of streams (extra `ray`).
 
     serve run simulmt.serve.ray_app:build models=en-zh streams_per_replica=100 most_replicas=8
 
 Every replica is a whole server. A client that loses its connection may reach another replica, which does not know its
-session; it then starts anew and sends its messages again, as after a restart.
+session; it then starts again and sends its messages again, as after a restart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sessions: what a stream is to its client, whichever connection it speaks through.
+"""Sessions: streams that outlive the connections of their clients.
 
-A session belongs to one connection at a time. Without one it goes on computing what it was given, as far as its outbox
-has room, and waits for a while to be resumed.
+A session is attached to at most one connection at a time. While detached it goes on translating what it has received,
+as far as its outbox has room, and waits for `grace_seconds` to be resumed.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import enum
 import secrets
-from collections.abc import Callable
 from typing import NamedTuple
 
-from simulmt.serve.limits import Limits, Throttle
+from simulmt.runtime.revisions import feed
+from simulmt.serve.audio import Audio, Recognised, RecogniserPool, SpeechInput
+from simulmt.serve.limits import Counted, Counters, Limits, Throttle
 from simulmt.serve.metrics import Metrics
-from simulmt.serve.models import CHARACTERS_AT_ONCE, Model, log_failure, slices
+from simulmt.serve.models import CHARACTERS_AT_ONCE, Model, chunks, log_failure
 from simulmt.serve.outbox import Outbox
+from simulmt.serve.peers import Peers
 from simulmt.serve.protocol import (
     Commit,
     Delay,
@@ -24,58 +26,99 @@ from simulmt.serve.protocol import (
     Error,
     ErrorCode,
     Finish,
+    Heard,
     Input,
     RefusedError,
+    Remedy,
+    Retract,
     Sentence,
     Source,
+    Transcript,
+    Undo,
+    Undone,
 )
+from simulmt.serve.rooms import Publisher
+from simulmt.speech.audio import RATE
 
-MESSAGE_CHARACTERS = 8  # what a message costs, in characters, beside its text
-DRAINING = "this server is shutting down; go on at another, or in a moment"
-FAILED = "the server failed to translate this stream; start it anew"
+MESSAGE_COST = 64  # characters that a message counts for, besides its text
+DRAINING = "the server is shutting down; continue at another one, or in a moment"
+FAILED = "the server failed to translate this stream; start it again"
 
 
 class State(enum.Enum):
-    """From top to bottom, over either of the two in the middle."""
-
-    LIVE = "takes messages in"
-    FINISHING = "has all of its messages, done will follow"
-    DRAINING = "takes no more messages because the server shuts down"
-    OVER = "its last message lies in the outbox"
+    LIVE = "receives messages"
+    FINISHING = "has received finish"
+    DRAINING = "receives no more messages because the server shuts down"
+    OVER = "its last message is in the outbox"
 
 
-class Tenure:
-    """A connection's hold on a session, until another connection takes it over."""
+class Attachment:
+    """Links a session to a connection, until another connection takes the session over."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
 
 
 class _Received(NamedTuple):
-    message: Input
+    message: Input | Audio
     arrived: float  # by the translator's clock
+    cost: int
+
+
+class Budget:
+    """A number of characters, or samples, that may be outstanding; `spend` waits while it is used up."""
+
+    def __init__(self, characters: float) -> None:
+        self._all = self._left = characters
+        self._available = asyncio.Event()
+        self._available.set()
+
+    @property
+    def is_used(self) -> bool:
+        return self._left < self._all
+
+    async def spend(self, characters: int) -> None:
+        """Wait until something is left; a single message may overdraw it."""
+        await self._available.wait()
+        self.refund(-characters)
+
+    def refund(self, characters: int) -> None:
+        self._left += characters
+        self._available.set() if self._left > 0 else self._available.clear()
 
 
 class Session:
-    """One stream, its input on the way to the model and its output on the way to the client."""
+    """One stream, with its input queue and its outbox."""
 
-    def __init__(self, model: Model, delay: int | None, address: str, limits: Limits, metrics: Metrics) -> None:
-        self.name = secrets.token_urlsafe(18)
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        delay: int | None,
+        address: str,
+        limits: Limits,
+        metrics: Metrics,
+        speech: SpeechInput | None = None,
+    ) -> None:
+        self.name = name
         self.model = model
         self.address = address
-        self.received = 0  # messages taken in
+        self.received = 0  # messages
         self.state = State.LIVE
         self.outbox = Outbox(limits.unsent_messages, limits.kept_messages)
         self.ends_at = asyncio.get_running_loop().time() + limits.session_seconds
-        self.tenure: Tenure | None = None  # of the connection that has it
-        self.expiry: asyncio.TimerHandle | None = None  # when it is forgotten, unless a connection takes it up
+        self.attachment: Attachment | None = None
+        self.room: Publisher | None = None
+        self.speech = speech  # only with audio
+        self.expiry: asyncio.TimerHandle | None = None  # ends the session if no connection resumes it
         self._stream = model.stream(delay)
         self._throttle = Throttle(limits.characters_per_second, limits.burst_characters, model.translator.clock)
-        self._room = asyncio.Semaphore(limits.unread_messages)
-        self._inbox: asyncio.Queue[_Received | None] = asyncio.Queue()  # bounded by the semaphore; None: draining
+        self._unread = Budget(limits.unread_characters)
+        self._unheard = Budget(limits.audio_seconds * RATE)
+        self._inbox: asyncio.Queue[_Received | None] = asyncio.Queue()  # bounded by the budget; None: draining
         self._metrics = metrics
         self._commits = self._sentences = self._words = 0
-        self._taken_in = 0  # characters since it last computed
+        self._accepted = 0  # characters since the last step
         self._worker = asyncio.create_task(self._work())
 
     @property
@@ -84,37 +127,48 @@ class Session:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is still to be computed."""
-        return self._stream.is_due or not self._inbox.empty()
+        """Whether something is still to be translated."""
+        return self._stream.is_due or self._unread.is_used or self._unheard.is_used
 
-    async def accept(self, message: Input, tenure: Tenure) -> None:
-        """Take a message in, once there is room for it; what comes too late to be taken in is not counted."""
+    async def receive(self, message: Input | Audio, attachment: Attachment) -> None:
+        """Queue a message, once there is room for it; a message that comes too late is not counted as received."""
         if self.state is State.FINISHING:
-            raise RefusedError(ErrorCode.OUT_OF_ORDER, "nothing may follow finish")
+            raise RefusedError(ErrorCode.OUT_OF_ORDER, "no message may follow finish")
+        if isinstance(message, Source) and self.speech is not None:
+            raise RefusedError(ErrorCode.OUT_OF_ORDER, "the input of this session is audio, in binary frames")
         arrived = self.model.translator.clock()
         if isinstance(message, Delay):
             self.model.check_delay(message.k)
-        length = len(message.text) if isinstance(message, Source) else 0
-        if seconds := self._throttle.take(MESSAGE_CHARACTERS + length):
-            await asyncio.sleep(seconds)
-        await self._room.acquire()
-        if tenure.ended.is_set() or self.state is not State.LIVE:
-            self._room.release()
+        budget, cost = self._budget(message)
+        await budget.spend(cost)
+        if attachment.ended.is_set() or self.state is not State.LIVE:
+            budget.refund(cost)
             return
         if isinstance(message, Finish):
             self.state = State.FINISHING
-        self.received += 1
-        self._inbox.put_nowait(_Received(message, arrived))
+        if self.speech is not None and isinstance(message, Audio):
+            self._put(self.speech.receive(message))
+        else:
+            self.received += 1
+        self._inbox.put_nowait(_Received(message, arrived, cost))
+
+    def _budget(self, message: Input | Audio) -> tuple[Budget, int]:
+        """Return what bounds messages of this kind, and the cost of this one."""
+        if isinstance(message, Audio):
+            return self._unheard, message.length
+        return self._unread, MESSAGE_COST + (len(message.text) if isinstance(message, Source) else 0)
 
     def drain(self) -> None:
-        """Take nothing more in; once what was taken in is translated, say that the server shuts down."""
+        """Receive no more; once everything received is translated, tell the client that the server shuts down."""
         if self.state is State.LIVE:
             self.state = State.DRAINING
             self._inbox.put_nowait(None)
 
     def stop(self) -> None:
-        """Drop whatever is still to be computed."""
+        """Drop everything that is still to be translated."""
         self._worker.cancel()
+        if self.speech is not None:
+            self.speech.close()
 
     async def _work(self) -> None:
         try:
@@ -124,142 +178,212 @@ class Session:
             self._end(Error(ErrorCode.INTERNAL, FAILED))
 
     async def _translate(self) -> Done | Error:
-        """Take in what has arrived, a bounded part at a time, and translate it; the last message to the client."""
+        """Translate what arrives, a bounded part at a time; return the last message to the client."""
         while True:
             if self._inbox.empty():
                 await self._advance()
             received = await self._inbox.get()
             if received is None:
+                await self._finish_speech(self.model.translator.clock())
                 await self._advance()
                 return Error(ErrorCode.DRAINING, DRAINING)
-            self._room.release()
-            await self._take_in(*received)
+            budget, cost = self._budget(received.message)
+            if isinstance(received.message, Audio):
+                await self._recognise(received.message, received.arrived)
+            else:
+                if seconds := self._throttle.take(cost):
+                    await asyncio.sleep(seconds)
+                await self._accept(received.message, received.arrived)
+            budget.refund(cost)
             if isinstance(received.message, Finish):
                 return Done()
 
-    async def _take_in(self, message: Input, arrived: float) -> None:
+    async def _accept(self, message: Input, arrived: float) -> None:
         match message:
             case Source(text):
-                for part in slices(text):
-                    self._stream.accept(part, arrived)
-                    self._taken_in += len(part)
-                    if self._taken_in >= CHARACTERS_AT_ONCE:
+                for chunk in chunks(text):
+                    self._stream.accept(chunk, arrived)
+                    self._accepted += len(chunk)
+                    if self._accepted >= CHARACTERS_AT_ONCE:
                         await self._advance()
             case Delay(k):
                 self._stream.set_delay(k)
+            case Undo():
+                await self._advance()
+                self._undo()
             case End():
                 self._stream.accept_end(arrived)
             case Finish():
-                self._stream.accept_finish(arrived)
+                await self._finish_speech(arrived)
+                self._stream.accept_finish(arrived if self.speech is None else None)
                 await self._advance()
 
+    async def _recognise(self, audio: Audio, arrived: float) -> None:
+        assert self.speech is not None
+        await self._read_words(await self.speech.recognise(audio), arrived)
+
+    async def _finish_speech(self, arrived: float) -> None:
+        if self.speech is not None:
+            await self._read_words(await self.speech.finish(), arrived)
+
+    async def _read_words(self, recognised: Recognised, arrived: float) -> None:
+        """Translate stable words of audio that arrived at `arrived`."""
+        assert self.speech is not None
+        now = self.model.translator.clock()
+        feed(self._stream, recognised.words, recognised.seconds + now - arrived, now)
+        await self.outbox.room()
+        self._put(self.speech.transcript(recognised.words))
+        if recognised.words:
+            await self._advance()
+
+    def _put(self, message: Heard | Transcript | None) -> None:
+        if message is not None:
+            self.outbox.put(message)
+
     async def _advance(self) -> None:
-        """Compute until nothing is due, as long as the client reads what comes of it."""
-        self._taken_in = 0
+        """Compute until nothing is due, as long as the client reads the output."""
+        self._accepted = 0
         self._report_sentences()
         while self._stream.is_due:
             await self.outbox.room()
             for commit in await self.model.step(self._stream):
                 self._metrics.count(self.model.name, commit, commit.source_words - self._words)
                 self._words, self._commits = commit.source_words, commit.seq
-                self.outbox.put(Commit.of(commit))
+                self._emit(Commit.of(commit))
             self._report_sentences()
 
     def _report_sentences(self) -> None:
         while self._sentences < self._stream.sentences_finished:
-            self._sentences += 1
             self._metrics.sentences.labels(self.model.name).inc()
-            self.outbox.put(Sentence(self._commits))
+            self._emit(Sentence(self._commits, self._sentences))
+            self._sentences += 1
+
+    def _undo(self) -> None:
+        undone = self._stream.undo()
+        self._sentences = self._stream.sentences_finished  # a sentence that was taken back is not reported
+        if undone is None:
+            self.outbox.put(Undone(None, ""))
+            return
+        self.outbox.put(Undone(*undone))
+        if self.room is not None:
+            self.room.put(Retract(undone.sentence))
+
+    def _emit(self, message: Commit | Sentence) -> None:
+        self.outbox.put(message)
+        if self.room is not None:
+            self.room.put(message)
 
     def _end(self, message: Done | Error) -> None:
         self.state = State.OVER
+        if self.speech is not None:
+            self.speech.close()
         self.outbox.put(message)
+        if self.room is not None and isinstance(message, Done):
+            self.room.close()
 
 
 class Sessions:
-    """All sessions of a server, connected or waiting to be resumed."""
+    """All sessions of a worker, attached or waiting to be resumed."""
 
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, limits: Limits, metrics: Metrics, counters: Counters, peers: Peers | None = None) -> None:
         self.is_draining = False
+        self._peers = peers or Peers()
         self._limits = limits
         self._metrics = metrics
+        self._counters = counters
         self._sessions: dict[str, Session] = {}  # oldest first
 
-    def open(self, model: Model, delay: int | None, address: str) -> Session:
-        """Begin a session, unless the server is full or shuts down."""
+    def open(self, model: Model, delay: int | None, address: str, pool: RecogniserPool | None = None) -> Session:
+        """Begin a session, unless the server is full or shuts down; with audio, if a pool of recognisers is given."""
         self._refuse_when_draining()
-        self._make_room(lambda session: session.address == address, self._limits.streams_per_address, "this address")
-        self._make_room(lambda _: True, self._limits.streams, "this server")
-        session = Session(model, delay, address, self._limits, self._metrics)
+        limits, counters = self._limits, self._counters
+        if counters.of(Counted.STREAMS, address) >= limits.streams_per_address:
+            self._refuse("from this address", limits.streams_per_address)
+        if counters.total(Counted.STREAMS) >= limits.streams:
+            self._refuse("on this server", limits.streams)
+        self._evict(
+            [session for session in self._sessions.values() if session.address == address], limits.streams_per_address
+        )
+        self._evict(list(self._sessions.values()), limits.streams)
+        name = self._peers.session_name(secrets.token_urlsafe(18))
+        model.check_delay(delay)
+        speech = None if pool is None else pool.open(model.info.source)
+        session = Session(name, model, delay, address, limits, self._metrics, speech)
         self._sessions[session.name] = session
         return session
 
     def find(self, name: str, seq: int) -> Session:
-        """The session of a name, ready to send what follows commit `seq`."""
+        """Return the session of this name, ready to send what follows commit `seq`."""
         self._refuse_when_draining()
         session = self._sessions.get(name)
         if session is None or not session.outbox.rewind(seq):
-            raise RefusedError(
-                ErrorCode.UNKNOWN_SESSION, "no such session here; start anew and send all messages again"
-            )
+            raise RefusedError(ErrorCode.UNKNOWN_SESSION, "unknown session; start again and send all messages again")
         return session
 
-    def connect(self, session: Session) -> Tenure:
-        """Hand a session to a connection; one that had it before loses it."""
+    def attach(self, session: Session) -> Attachment:
+        """Attach a session to a connection; a connection that had it before loses it."""
         if session.expiry is not None:
             session.expiry.cancel()
-        if session.tenure is None:
+        if session.attachment is None:
             self._metrics.live.labels(session.model.name).inc()
+            self._counters.add(Counted.STREAMS, session.address)
         else:
-            session.tenure.ended.set()
-        session.tenure = Tenure()
-        return session.tenure
+            session.attachment.ended.set()
+        session.attachment = Attachment()
+        return session.attachment
 
-    def disconnect(self, session: Session, tenure: Tenure, is_resumable: bool) -> None:
-        """A connection is gone; unless another has taken over, the session waits for a while or ends."""
-        if session.tenure is not tenure:
+    def detach(self, session: Session, attachment: Attachment, remedy: Remedy) -> None:
+        """Release a session whose connection is gone, unless another connection has it; it waits or ends."""
+        if session.attachment is not attachment:
             return
-        session.tenure = None
+        session.attachment = None
         self._metrics.live.labels(session.model.name).dec()
-        if is_resumable:
-            loop = asyncio.get_running_loop()
-            session.expiry = loop.call_later(self._limits.grace_seconds, self._forget, session)
-        else:
-            self._forget(session)
+        self._counters.add(Counted.STREAMS, session.address, -1)
+        loop = asyncio.get_running_loop()
+        if remedy is Remedy.RESUME:
+            session.expiry = loop.call_later(self._limits.grace_seconds, self.forget, session)
+            return
+        if remedy is Remedy.RESTART and session.room is not None:
+            # The client will start again and open the room again; its viewers need not notice.
+            loop.call_later(self._limits.grace_seconds, session.room.close)
+            session.room = None
+        self.forget(session)
 
     async def drain(self) -> None:
-        """Let every stream finish what it has taken in, then send its client away; bounded in time."""
+        """Let every stream finish what it has received, then send its client away; bounded in time."""
         self.is_draining = True
         for session in self._sessions.values():
             session.drain()
         deadline = asyncio.get_running_loop().time() + self._limits.drain_seconds
-        while self._connected() and asyncio.get_running_loop().time() < deadline:
+        while self._attached() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
         """Drop all sessions."""
         for session in list(self._sessions.values()):
-            self._forget(session)
+            self.forget(session)
 
-    def _connected(self) -> list[Session]:
-        return [session for session in self._sessions.values() if session.tenure is not None]
+    def _attached(self) -> list[Session]:
+        return [session for session in self._sessions.values() if session.attachment is not None]
 
     def _refuse_when_draining(self) -> None:
         if self.is_draining:
             raise RefusedError(ErrorCode.DRAINING, DRAINING)
 
-    def _make_room(self, among: Callable[[Session], bool], most: int, whose: str) -> None:
-        """Sessions that nobody is connected to give way, the oldest first: their clients can start anew."""
-        group = [session for session in self._sessions.values() if among(session)]
-        if len(group) < most:
-            return
-        waiting = next((session for session in group if session.tenure is None), None)
-        if waiting is None:
-            raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"{whose} has all of its {most} streams; try again later")
-        self._forget(waiting)
+    def _refuse(self, where: str, most: int) -> None:
+        raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many streams {where} (limit {most}); try again later")
 
-    def _forget(self, session: Session) -> None:
+    def _evict(self, group: list[Session], most: int) -> None:
+        """Make room for one more by dropping the oldest session that is not attached: its client can start again."""
+        waiting = next((session for session in group if session.attachment is None), None)
+        if len(group) >= most and waiting is not None:
+            self.forget(waiting)
+
+    def forget(self, session: Session) -> None:
+        """Drop a session and close its room."""
         self._sessions.pop(session.name, None)
+        if session.room is not None:
+            session.room.close()
         if session.expiry is not None:
-            session.expiry.cancel()  # a timer that is set would keep the session, and its rows of caches, in memory
+            session.expiry.cancel()  # a pending timer would keep the session, and its cache rows, in memory
         session.stop()

@@ -1,1 +1,1 @@
-"""Training, rewriting and export; needs the extra `train`."""
+"""Training, corpus rewriting and export (extra `train`)."""

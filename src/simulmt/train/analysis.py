@@ -1,7 +1,7 @@
-"""What the sorting network does to a sentence, as plain arrays: oracle order, Z with its labels, word alignments.
+"""Analyse the sorting network: oracle order, heat maps of Z, word alignments; results are plain arrays.
 
-All of it shows the network the reference, so none of it is translation: it explains a trained model. Axis letters as
-in model/: B batch, S source with END, T target with END, U = S * mu frames, V vocabulary.
+All of this shows the network the reference, so it explains a model but does not translate. Axis letters: B batch, S
+source with END, T target with END, U = S * mu frames, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from simulmt.alignment import Link
 from simulmt.config import require
+from simulmt.data.alignment import Link
 from simulmt.errors import CheckpointError
-from simulmt.model.asn import SortedCTCModel
+from simulmt.model.asn import SortedCTCModel, SortingStatistics
 from simulmt.text import BLANK, END, PAD, Tokenizer
+from simulmt.train.batches import DeviceStore
 from simulmt.train.decode import collapse
 from simulmt.train.systems import check_vocabularies, load_model
 
@@ -46,7 +47,7 @@ class Sorter:
 
     @staticmethod
     def load(run: Path, data: Path | None = None, device: torch.device | None = None) -> Sorter:
-        """Read a finished run; `data` is for a run whose data directory has moved since."""
+        """Load a finished run; `data` overrides its data directory."""
         model, config = load_model(run)
         if not isinstance(model, SortedCTCModel):
             raise CheckpointError(f"{run}: a '{config.system}' model has no sorting network; train with ctc+asn")
@@ -56,19 +57,19 @@ class Sorter:
         return Sorter(model.to(device).eval(), source, target, config.delays)
 
     def delay_or_default(self, delay: int | None) -> int:
-        """The delay, if the model was trained for it; its smallest for None."""
+        """Return `delay` after checking that the model was trained for it, or the smallest one for None."""
         delay = min(self.delays) if delay is None else delay
         trained = ", ".join(map(str, self.delays))
         require(delay in self.delays, f"delay {delay}: the model was trained for {trained}")
         return delay
 
     def encode(self, source: str, target: str) -> tuple[list[int], list[int]]:
-        """The tokens of a pair, each side with its END."""
+        """Encode a pair, each side with END."""
         return [*self.source.encode(source), END], [*self.target.encode(target), END]
 
 
 class Sorting(NamedTuple):
-    """How the network sorts one sentence: row r of Z says which source tokens become output position r."""
+    """Sorting of one sentence: row r of Z weights the source tokens that form output position r."""
 
     source: list[int]
     target: list[int]
@@ -78,7 +79,7 @@ class Sorting(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """Z with its labels: a source piece for every column, the target pieces of its frames for every row."""
+    """Z with labels: source pieces for columns, target pieces for rows."""
 
     Z: FloatArray
     columns: list[str]
@@ -86,60 +87,82 @@ class HeatMap(NamedTuple):
 
 
 class OracleOrder(NamedTuple):
-    """Translations with the reference's order and, by the same settings, in source order."""
+    """Translations in oracle order and, with the same settings, in source order."""
 
     oracle: list[str]
     default: list[str]
+    statistics: SortingStatistics
 
 
 @torch.inference_mode()
 def oracle_order(
     sorter: Sorter, pairs: Sequence[tuple[str, str]], delay: int, blank_penalty: float = 0.0
 ) -> OracleOrder:
-    """Translate sources with states sorted by the Z of their references, and with Z = identity beside it."""
+    """Translate with states sorted by the Z of the references, and with Z = identity."""
     encoded = [sorter.encode(*pair) for pair in pairs]
     translator = sorter.model.translator
     results: list[list[str]] = [[""] * len(pairs), [""] * len(pairs)]
+    matrices = []
     for batch in _batches(sorter, encoded, delay):
+        matrices.append((batch.Z, batch.lengths))
         frames = (batch.lengths * translator.mu).tolist()
         for texts, states in zip(results, (batch.Z.to(batch.H.dtype) @ batch.H, batch.H), strict=True):
             logits = translator.logits(translator.frames(states))
             logits[:, :, BLANK] -= blank_penalty
             for number, tokens in zip(batch.numbers, collapse(logits.argmax(-1), frames), strict=True):
                 texts[number] = sorter.target.decode(tokens)
-    return OracleOrder(*results)
+    oracle, default = results
+    return OracleOrder(oracle, default, SortingStatistics.of(matrices))
+
+
+@torch.inference_mode()
+def statistics_of_store(
+    model: SortedCTCModel, store: DeviceStore, delay: int, batch_tokens: int = 4096
+) -> SortingStatistics:
+    """Measure the distance of Z from the identity on a token store."""
+    was_training = model.training
+    model.eval()
+    batches = (
+        (model.sort(each.source, each.source_lengths, each.target, each.target_lengths, delay)[1], each.source_lengths)
+        for each in store.in_order(batch_tokens)
+    )
+    statistics = SortingStatistics.of(batches)
+    model.train(was_training)
+    return statistics
 
 
 def sort_pairs(sorter: Sorter, pairs: Sequence[tuple[str, str]], delay: int) -> list[Sorting]:
-    """What the network makes of sentence pairs, in their order."""
+    """Return the sorting of each sentence pair, in order."""
     return _sort(sorter, [sorter.encode(*pair) for pair in pairs], delay)
 
 
 def heat_map(sorter: Sorter, sorting: Sorting) -> HeatMap:
-    """The matrix of a sentence, ready to be drawn."""
+    """Return Z of a sentence with its labels."""
     symbols = [NO_LABEL, *(sorter.target.pieces[token] for token in sorting.target)]
     frames = [symbols[label] for label in sorting.path or [0] * (len(sorting.source) * sorting.mu)]
     rows = [" ".join(frames[start : start + sorting.mu]) for start in range(0, len(frames), sorting.mu)]
     return HeatMap(sorting.Z, [sorter.source.pieces[token] for token in sorting.source], rows)
 
 
-def align_words(sorter: Sorter, pairs: Sequence[tuple[Words, Words]], delay: int) -> list[set[Link] | None]:
-    """The links between words that the network's order implies; None for a target that does not fit its frames.
+def align_words(
+    sorter: Sorter, pairs: Sequence[tuple[Words, Words]], delay: int, identity: bool = False
+) -> list[set[Link] | None]:
+    """Return the word links implied by Z, or None if the target does not fit its frames.
 
-    A target piece goes to the output positions that its frames belong to, an output position to the source piece
-    that has most of its mass, and pieces to the words they are part of. END links to nothing on either side.
+    A target piece maps to the output positions of its frames, an output position to the source piece with most of its
+    mass, and pieces to their words. END is not linked. `identity` replaces Z by the identity, as a control.
     """
     sources = _pieces(sorter.source, [source for source, _ in pairs])
     targets = _pieces(sorter.target, [target for _, target in pairs])
     encoded = [([*s.tokens, END], [*t.tokens, END]) for s, t in zip(sources, targets, strict=True)]
-    sortings = _sort(sorter, encoded, delay)
+    sortings = _sort(sorter, encoded, delay, identity)
     return [_links(*each) for each in zip(sortings, sources, targets, strict=True)]
 
 
 def viterbi(scores: NDArray[Any], labels: Sequence[int]) -> list[int] | None:
-    """The best CTC path: for each frame the number of its label from 1, or 0 for blank; None if the labels do not fit.
+    """Return the best CTC path as label numbers from 1, 0 for blank; None if the labels do not fit.
 
-    `scores` [U, 1 + T] holds for every frame the score of the blank and of each label.
+    `scores` [U, 1 + T] holds the scores of the blank and of each label per frame.
     """
     columns = np.zeros(2 * len(labels) + 1, np.int64)  # the states: blank, 1, blank, 2, ..., blank
     columns[1::2] = np.arange(1, len(labels) + 1)
@@ -172,16 +195,20 @@ class _Batch(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """The tokens of a sentence without END, and the words, counted from 1, that each of them is part of."""
+    """Tokens of a sentence without END, and the 1-based words that each is part of."""
 
     tokens: list[int]
     words: list[list[int]]
 
 
 @torch.inference_mode()
-def _sort(sorter: Sorter, encoded: Sequence[tuple[list[int], list[int]]], delay: int) -> list[Sorting]:
+def _sort(
+    sorter: Sorter, encoded: Sequence[tuple[list[int], list[int]]], delay: int, identity: bool = False
+) -> list[Sorting]:
     translator, sortings = sorter.model.translator, {}
     for batch in _batches(sorter, encoded, delay):
+        if identity:
+            batch = batch._replace(Z=torch.eye(batch.Z.shape[1], device=batch.Z.device).expand_as(batch.Z))
         logits = translator.logits(translator.frames(batch.Z.to(batch.H.dtype) @ batch.H))
         for row, number in enumerate(batch.numbers):
             source, target = encoded[number]
@@ -193,7 +220,7 @@ def _sort(sorter: Sorter, encoded: Sequence[tuple[list[int], list[int]]], delay:
 
 
 def _batches(sorter: Sorter, encoded: Sequence[tuple[list[int], list[int]]], delay: int) -> Iterator[_Batch]:
-    """Sentences of like length together, longest first."""
+    """Yield batches of sentences of similar length, longest first."""
     order = sorted(range(len(encoded)), key=lambda number: -len(encoded[number][0]))
     device = sorter.model.translator.target_embedding.weight.device
     while order:
@@ -206,7 +233,7 @@ def _batches(sorter: Sorter, encoded: Sequence[tuple[list[int], list[int]]], del
 
 
 def _padded(sentences: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Sentences as a batch on the device, and their lengths on the CPU."""
+    """Return sentences as a padded batch on the device, and their lengths on the CPU."""
     tokens = pad_sequence([torch.tensor(sentence) for sentence in sentences], True, PAD)
     return tokens.to(device), torch.tensor([len(sentence) for sentence in sentences])
 
@@ -231,13 +258,13 @@ def _pieces(tokenizer: Tokenizer, sentences: Sequence[Words]) -> list[_Pieces]:
 
 
 def _pieces_of_words(tokenizer: Tokenizer, words: Words) -> _Pieces:
-    """Word by word, as a spaced vocabulary encodes text anyway."""
+    """Map pieces to words for a vocabulary with spaces."""
     pieces = [(token, [number]) for number, word in enumerate(words, start=1) for token in tokenizer.encode(word)]
     return _Pieces([token for token, _ in pieces], [numbers for _, numbers in pieces])
 
 
 def _pieces_of_text(processor: sentencepiece.SentencePieceProcessor, words: Words) -> _Pieces:
-    """Without spaces, a piece is part of every word that it shares a character with."""
+    """Map pieces to all words they share a character with, for text without spaces."""
     text, owners = _without_spaces(words)
     # As strings, unknown pieces show their text, so that the lengths add up.
     ends = list(accumulate(map(len, processor.encode(text, out_type=str))))
@@ -246,7 +273,7 @@ def _pieces_of_text(processor: sentencepiece.SentencePieceProcessor, words: Word
 
 
 def _without_spaces(words: Words) -> tuple[str, list[int]]:
-    """Words as running text, and for each character the word it belongs to, 0 for a space between Latin words."""
+    """Return words as running text, and the word of each character; 0 for spaces between Latin words."""
     text, owners = "", []
     for number, word in enumerate(words, start=1):
         if text and text[-1].isascii() and word[0].isascii() and text[-1].isalnum() and word[0].isalnum():

@@ -1,9 +1,8 @@
-"""From a token store to batches on the device, as a pure function of (seed, batch number).
+"""Training batches as a pure function of (seed, batch number).
 
-Batches hold sentences of one source length wherever there are enough of them, so attention needs no padding mask
-there; lengths with few sentences are joined with the next longer ones. The cuts depend on the lengths alone, so every
-epoch has the same number of batches, and batch number g of the endless sequence is known without its predecessors:
-to resume, a run needs to remember g and nothing else.
+Where possible a batch holds sentences of one source length, so attention needs no padding mask; rare lengths are joined
+with the next longer ones. Batch boundaries depend on lengths only, so every epoch has the same number of batches, and
+batch g can be computed without its predecessors: to resume, a run needs only g.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from simulmt.data.store import TokenStore
 from simulmt.errors import TrainingError
-from simulmt.store import TokenStore
 from simulmt.text import PAD
 
-TARGET_BUCKET = 4  # sentences of one source length are ordered by target length up to this grain
+TARGET_BUCKET = 4  # granularity of target lengths when sorting
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sentence pairs, END included; tokens on the device, lengths on the CPU, where they are needed first."""
+    """Sentence pairs with END; tokens on the device, lengths on the CPU."""
 
     rows: NDArray[np.int64]  # which pairs of the store
     source: Int[Tensor, "B S"]
@@ -38,7 +37,7 @@ class Batch:
 
 
 class DeviceStore:
-    """A token store's integers as two tensors on the device; a batch is one gather from each."""
+    """A token store on the device; a batch is one gather per side."""
 
     def __init__(self, store: TokenStore, device: torch.device) -> None:
         self.device = device
@@ -50,7 +49,7 @@ class DeviceStore:
         return len(self.source_lengths)
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
-        """The pairs with the given numbers, padded to the longest of them."""
+        """Return the given pairs as a padded batch."""
         source_lengths = torch.from_numpy(self.source_lengths[rows])
         target_lengths = torch.from_numpy(self.target_lengths[rows])
         on_device = torch.from_numpy(rows).to(self.device, non_blocking=True)
@@ -59,7 +58,7 @@ class DeviceStore:
         return Batch(rows, source, source_lengths, target, target_lengths)
 
     def in_order(self, batch_tokens: int) -> Iterator[Batch]:
-        """Every pair once, longest source first, for decoding; `Batch.rows` puts results back into order."""
+        """Yield every pair once, longest source first, for decoding; `Batch.rows` restores the order."""
         order = np.argsort(-self.source_lengths, kind="stable")
         start = 0
         while start < len(order):
@@ -69,7 +68,7 @@ class DeviceStore:
 
 
 class BatchPlan:
-    """The endless sequence of training batches: which pairs are in batch g."""
+    """The infinite sequence of training batches: which pairs are in batch g."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class BatchPlan:
         return len(self._cuts) - 1
 
     def rows(self, number: int) -> NDArray[np.int64]:
-        """The pairs of batch `number`, counted from 0 over all epochs."""
+        """Return the pairs of batch `number`, counted from 0 over all epochs."""
         epoch, index = divmod(number, self.batches_per_epoch)
         if epoch != self._epoch:
             self._begin(epoch)
@@ -102,42 +101,42 @@ class BatchPlan:
         return self._rows[self._cuts[cut] : self._cuts[cut + 1]]
 
     def padding_share(self) -> float:
-        """The share of source positions in a batch that hold padding, over an epoch."""
+        """Return the share of padding among source positions over an epoch."""
         ordered = np.sort(self._source_lengths)
         longest = ordered[self._cuts[1:] - 1]
         return 1.0 - float(ordered.sum() / (longest * np.diff(self._cuts)).sum())
 
     def _begin(self, epoch: int) -> None:
-        """Go to an epoch, and have the one after it shuffled meanwhile: over millions of pairs that takes a while."""
+        """Start an epoch, and shuffle the next one in the background."""
         in_turn = self._next is not None and epoch == self._epoch + 1
         self._rows, self._order = self._next.result() if self._next and in_turn else self._shuffle(epoch)
         self._epoch = epoch
         self._next = self._thread.submit(self._shuffle, epoch + 1)
 
     def _shuffle(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Sort by source length, then roughly by target length, then at random: one integer key for all three."""
+        """Sort by source length, coarse target length, and at random, with one integer key."""
         random = np.random.default_rng((self._seed, epoch))
         key = self._source_lengths.astype(np.int64) << 44
         key |= np.minimum(self._target_lengths.astype(np.int64) // TARGET_BUCKET, 0xFFF) << 32
         key |= random.integers(0, 1 << 32, len(key), dtype=np.int64)
-        rows = np.argsort(key, kind="stable")  # or equal keys would fall differently on another processor
+        rows = np.argsort(key, kind="stable")  # stable, or ties would depend on the CPU
         return rows, random.permutation(self.batches_per_epoch)
 
 
 class BatchQueue:
-    """Batches by number, of which the next is made ready while the device works on the one before."""
+    """Prefetches batches while the device is busy."""
 
     def __init__(self, store: DeviceStore, plan: BatchPlan) -> None:
         self._store, self._plan = store, plan
         self._ready: tuple[int, Batch] | None = None
 
     def take(self, number: int) -> Batch:
-        """Batch `number`; a moment if it was prepared."""
+        """Return batch `number`."""
         ready, self._ready = self._ready, None
         return ready[1] if ready is not None and ready[0] == number else self._make(number)
 
     def prepare(self, number: int) -> None:
-        """Make a batch that will be taken next; where the processor is the device, it has no time to spare."""
+        """Prefetch the batch to be taken next; does nothing on a CPU."""
         if self._store.device.type != "cpu":
             self._ready = number, self._make(number)
 
@@ -146,10 +145,10 @@ class BatchQueue:
 
 
 def cut_by_length(counts: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
-    """Where to cut pairs that are sorted by source length, of which there are `counts[n]` of length n.
+    """Return the batch boundaries of pairs sorted by source length, with `counts[n]` of length n.
 
-    A batch holds at most batch_tokens // (its longest source) pairs, and at least one. A remainder of less than half
-    a batch waits for the next longer sentences; only such batches hold padding.
+    A batch holds at most batch_tokens // (longest source) pairs, and at least one. A remainder of less than half a
+    batch is joined with longer sentences; only such batches contain padding.
     """
     cuts, waiting, seen = [0], 0, 0
     for length in np.flatnonzero(counts):
@@ -171,7 +170,7 @@ def cut_by_length(counts: NDArray[np.int64], batch_tokens: int) -> NDArray[np.in
 
 
 def draw_delay(delays: tuple[int, ...], seed: int, number: int) -> int:
-    """The delay k of batch `number`: one of a set, so that one checkpoint learns every delay."""
+    """Draw the delay k of batch `number`, so that one checkpoint learns all delays."""
     return delays[0] if len(delays) == 1 else int(np.random.default_rng((seed, number, 1)).choice(delays))
 
 
@@ -186,7 +185,7 @@ def _to_device(
 
 
 def _gather(tokens: Tensor, offsets: Tensor, rows: Int[Tensor, " B"], longest: int) -> Int[Tensor, "B L"]:
-    """Rows of the flat token sequence side by side, PAD behind the shorter ones."""
+    """Gather rows of the flat token sequence, padded with PAD."""
     starts, stops = offsets[rows], offsets[rows + 1]
     index = starts[:, None] + torch.arange(longest, device=rows.device)
     inside = index < stops[:, None]

@@ -1,9 +1,8 @@
-"""Checkpoints that survive a kill at any moment.
+"""Atomic checkpoints.
 
-A checkpoint is a directory `update-000001000/` with `tensors.safetensors` and `state.json`, which holds the checksum of
-both. It is written under a temporary name, synced, and renamed, so under its real name it is whole or absent.
-Since every batch and every random draw is a function of the update number, there is little state: weights,
-optimiser moments, averaged weights and a few numbers.
+A checkpoint is a directory `update-000001000/` with `tensors.safetensors` and `state.json`, which holds a checksum of
+both. It is written to a temporary directory, synced and renamed. Because batches and random draws are functions of the
+update number, the state is small: weights, optimiser moments, averaged weights and a few numbers.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +20,15 @@ import safetensors.torch
 from torch import Tensor
 
 from simulmt.errors import CheckpointError
-from simulmt.files import synchronise
+from simulmt.files import replacing_directory
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
-WRITING, REPLACED = ".writing", ".replaced"  # always the same, so that what a kill leaves is found and removed
+SCRATCH = ".checkpoint"  # fixed, so that leftovers of a killed run are found and removed
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on."""
+    """State needed to resume a run."""
 
     update: int
     tensors: dict[str, Tensor]
@@ -38,16 +36,16 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: the last few, and those that something else still needs."""
+    """Checkpoints of a run: the last few, and those still needed."""
 
     def __init__(self, folder: Path, keep_last: int = 2) -> None:
         self.folder = folder
         self.keep_last = keep_last
 
     def save(self, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Write a checkpoint; on any failure the earlier ones are untouched and nothing half-written stays."""
+        """Write a checkpoint; a failure leaves earlier ones untouched and no partial files."""
         try:
-            with whole_directory(self.path(update)) as temporary:
+            with replacing_directory(self.path(update), SCRATCH) as temporary:
                 safetensors.torch.save_file(dict(tensors), temporary / TENSORS)
                 record = {**state, "update": update}
                 record["sha256"] = _checksum(temporary / TENSORS, record)
@@ -61,7 +59,7 @@ class CheckpointFolder:
             ) from None
 
     def load_latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint that is whole, None if there is none at all; damaged newer ones are passed over."""
+        """Load the newest intact checkpoint, skipping damaged ones; None if there is none."""
         updates = self.updates()
         for update in reversed(updates):
             try:
@@ -73,7 +71,7 @@ class CheckpointFolder:
         return None
 
     def whole(self, updates: list[int], warn: Callable[[str], None]) -> list[int]:
-        """Those of some updates whose checkpoints can be read, at least one; the others are reported."""
+        """Return the updates whose checkpoints are intact, at least one; report the others."""
         found = []
         for update in updates:
             try:
@@ -87,7 +85,7 @@ class CheckpointFolder:
         return found
 
     def load(self, update: int) -> Checkpoint:
-        """One checkpoint, checked against its checksum."""
+        """Load a checkpoint and verify its checksum."""
         path = self.path(update)
         try:
             state = json.loads((path / STATE).read_text(encoding="utf-8"))
@@ -98,11 +96,11 @@ class CheckpointFolder:
             raise CheckpointError(f"{path}: damaged ({error})") from None
 
     def updates(self) -> list[int]:
-        """The update numbers of all checkpoints, oldest first."""
+        """Return the update numbers of all checkpoints, oldest first."""
         return sorted(int(path.name.removeprefix("update-")) for path in self.folder.glob("update-" + "[0-9]" * 9))
 
     def prune(self, needed: set[int]) -> None:
-        """Remove all but the last few and the needed ones."""
+        """Delete all but the last few and the needed checkpoints."""
         for update in self.updates()[: -self.keep_last]:
             if update not in needed:
                 shutil.rmtree(self.path(update))
@@ -111,29 +109,8 @@ class CheckpointFolder:
         return self.folder / f"update-{update:09d}"
 
 
-@contextmanager
-def whole_directory(directory: Path) -> Iterator[Path]:
-    """Yield an empty directory that replaces `directory` once the block has ended well; else nothing of it stays."""
-    temporary, replaced = directory.with_name(WRITING), directory.with_name(REPLACED)
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in (*temporary.iterdir(), temporary):
-            synchronise(path)
-        shutil.rmtree(replaced, ignore_errors=True)
-        if directory.is_dir():
-            directory.rename(replaced)  # a directory cannot take the name of another, but half of one must not be seen
-        temporary.rename(directory)
-        synchronise(directory.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except Exception:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
 def average(folder: CheckpointFolder, updates: list[int], prefix: str) -> dict[str, Tensor]:
-    """The mean of the tensors under `prefix` over several checkpoints, one of them in memory at a time."""
+    """Average the tensors under `prefix` over several checkpoints, loading one at a time."""
     total: dict[str, Tensor] = {}
     for update in updates:
         for name, tensor in folder.load(update).tensors.items():
@@ -144,7 +121,7 @@ def average(folder: CheckpointFolder, updates: list[int], prefix: str) -> dict[s
 
 
 def _checksum(tensors: Path, state: Mapping[str, Any]) -> str:
-    """Over the tensors' bytes and all of the state but the checksum itself."""
+    """Hash the tensors and the state without its checksum."""
     with tensors.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
     digest.update(json.dumps({**state, "sha256": None}, sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""Greedy translation of a whole token store, as validation needs it: batched, and what streaming would write.
+"""Greedy translation of a token store, for validation: in batches, with the output of a live stream.
 
 A causal encoder gives the same states whether it reads a sentence at once or word by word, so validation runs whole
 sentences and still scores what a live stream would have written.
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.ctc import CTCModel
-from simulmt.runtime.marks import one_mark
-from simulmt.runtime.wording import Context, Heard, Wording
+from simulmt.model.layers import length_mask
+from simulmt.model.transducer import TransducerModel
+from simulmt.runtime.rules import NO_RULES, Context, DecodingRules, SourcePrefix
 from simulmt.text import BLANK, Tokenizer
 from simulmt.train.batches import Batch, DeviceStore
 from simulmt.train.systems import Translator
@@ -35,7 +36,7 @@ def translate_store(
     blank_penalty: float = 0.0,
     shard: tuple[int, int] = (0, 1),
 ) -> dict[int, list[int]]:
-    """Target ids of every sentence by its number; with shard (i, n), of every n-th batch from the i-th."""
+    """Return the target ids of every sentence by its number; with shard (i, n), of every n-th batch from the i-th."""
     was_training = model.training
     model.eval()
     results: dict[int, list[int]] = {}
@@ -48,7 +49,11 @@ def translate_store(
 
 
 def translate_batch(model: Translator, batch: Batch, delay: int | None, blank_penalty: float = 0.0) -> list[list[int]]:
-    """Greedy target ids of a batch; `blank_penalty` is taken off the blank's logit."""
+    """Return greedy target ids of a batch; `blank_penalty` is subtracted from the blank's logit."""
+    if isinstance(model, TransducerModel):
+        mask = length_mask(batch.source_lengths, batch.source.shape[1], batch.source.device)
+        frames = model.frames(model.encoder(batch.source, mask, delay or 1))
+        return without_blanks(model.write(frames, blank_penalty)[:, 0], (batch.source_lengths * model.mu).tolist())
     if isinstance(model, CTCModel):
         logits = model(batch.source, batch.source_lengths, delay or 1)
         logits[:, :, BLANK] -= blank_penalty
@@ -69,9 +74,17 @@ def scores_by_blank_penalty(
     references: Sequence[Sequence[str]],
     tokenizer: Tokenizer,
     batch_tokens: int = 4096,
-    wording: Wording | None = None,
+    rules: DecodingRules = NO_RULES,
 ) -> dict[float, float]:
-    """Greedy BLEU of a store for every blank penalty, beside those of a wording, from one pass of the network."""
+    """Return the greedy BLEU of a store for every blank penalty, under decoding rules, from one pass of the network.
+
+    A transducer's symbols depend on each other, so there it is one pass for each.
+    """
+    if isinstance(model, TransducerModel):
+        return {
+            penalty: _bleu_of_store(model, store, delay, batch_tokens, penalty, references, tokenizer)
+            for penalty in penalties
+        }
     texts: dict[float, dict[int, str]] = {penalty: {} for penalty in penalties}
     for batch in store.in_order(batch_tokens):
         logits = model(batch.source, batch.source_lengths, delay)
@@ -80,33 +93,45 @@ def scores_by_blank_penalty(
         best, symbols = logits.max(-1)
         for penalty, translated in texts.items():
             written = symbols.masked_fill(blank - penalty > best, BLANK)
-            if wording is not None:
+            if rules.filters:
                 logits[:, :, BLANK] = blank - penalty
-                written = _reworded(wording, written, logits, batch, model.encoder.seen(batch.source, delay), model.mu)
+                written = _apply(rules, written, logits, batch, model.encoder.seen(batch.source, delay), model.mu)
             for row, ids in zip(batch.rows, collapse(written, (batch.source_lengths * model.mu).tolist()), strict=True):
-                text = tokenizer.decode(ids)
-                translated[int(row)] = one_mark(text) if wording is not None and wording.repeat_penalty else text
+                translated[int(row)] = rules.config.filter_text(tokenizer.decode(ids))
     in_order = {penalty: [translated[row] for row in range(len(store))] for penalty, translated in texts.items()}
     return {penalty: bleu(hypotheses, references, tokenizer) for penalty, hypotheses in in_order.items()}
 
 
-def _reworded(wording: Wording, symbols: Tensor, scores: Tensor, batch: Batch, seen: Tensor, mu: int) -> Tensor:
-    """The symbols [B F] that a stream would choose, given the best without penalties and all scores [B F V].
+def _bleu_of_store(
+    model: TransducerModel,
+    store: DeviceStore,
+    delay: int,
+    batch_tokens: int,
+    blank_penalty: float,
+    references: Sequence[Sequence[str]],
+    tokenizer: Tokenizer,
+) -> float:
+    ids = translate_store(model, store, delay, batch_tokens, blank_penalty)
+    return bleu([tokenizer.decode(ids[row]) for row in range(len(store))], references, tokenizer)
+
+
+def _apply(rules: DecodingRules, symbols: Tensor, scores: Tensor, batch: Batch, seen: Tensor, mu: int) -> Tensor:
+    """Return the symbols [B F] that a stream would choose, given the best without rules and all scores [B F V].
 
     `seen` [B S] is how many tokens had been read for each state.
     """
     chosen = symbols.cpu().numpy().copy()
     sources = zip(batch.source.tolist(), batch.source_lengths.tolist(), seen.tolist(), strict=True)
     for row, frames, (tokens, length, ends) in zip(chosen, scores.float().cpu().numpy(), sources, strict=True):
-        heard = [Heard(tokens[: min(end, length)]) for end in ends[:length]]
-        by_frame = [each for each in heard for _ in range(mu)]
+        prefixes = [SourcePrefix(tokens[: min(end, length)]) for end in ends[:length]]
+        by_frame = [prefix for prefix in prefixes for _ in range(mu)]
         F = length * mu
-        row[:F] = wording.choose(row[:F].tolist(), frames[:F], by_frame, BLANK, Context())
+        row[:F] = rules.choose(row[:F].tolist(), frames[:F], by_frame, BLANK, Context())
     return torch.from_numpy(chosen)
 
 
 def collapse(symbols: Tensor, frame_lengths: Sequence[int]) -> list[list[int]]:
-    """CTC's many-to-one map: a frame counts if it is no blank and differs from the frame before it."""
+    """Drop blanks and symbols that equal the one of the frame before."""
     frames: NDArray[np.int64] = symbols.cpu().numpy()
     changed = np.ones_like(frames, dtype=bool)
     changed[:, 1:] = frames[:, 1:] != frames[:, :-1]
@@ -114,7 +139,13 @@ def collapse(symbols: Tensor, frame_lengths: Sequence[int]) -> list[list[int]]:
     return [row[:n][kept[:n]].tolist() for row, kept, n in zip(frames, counts, frame_lengths, strict=True)]
 
 
+def without_blanks(symbols: Tensor, frame_lengths: Sequence[int]) -> list[list[int]]:
+    """Return the symbols that the frames of a transducer write."""
+    rows = zip(symbols.tolist(), frame_lengths, strict=True)
+    return [[symbol for symbol in row[:n] if symbol != BLANK] for row, n in rows]
+
+
 def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]], tokenizer: Tokenizer) -> float:
-    """Lower-cased corpus BLEU by all sets of references; text without spaces is scored by characters, like Chinese."""
+    """Return lower-cased corpus BLEU; text without spaces is scored by characters."""
     metric = sacrebleu.BLEU(lowercase=True, tokenize="13a" if tokenizer.spaced else "zh", force=True)
     return float(metric.corpus_score(list(hypotheses), [list(each) for each in references]).score)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,18 +17,33 @@ import numpy as np
 import torch
 
 from simulmt.config import require
+from simulmt.data.dataset import Dataset
 from simulmt.errors import BundleError
 from simulmt.model.ctc import CTCModel
 from simulmt.model.seq2seq import Seq2SeqModel
-from simulmt.runtime.autoregressive import Row, Seq2SeqDecoder, Seq2SeqSentence, longest_translation
-from simulmt.runtime.bundle import FORMAT, SOURCE, TARGET, WORDS, Bundle, BundleConfig, write_description
-from simulmt.runtime.decoding import CTCDecoder, CTCSentence, Due, Written
-from simulmt.runtime.engine import Array
-from simulmt.runtime.search import log_softmax
-from simulmt.stream import Translator
+from simulmt.model.transducer import TransducerModel
+from simulmt.runtime.bundle import (
+    FORMAT,
+    SOURCE,
+    TARGET,
+    WORDS,
+    Bundle,
+    BundleConfig,
+    write_description,
+    write_system_configs,
+)
+from simulmt.runtime.caches import Array
+from simulmt.runtime.ctc import CTCDecoder, CTCSentence
+from simulmt.runtime.decoding import Due, Written, log_softmax
+from simulmt.runtime.rules import NO_RULES, DecodingRules, RulesConfig
+from simulmt.runtime.seq2seq import Row, Seq2SeqDecoder, Seq2SeqSentence, longest_translation
+from simulmt.runtime.stream import Translator
+from simulmt.runtime.transducer import History, TransducerDecoder, after
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train.decode import bleu
-from simulmt.train.graph import Precision, ctc_graph, decoder_graph, encoder_graph
+from simulmt.train.graph import Precision, context_graph, ctc_graph, decoder_graph, encoder_graph
+from simulmt.train.systems import check_vocabularies, load_model, translator_of
+from simulmt.train.tune import target_lexicon, tune_blank_penalties
 
 Model = CTCModel | Seq2SeqModel
 
@@ -47,8 +62,7 @@ class ExportConfig:
     delays: tuple[int, ...] = ()  # none for a full-sentence model
     default_delay: int | None = None  # the first of the delays, if none is given
     blank_penalties: tuple[float, ...] = ()
-    repeat_penalty: float = 0.0
-    word_penalty: float = 0.0
+    rules: RulesConfig = field(default_factory=RulesConfig)
     precision: Precision = "int8"
     longest: int = 256
     least_agreement: float = 0.95  # share of symbols that int8 must choose like the trained model
@@ -67,7 +81,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model in eval mode, its vocabularies, and for a word penalty the words that it may write."""
+    """A trained model in eval mode, its vocabularies, and for the rule unknown_word the words that it may write."""
 
     model: Model
     source: Tokenizer
@@ -110,11 +124,70 @@ def export(
     return described
 
 
+def export_run(
+    run: Path,
+    data: Path,
+    directory: Path,
+    config: ExportConfig,
+    *,
+    tune_penalty: bool = False,
+    context_weight: float = 1.0,
+    card: str = "",
+    development: int = 200,
+    report: Callable[[str], None] = lambda _: None,
+) -> BundleConfig:
+    """Export a finished run, given the data directory it was trained on; `development` sentences of it check int8.
+
+    The delays of `config` are those of the run. `tune_penalty` chooses the blank penalty of each by development BLEU.
+    `context_weight` scales a transducer's label context, as a language model's weight in shallow fusion.
+    """
+    network, system = load_model(run)
+    dataset = Dataset.open(data)
+    check_vocabularies(run, system, data, dataset.source_tokenizer, dataset.target_tokenizer)
+    model = translator_of(network)
+    config = replace(config, delays=() if system.system == "teacher" else system.delays)
+    _check_options(model, config, tune_penalty)
+    if isinstance(model, TransducerModel):
+        model.context.table.data.mul_(context_weight)
+    else:
+        require(context_weight == 1.0, "a context weight needs a transducer")
+    words = target_lexicon(dataset) if config.rules.unknown_word else []
+    if tune_penalty and isinstance(model, CTCModel):
+        rules = DecodingRules.of(config.rules, dataset.source_tokenizer, dataset.target_tokenizer, words)
+        config = replace(config, blank_penalties=tune_blank_penalties(model, dataset, config.delays, rules, report))
+    pairs = (
+        list(zip(dataset.dev_sources(), dataset.dev_references[0], strict=True))[:development] if development else []
+    )
+    trained = Trained(model, dataset.source_tokenizer, dataset.target_tokenizer, words)
+    described = export(trained, directory, config, card, pairs)
+    write_system_configs(directory)
+    return described
+
+
+def _check_options(model: Model, config: ExportConfig, tune_penalty: bool) -> None:
+    if not isinstance(model, CTCModel):
+        require(not tune_penalty, "tuning a blank penalty needs a CTC model")
+        require(not config.rules.active, f"decoding rules need a CTC model: {', '.join(config.rules.active)}")
+    if isinstance(model, TransducerModel):
+        on_scores = ", ".join(config.rules.on_scores)
+        require(not on_scores, f"decoding rules on scores need a CTC model without label context: {on_scores}")
+    config.rules.check_language(config.target_language)
+    trained = ", ".join(map(str, config.delays)) or "whole sentences only"
+    require(
+        config.default_delay is None or config.default_delay in config.delays,
+        f"default delay {config.default_delay}: the model was trained for {trained}",
+    )
+    require(
+        len(config.blank_penalties) in (0, len(config.delays)),
+        f"{len(config.blank_penalties)} blank penalties: give one for each delay of the model ({trained})",
+    )
+
+
 def _export_checked(
     trained: Trained, draft: Path, config: ExportConfig, card: str, development: Sequence[tuple[str, str]]
 ) -> BundleConfig:
     has_words = bool(trained.words) or not trained.target.spaced  # where words in letters are the source's
-    require(has_words or not config.word_penalty, "a word penalty needs words: give Trained some")
+    require(has_words or not config.rules.unknown_word, "the rule unknown_word needs words: give Trained some")
     described = _describe(trained.model, config)
     exact = _write(trained, draft / "fp32", replace(described, precision="fp32"))
     checks = _check_fp32(trained, exact)
@@ -128,7 +201,7 @@ def _export_checked(
 
 def _describe(model: Model, config: ExportConfig) -> BundleConfig:
     if isinstance(model, CTCModel):
-        kind, mu = "ctc", model.mu
+        kind, mu = "transducer" if isinstance(model, TransducerModel) else "ctc", model.mu
     else:
         kind, mu = "wait-k" if model.encoder.causal else "full-sentence", 1
     default = config.delays[0] if config.default_delay is None and config.delays else config.default_delay
@@ -144,8 +217,7 @@ def _describe(model: Model, config: ExportConfig) -> BundleConfig:
         default_delay=default,
         whole_words=model.encoder.word_starts is not None,
         blank_penalties=config.blank_penalties,
-        repeat_penalty=config.repeat_penalty,
-        word_penalty=config.word_penalty,
+        rules=config.rules,
     )
 
 
@@ -154,11 +226,13 @@ def _write(trained: Trained, directory: Path, described: BundleConfig) -> Bundle
     directory.mkdir(parents=True)
     (directory / SOURCE).write_bytes(trained.source.model)
     (directory / TARGET).write_bytes(trained.target.model)
-    if described.word_penalty:
+    if described.rules.unknown_word:
         (directory / WORDS).write_text("".join(f"{word}\n" for word in sorted(trained.words)), encoding="utf-8")
     model, longest, precision = trained.model, described.longest, described.precision
     if isinstance(model, CTCModel):
         ctc_graph(model, longest, precision).save(directory / "ctc.onnx")
+        if isinstance(model, TransducerModel):
+            context_graph(model, precision).save(directory / "context.onnx")
     else:
         encoder_graph(model, longest, precision).save(directory / "encoder.onnx")
         decoder_graph(model, longest_translation(longest) + 1, precision).save(directory / "decoder.onnx")
@@ -196,10 +270,11 @@ def _check_symbols(trained: Trained, bundle: Bundle) -> None:
     if not isinstance(trained.model, CTCModel):
         return
     decoder = CTCDecoder(bundle, threads=0)
-    decoder.wording = None  # which is not the graph's
+    decoder.rules = NO_RULES  # which are not part of the graph
     sources = [pair.source for pair in _random_pairs(trained, bundle)]
     for delay in bundle.config.delays:
-        for tokens, found in zip(sources, _ctc_found(decoder, trained.source, sources, delay, beam=1), strict=True):
+        symbols = _ctc_found(decoder, trained.source, sources, delay, scores=False)
+        for tokens, found in zip(sources, symbols, strict=True):
             expected = _ctc_expected(trained.model, tokens, delay, bundle.config.blank_penalty(delay))
             second, best = np.partition(expected, -2)[:, -2:].T
             if np.any((expected.argmax(-1) != found) & (best - second > TOLERANCE * _rounding(expected))):
@@ -230,7 +305,7 @@ def _check_bleu(
     sources, references = zip(*development, strict=True)
     scores = {}
     for name, bundle in (("fp32", exact), ("int8", small)):
-        hypotheses = Translator(bundle).translate("\n".join(sources)).split("\n")
+        hypotheses = Translator(bundle).translate("\n".join(sources), bundle.config.default_delay).split("\n")
         scores[name] = bleu(hypotheses, [references], trained.target)
     lost = scores["fp32"] - scores["int8"]
     if lost > config.most_bleu_lost:
@@ -264,7 +339,10 @@ def _log_probabilities(
     """Of each sentence, the log-probabilities of all symbols by the trained model and by the bundle."""
     if isinstance(trained.model, CTCModel):
         assert delay is not None, "a CTC model has a delay"
-        return _ctc_log_probabilities(trained, CTCDecoder(bundle, threads=0), pairs, delay)
+        compared = _ctc_log_probabilities(trained, CTCDecoder(bundle, threads=0), pairs, delay)
+        if isinstance(trained.model, TransducerModel):
+            return _with_context(trained.model, TransducerDecoder(bundle, threads=0), compared)
+        return compared
     return _seq2seq_log_probabilities(trained.model, Seq2SeqDecoder(bundle, threads=0), pairs, delay)
 
 
@@ -276,6 +354,22 @@ def _ctc_log_probabilities(
         group = [pair.source for pair in pairs[start : start + TOGETHER]]
         for tokens, found in zip(group, _ctc_found(decoder, trained.source, group, delay), strict=True):
             yield _ctc_expected(trained.model, tokens, delay, decoder.config.blank_penalty(delay)), found
+
+
+def _with_context(
+    model: TransducerModel, decoder: TransducerDecoder, compared: Iterator[tuple[Array, Array]]
+) -> Iterator[tuple[Array, Array]]:
+    """Add the label context to the scores of frames; both histories are what the trained model writes."""
+    embedding, table = model.target_embedding.weight, model.context.table
+    for expected, found in compared:
+        history: History = (START,) * decoder.symbols
+        histories, added = [], np.empty_like(expected)
+        for frame, scores in enumerate(expected):
+            histories.append(history)
+            added[frame] = (model.context(torch.tensor(history), embedding) @ table.T).numpy()
+            symbol = int((scores + added[frame]).argmax())
+            history = history if symbol == BLANK else after(history, symbol)
+        yield log_softmax(expected + added), log_softmax(found + decoder.context_scores(histories))
 
 
 def _ctc_expected(model: CTCModel, tokens: Sequence[int], delay: int, blank_penalty: float) -> Array:
@@ -293,10 +387,11 @@ def _seq2seq_log_probabilities(
 
 
 class _Recorded(CTCSentence):
-    """A sentence that writes nothing and keeps its frames: symbols, or with a beam log-probabilities."""
+    """A sentence that writes nothing and keeps its frames: symbols, or their log-probabilities."""
 
-    def __init__(self, beam: int, whole_words: bool) -> None:
-        super().__init__(beam, whole_words=whole_words)
+    def __init__(self, whole_words: bool, scores: bool) -> None:
+        super().__init__(whole_words=whole_words)
+        self.wants_scores = scores
         self.frames: list[Array] = []
 
     def write(self, frames: Array, due: Due) -> Written:
@@ -305,10 +400,10 @@ class _Recorded(CTCSentence):
 
 
 def _ctc_found(
-    decoder: CTCDecoder, source: Tokenizer, sentences: Sequence[Sequence[int]], delay: int, beam: int = 2
+    decoder: CTCDecoder, source: Tokenizer, sentences: Sequence[Sequence[int]], delay: int, scores: bool = True
 ) -> list[Array]:
     """By the runtime, all sentences side by side and word by word."""
-    recorded = [_Recorded(beam, decoder.config.whole_words) for _ in sentences]
+    recorded = [_Recorded(decoder.config.whole_words, scores) for _ in sentences]
     parted = [source.part_words(tokens[:-1]) for tokens in sentences]
     for index in range(max(map(len, parted)) + 1):
         for sentence, words in zip(recorded, parted, strict=True):
@@ -351,8 +446,11 @@ def _card(described: BundleConfig, text: str) -> str:
             else []
         ),
         *(["- sees words whole"] if described.whole_words else []),
-        *([f"- repeat penalty: {described.repeat_penalty}"] if described.repeat_penalty else []),
-        *([f"- word penalty: {described.word_penalty}"] if described.word_penalty else []),
+        *(f"- decoding rule {rule}: {_setting(getattr(described.rules, rule))}" for rule in described.rules.active),
         *(f"- {name.replace('_', ' ')}: {value:.6g}" for name, value in described.checks.items()),
     ]
     return "\n".join(lines) + "\n" + (f"\n{text.strip()}\n" if text.strip() else "")
+
+
+def _setting(value: float | bool) -> str:
+    return "on" if value is True else f"{value:g}"

@@ -1,14 +1,15 @@
-"""The ONNX graphs of the runtime, built by hand from a trained model.
+"""Build the runtime's ONNX graphs from a trained model.
 
-Three graphs, each over rows (streams) and a few positions a row:
+Each graph works on rows (streams) and a few positions per row:
 
-    ctc       read tokens into the first layer, put finished positions through the stack, choose symbols
-    encoder   put tokens through an encoder and project them for a decoder's cross-attention
-    decoder   put written tokens through a decoder and choose what follows them
+    ctc       read tokens into the first layer, run finished positions through the rest, choose symbols
+    context   score the next symbol of a transducer by the last ones written
+    encoder   encode tokens and project them for cross-attention
+    decoder   decode written tokens and choose the next ones
 
 A cache of keys or values is an input `past_*` and an output `present_*` of one shape. The runtime binds both to the
-same memory, so that ScatterND writes the new positions in place and the past is never copied. Every operator here
-treats a row and a position alike to the last bit, whatever stands beside it: docs/decisions/0002-runtime-graph.md.
+same memory, so ScatterND writes new positions in place and the past is never copied. Results of a row are bit-exact
+whatever else is in the batch: docs/decisions/0002-runtime-graph.md.
 
 Axis letters: B rows, N positions, R tokens read, C capacity of a cache, P = B * N, D width, V vocabulary.
 """
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Attention, Embedding, FeedForward, sinusoids
 from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.model.transducer import TransducerModel
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
 
 Precision = Literal["fp32", "int8"]
@@ -47,7 +49,7 @@ MIDDLE = 128  # the byte that stands for zero
 
 
 class Rows(NamedTuple):
-    """The inputs that say which positions a graph works on, by name."""
+    """Names of the inputs that select the positions to compute."""
 
     tokens: str  # [B N]
     positions: str  # [B N]
@@ -56,7 +58,7 @@ class Rows(NamedTuple):
 
 
 class Graph:
-    """A graph under construction: its methods add nodes and return the name of what these compute."""
+    """Graph builder; methods add nodes and return the names of their outputs."""
 
     def __init__(self, heads: int, width: int, precision: Precision) -> None:
         self.heads = heads
@@ -72,7 +74,7 @@ class Graph:
         self._count = 0
 
     def rows(self, prefix: str = "", axis: str = "N") -> Rows:
-        """The inputs of one set of positions."""
+        """Add the inputs of a set of positions."""
         return Rows(
             self.input(f"{prefix}tokens", TensorProto.INT64, ["B", axis]),
             self.input(f"{prefix}positions", TensorProto.INT64, ["B", axis]),
@@ -101,25 +103,24 @@ class Graph:
         return name
 
     def split(self, x: str, parts: int, axis: int, sizes: Sequence[str] = ()) -> list[str]:
-        """Equal parts along an axis, or parts of the given sizes."""
+        """Split along an axis into equal parts, or parts of the given sizes."""
         names = [self._new_name() for _ in range(parts)]
         count: dict[str, Any] = {} if sizes else {"num_outputs": parts}
         self._nodes.append(helper.make_node("Split", [x, *sizes], names, axis=axis, **count))
         return names
 
     def reshape(self, x: str, rows: str, *tail: int) -> str:
-        """`x` with the first two axes of `rows`, B and N, followed by fixed sizes."""
+        """Reshape `x` to the B and N of `rows`, followed by fixed sizes."""
         return self.add("Reshape", x, self._shape(rows, *tail))
 
     def flatten(self, x: str) -> str:
-        """[... D] as [P D]."""
+        """Flatten [... D] to [P D]."""
         return self.add("Reshape", x, self.constant(np.array([-1, self.width])))
 
     def linear(self, x: str, rows: str, weight: Tensor, bias: Tensor | None = None, nonnegative: bool = False) -> str:
-        """x [P K] times weight [M K] transposed, plus bias.
+        """Multiply x [P K] by the transposed weight [M K] and add the bias.
 
-        `rows` names the rows of x, as all tensors with one name have equally many; `nonnegative` promises that no x is
-        below zero.
+        `rows` names the row count of x, shared by all tensors of that name; `nonnegative` asserts x >= 0.
         """
         if not self.int8:
             biases = [] if bias is None else [self.constant(_array(bias))]
@@ -128,7 +129,7 @@ class Graph:
         return y if bias is None else self.add("Add", y, self.constant(_array(bias)))
 
     def _product_of_bytes(self, x: str, rows: str, weight: Array, nonnegative: bool) -> str:
-        """The product in bytes, summed exactly; each row of x and each row of the weight has its own scale."""
+        """Multiply in int8 with exact sums; rows of x and of the weight have their own scales."""
         zero, levels = (0, 255) if nonnegative else (MIDDLE, 127)
         sizes = x if nonnegative else self.add("Abs", x)
         largest = self.add("ReduceMax", sizes, self.constant(np.array([-1])), keepdims=0)
@@ -140,19 +141,20 @@ class Graph:
         return self.add("Mul", self.add("DequantizeLinear", sums, steps, axis=0), self.constant(scales))
 
     def _repeated(self, byte: int, rows: str, like: str) -> str:
-        """A byte for each row, in the shape of `like`, which is computed once for all tensors with these rows."""
+        """Return a byte per row, in the shape of `like`, computed once per row count."""
         key = (byte, rows)
         if key not in self._bytes:
             self._bytes[key] = self.add("Expand", self.constant(np.uint8(byte)), self.add("Shape", like))
         return self._bytes[key]
 
     def embed(self, embedding: Embedding, tokens: str, positions: str, longest: int) -> str:
-        """Token embeddings times sqrt(D) plus positions, [B N D]."""
-        table = _array(embedding.weight) * np.float32(math.sqrt(self.width))
+        """Return token embeddings times sqrt(D) plus positions, [B N D]."""
         places = self.constant(_array(sinusoids(torch.arange(longest), self.width)))
-        return self.add("Add", self._lookup(table, tokens), self.add("Gather", places, positions))
+        return self.add("Add", self.lookup(embedding, tokens), self.add("Gather", places, positions))
 
-    def _lookup(self, table: Array, tokens: str) -> str:
+    def lookup(self, embedding: Embedding, tokens: str) -> str:
+        """Token embeddings times sqrt(D), [B N D]."""
+        table = _array(embedding.weight) * np.float32(math.sqrt(self.width))
         if not self.int8:
             return self.add("Gather", self.constant(table), tokens)
         codes, scales = quantise(table, EMBEDDING_LEVELS)
@@ -164,38 +166,38 @@ class Graph:
         return self.add("LayerNormalization", x, *parameters, axis=-1, epsilon=module.eps)
 
     def feed_forward(self, norm: nn.LayerNorm, module: FeedForward, x: str, rows: str) -> str:
-        """[P D] with the feed-forward network's answer added."""
+        """Apply the feed-forward network with its residual, [P D]."""
         expand, contract = module.expand, module.contract
         inner = self.add("Relu", self.linear(self.norm(norm, x), rows, expand.weight, expand.bias))
         return self.add("Add", x, self.linear(inner, rows, contract.weight, contract.bias, nonnegative=True))
 
     def heads_of(self, x: str, rows: str, parts: int) -> list[str]:
-        """[P parts*D] as so many tensors [B N heads D/heads]."""
+        """Split [P parts*D] into tensors [B N heads D/heads]."""
         return self.split(self.reshape(x, rows, parts * self.heads, self.head_width), parts, axis=2)
 
     def queries(self, module: Attention, normed: str, rows: str) -> str:
-        """Queries of [P D] alone, [B N heads D/heads]."""
+        """Project [P D] to queries, [B N heads D/heads]."""
         weight, bias = (_scaled(parameter, self.head_width) for parameter in (module.query.weight, module.query.bias))
         return self.reshape(self.linear(normed, rows, weight, bias), rows, self.heads, self.head_width)
 
     def keys_values(self, module: Attention, normed: str, rows: str) -> list[str]:
-        """Keys and values of [P D] alone, [B N heads D/heads] each."""
+        """Project [P D] to keys and values, [B N heads D/heads] each."""
         return self.heads_of(self.linear(normed, rows, module.key_value.weight, module.key_value.bias), rows, parts=2)
 
     def cache(self, name: str) -> str:
-        """A cache that is only looked at, [B 1 heads C D/heads]."""
+        """Add a read-only cache, [B 1 heads C D/heads]."""
         return self.input(f"past_{name}", TensorProto.FLOAT, self._cache_shape())
 
     def remember(self, name: str, new: str, slots: str) -> str:
-        """Write `new` [B N heads D/heads] into a cache at `slots`, and return the cache."""
+        """Write `new` [B N heads D/heads] to a cache at `slots`; return the cache."""
         present = self.add("ScatterND", self.cache(name), slots, new, name=f"present_{name}")
         self.output(present, TensorProto.FLOAT, self._cache_shape())
         return present
 
     def attend(self, module: Attention, queries: str, keys: str, values: str, mask: str, rows: str) -> str:
-        """Attention of queries [B N heads D/heads] over two caches, up to its output projection, [P D].
+        """Attend with queries [B N heads D/heads] over two caches; return [P D] after the output projection.
 
-        Each query is a matrix product of its own, since one product over N queries rounds otherwise than N products.
+        Each query is its own matrix product, since one product over N queries rounds differently.
         """
         column = self.constant(np.array([0, 0, self.heads, self.head_width, 1]))  # 0 keeps an axis as it is
         line = self.constant(np.array([0, 0, self.heads, 1, -1]))
@@ -206,7 +208,7 @@ class Graph:
         return self.linear(mixed, rows, module.output.weight, module.output.bias)
 
     def self_attention(self, name: str, norm: nn.LayerNorm, module: Attention, x: str, rows: Rows) -> str:
-        """[P D] with its attention over a cache, which then holds these positions too, added."""
+        """Append the positions to a cache, attend over it and add the residual, [P D]."""
         weight = torch.cat([_scaled(module.query.weight, self.head_width), module.key_value.weight])
         bias = torch.cat([_scaled(module.query.bias, self.head_width), module.key_value.bias])
         projected = self.linear(self.norm(norm, x), rows.tokens, weight, bias)
@@ -216,7 +218,7 @@ class Graph:
         return self.add("Add", x, self.attend(module, queries, keys, values, rows.mask, rows.tokens))
 
     def choose(self, states: str, table: Tensor, rows: str, frames: int, held: int, forbidden: Sequence[int]) -> None:
-        """Outputs `scores`, the logits, and `symbols`, the best once `penalty` was taken off the symbol `held`."""
+        """Output `scores`, the logits, and `symbols`, the argmax after subtracting `penalty` from symbol `held`."""
         V = table.shape[0]
         scores = self.linear(states, f"{rows} frames", table)
         scores = self.add("Reshape", scores, self._shape(rows, frames, V), name="scores")
@@ -232,13 +234,13 @@ class Graph:
         self.output("symbols", TensorProto.INT64, ["B", "N", frames])
 
     def save(self, path: Path) -> None:
-        """Write the graph, and beside it its weights, which the runtime maps into memory."""
+        """Write the graph, and its weights as external data, which the runtime maps into memory."""
         graph = helper.make_graph(self._nodes, path.stem, self._inputs, self._outputs, self._tensors)
         opset = helper.make_opsetid("", OPSET)
         model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="simulmt")
         weights = path.with_suffix(".weights")
         onnx.save_model(model, path, save_as_external_data=True, location=weights.name, size_threshold=MAPPED_FROM)
-        shutil.copymode(path, weights)  # onnx lets nobody but the owner read them
+        shutil.copymode(path, weights)  # onnx makes them readable by the owner only
 
     def _shape(self, rows: str, *tail: int) -> str:
         key = (rows, tail)
@@ -256,9 +258,9 @@ class Graph:
 
 
 def ctc_graph(model: CTCModel, longest: int, precision: Precision) -> Graph:
-    """One step of many streams: each reads R tokens and finishes N positions, whose frames' symbols come out.
+    """Build a step of many streams: each reads R tokens, finishes N positions and outputs the symbols of their frames.
 
-    `read_mask` says which keys of the first layer a finished position sees, `mask` the same for all later layers.
+    `read_mask` is the attention mask of the first layer, `mask` that of all later layers.
     """
     encoder = model.encoder
     graph = Graph(encoder.layers[0].attention.heads, encoder.embedding.embedding_dim, precision)
@@ -288,8 +290,22 @@ def ctc_graph(model: CTCModel, longest: int, precision: Precision) -> Graph:
     return graph
 
 
+def context_graph(model: TransducerModel, precision: Precision) -> Graph:
+    """The scores [B V] that the last symbols written, newest first, add to those of any frame."""
+    context, embedding = model.context, model.target_embedding
+    graph = Graph(1, embedding.embedding_dim, precision)
+    history = graph.input("history", TensorProto.INT64, ["B", context.symbols])
+    x = graph.lookup(embedding, history)
+    x = graph.add("Reshape", x, graph.constant(np.array([-1, context.symbols * graph.width])))
+    x = graph.add("Relu", graph.linear(x, history, context.expand.weight, context.expand.bias))
+    x = graph.linear(x, history, context.contract.weight, context.contract.bias, nonnegative=True)
+    graph.add("Identity", graph.linear(x, history, context.table), name="scores")
+    graph.output("scores", TensorProto.FLOAT, ["B", context.table.shape[0]])
+    return graph
+
+
 def encoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Graph:
-    """Put N more tokens of each row through the encoder and into the context that the decoder looks at."""
+    """Build the encoder: append N tokens of each row to the context of the decoder."""
     encoder = model.encoder
     graph = Graph(encoder.layers[0].attention.heads, encoder.embedding.embedding_dim, precision)
     rows = graph.rows()
@@ -306,7 +322,7 @@ def encoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Gr
 
 
 def decoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Graph:
-    """Write one token of each row: what follows `tokens`, given the context that `context_mask` shows."""
+    """Build the decoder: predict one token per row from `tokens` and the visible context."""
     heads = model.layers[0].attention.heads
     graph = Graph(heads, model.target_embedding.embedding_dim, precision)
     rows = graph.rows()
@@ -326,14 +342,14 @@ def decoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Gr
 
 
 def quantise(table: Array, levels: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """A table as whole numbers within +-levels and one scale for each row."""
+    """Quantise a table to integers within +-levels, with one scale per row."""
     scales = np.abs(table).max(-1) / levels
     scales = np.where(scales > 0, scales, 1).astype(np.float32)
     return np.rint(table / scales[:, None]).astype(np.int8), scales
 
 
 def _scaled(query: Tensor, head_width: int) -> Tensor:
-    """Query parameters that make dot products come out divided by the square root of the head width."""
+    """Return query parameters scaled by 1 / sqrt(head width)."""
     return query / math.sqrt(head_width)
 
 

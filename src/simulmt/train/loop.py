@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,16 @@ from typing import Any, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from simulmt.dataset import Dataset
+from simulmt.data.dataset import Dataset
 from simulmt.errors import CheckpointError, TrainingError
+from simulmt.model.asn import SortedCTCModel
 from simulmt.model.bigrams import inference_path_loss
 from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import DecoderLayer, EncoderLayer
 from simulmt.model.output import Loss
+from simulmt.model.risk import risk_loss
+from simulmt.model.transducer import TransducerModel
+from simulmt.train.analysis import statistics_of_store
 from simulmt.train.batches import Batch, BatchPlan, BatchQueue, DeviceStore, draw_delay
 from simulmt.train.checkpoint import CheckpointFolder, average
 from simulmt.train.decode import bleu, translate_store
@@ -84,7 +89,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     if warning := larger_updates(settings, world.size):
         monitor.warn(warning)
     compile_layers(model, settings, world.device)
-    objective = world.distribute(_Objective(model, config))
+    objective = world.distribute(_Objective(model, config, dataset.target_tokenizer.pieces))
     monitor.start(progress.update, settings.max_updates, model, plan)
 
     with _StopRequests(settings.max_minutes) as stop, monitor:
@@ -107,6 +112,9 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
             if validating:
                 with state.averaged_weights():
                     scores = _validate(model, dev, dataset, config, world)
+                    if isinstance(model, SortedCTCModel) and world.is_first:
+                        with precision(settings, world.device):
+                            monitor.sorting(update, statistics_of_store(model, dev, min(config.delays)))
                 progress.scores[str(update)] = sum(scores.values()) / len(scores)
                 monitor.validation(update, scores, max(progress.scores.values()))
             if (validating or interrupted) and world.is_first:
@@ -183,15 +191,25 @@ def precision(settings: TrainingConfig, device: torch.device) -> AbstractContext
 class _Objective(nn.Module):
     """The loss as a forward pass, which is what distributed training wraps."""
 
-    def __init__(self, model: nn.Module, config: RunConfig) -> None:
+    def __init__(self, model: nn.Module, config: RunConfig, pieces: Sequence[str]) -> None:
         super().__init__()
         self.model = model
         self.config = config
+        device = next(model.parameters()).device
+        self.weights = config.risk.weights(pieces).to(device) if config.risk.emphasis else None
 
     def forward(self, batch: Batch, delay: int | None) -> Loss:
         pairs = (batch.source, batch.source_lengths, batch.target, batch.target_lengths)
         if self.config.objective == "bigrams":
             return inference_path_loss(cast(CTCModel, self.model), *pairs, delay=delay or 1)
+        if self.config.objective == "risk":
+            return risk_loss(
+                cast(TransducerModel, self.model),
+                *pairs,
+                delay=delay or 1,
+                config=self.config.risk,
+                weights=self.weights,
+            )
         smoothing = self.config.training.smoothing
         return cast(TrainableModel, self.model).loss(*pairs, delay=delay, smoothing=smoothing)
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live display on a terminal, plain lines elsewhere, TensorBoard files always."""
+"""Report training progress: live display on a terminal, plain lines elsewhere, TensorBoard files."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 from simulmt.errors import SimulmtError
+from simulmt.model.asn import SortingStatistics
 from simulmt.train.batches import BatchPlan
 from simulmt.train.state import Progress as RunProgress
 
@@ -24,7 +25,7 @@ WINDOW = 100  # updates that the displayed speed is averaged over
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """One update, in sums over all processes."""
+    """Sums of one update over all processes."""
 
     update: int
     loss: float
@@ -37,7 +38,7 @@ class UpdateReport:
 
 
 class Scalars(Protocol):
-    """Where curves go: TensorBoard's writer, or anything shaped like it."""
+    """Protocol of TensorBoard's writer."""
 
     def add_scalar(self, tag: str, value: float, step: int) -> Any: ...
 
@@ -45,7 +46,7 @@ class Scalars(Protocol):
 
 
 class Monitor:
-    """Reports a run; `quiet` for all processes but the first. Used as a context, it gives the terminal back."""
+    """Reports a run; `quiet` in all processes but the first. A context manager that restores the terminal."""
 
     def __init__(
         self, directory: Path, quiet: bool = False, wandb_project: str | None = None, log_every: int = 100
@@ -95,13 +96,22 @@ class Monitor:
                 self._record(f"train/{tag}", value, report.update)
 
     def validation(self, update: int, scores: dict[str, float], best: float) -> None:
-        """Greedy BLEU on the development set, by delay."""
+        """Report greedy BLEU on the development set, by delay."""
         self._best = best
         shown = "  ".join(f"{score:.2f}" if k == "None" else f"k={k} {score:.2f}" for k, score in scores.items())
         self._say(f"update {update}  dev BLEU {shown}  (best {best:.2f})")
         for k, score in scores.items():
             self._record("dev/BLEU" if k == "None" else f"dev/BLEU-k{k}", score, update)
         self._recent.clear()  # the time spent on validation is not training time
+
+    def sorting(self, update: int, statistics: SortingStatistics) -> None:
+        """Report how far the sorting network is from the identity on the development set."""
+        self._say(
+            f"update {update}  Z: {statistics.diagonal:.4f} on the diagonal, "
+            f"mean displacement {statistics.displacement:.3f} tokens"
+        )
+        for name, value in statistics._asdict().items():
+            self._record(f"sorting/{name}", value, update)
 
     def warn(self, message: str) -> None:
         self._say(f"warning: {message}", style="yellow")
@@ -117,7 +127,7 @@ class Monitor:
         )
 
     def speed(self) -> dict[str, float]:
-        """Source tokens a second, and the share of time spent waiting for batches, over the recent updates."""
+        """Return source tokens per second and the share of time spent waiting for batches, over recent updates."""
         if len(self._recent) < 2:
             return {}
         seconds = self._recent[-1][0] - self._recent[0][0]
@@ -167,7 +177,7 @@ class Monitor:
             self._give_up_curves(error)
 
     def _give_up_curves(self, error: OSError) -> None:
-        """A full disk must not stop a run that has room for its checkpoints yet."""
+        """Stop writing curves; a full disk should not stop a run that can still write checkpoints."""
         self._curves = []
         self.warn(f"no more curves: {error}")
 
@@ -212,7 +222,7 @@ def _tensorboard(directory: Path) -> Scalars:
 
 
 def memory_gib() -> float:
-    """The most memory this process held: on the GPU where there is one, else in RAM."""
+    """Return the peak memory of this process, on the GPU if there is one."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

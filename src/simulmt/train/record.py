@@ -1,37 +1,31 @@
-"""What a run was: its configuration, data, code and machine, in `run.json`."""
+"""Record configuration, data, code and machine of a run in `run.json`."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import platform
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from simulmt import __version__
 from simulmt.config import as_table
+from simulmt.data.store import TokenStore
 from simulmt.errors import CheckpointError, DataError, TrainingError
-from simulmt.files import write_whole
-from simulmt.store import TokenStore
+from simulmt.files import lock, write_whole
+from simulmt.provenance import commit, environment, timestamp
 from simulmt.train.settings import RunConfig
 from simulmt.train.world import World
 
-# Settings that say when to stop: a run may go on under other ones and is still the same run.
+# When to stop: may change when a run is resumed.
 FREE = ("max_updates", "max_minutes", "patience")
 
 
 def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[[str], None]) -> None:
-    """Write run.json for a new run; for an existing one, warn of every setting that has changed since."""
+    """Write run.json of a new run; for an existing run, warn of changed settings."""
     path = directory / "run.json"
     record = describe_run(config, world)
     try:
@@ -42,6 +36,7 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
                 raise CheckpointError(f"{path}: the run was started on other data; choose another run directory")
             for change in _differences(_fixed(earlier["config"]), _fixed(record["config"])):
                 warn(f"{path}: the run was started with another setting: {change}")
+            _compare_threads(path, earlier, record, warn)
             record["resumed"] = [*earlier.get("resumed", []), record["started"]]
             record["started"] = earlier["started"]
         write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
@@ -49,8 +44,18 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
         raise CheckpointError(f"{path}: cannot record the run: {error}") from None
 
 
+def _compare_threads(path: Path, earlier: dict[str, Any], record: dict[str, Any], warn: Callable[[str], None]) -> None:
+    """Warn if this process has another number of threads: sums in another order are not bit-identical."""
+    before, now = (each.get("environment", {}) for each in (earlier, record))
+    if now["device"] == "cpu" and before.get("threads", now["threads"]) != now["threads"]:
+        warn(
+            f"{path}: the run was started with {before['threads']} CPU threads, this process has {now['threads']}: "
+            f"it will not end bit for bit the same unless OMP_NUM_THREADS={before['threads']}"
+        )
+
+
 def _read(path: Path) -> dict[str, Any]:
-    """The record of an earlier call."""
+    """Read the record of an earlier call."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if {"data", "config", "started"} <= record.keys():
@@ -62,41 +67,35 @@ def _read(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Hold a run directory for this process alone; the lock goes with the process, however that ends."""
+    """Lock a run directory; the lock is released when the process ends."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / ".lock").open("w")
+        opened = (directory / ".lock").open("w")
     except OSError as error:
         raise CheckpointError(f"{directory}: cannot be written: {error.strerror}") from None
-    with lock as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TrainingError(f"{directory}: another process is training in it; wait for it or stop it") from None
+    with opened as file:
+        if not lock(file, wait=False):
+            raise TrainingError(f"{directory}: another process is training in it; wait for it or stop it")
         yield
 
 
 def describe_run(config: RunConfig, world: World) -> dict[str, Any]:
-    """All that is needed to know what produced a result."""
+    """Return everything needed to know what produced a result."""
     _require_prepared(config.data)
     manifests = {name: TokenStore.open(config.data / name).manifest for name in ("train", "dev")}
     return {
         "config": as_table(replace(config, data=config.data.resolve())),
         "data": {name: {"pairs": manifest.kept, "files": manifest.files} for name, manifest in manifests.items()},
-        "commit": _commit(),
+        "commit": commit(),
         "environment": {
-            "simulmt": __version__,
-            "python": platform.python_version(),
+            **environment("numpy", "sentencepiece"),
             "torch": torch.__version__,
-            "numpy": metadata.version("numpy"),
-            "sentencepiece": metadata.version("sentencepiece"),
-            "machine": platform.platform(),
             "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
             "threads": torch.get_num_threads(),
             "processes": world.size,
         },
         "command": sys.argv,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": timestamp(),
     }
 
 
@@ -109,18 +108,8 @@ def _require_prepared(data: Path) -> None:
             )
 
 
-def _commit() -> str | None:
-    """The commit of the code that runs, with a mark if it was changed since; None outside a checkout."""
-    where = Path(__file__).parent
-    command = ["git", "-C", os.fspath(where), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 def _fixed(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration as flat `section.key` entries, without those that may change."""
+    """Return a configuration as flat `section.key` entries, without those that may change."""
     flat = {}
     for key, value in config.items():
         entries = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}

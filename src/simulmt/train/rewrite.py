@@ -1,35 +1,37 @@
-"""New training text from old: distilled, pseudo-referenced, reordered, as speech, weighed, or joined.
+"""Derive training text: distillation, pseudo references, reordering, speech, weighting, joins.
 
-Each function takes text files and writes PREFIX.source and PREFIX.target, line by line, and PREFIX.json, the record of
-what was made from what. Lines that nothing can be made of are left out of both files and listed in the record.
-Run again after success, a function returns at once; run again after a kill, it goes on (see simulmt.train.shards).
+Each function writes PREFIX.source, PREFIX.target and PREFIX.json, the record of inputs, settings and dropped lines. A
+finished job returns at once, an interrupted one resumes (see simulmt.train.shards).
 """
 
 from __future__ import annotations
 
 import math
 import random
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from functools import cache, partial
 from itertools import chain, islice, pairwise, repeat, zip_longest
 from pathlib import Path
 from typing import Any, Literal
-from unicodedata import category, normalize
 
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from simulmt.alignment import Link, parse_pharaoh, read_alignments, reorder_target
 from simulmt.config import as_table, require
-from simulmt.corpus import Pair, ParallelFiles, file_sha256, read_lines
+from simulmt.data.alignment import Link, parse_pharaoh, read_alignments, reorder_target
+from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
+from simulmt.data.speech_noise import Language, SpeechNoise, unpunctuated
 from simulmt.errors import CheckpointError, ConfigError, DataError
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.speech.live import transcribe
+from simulmt.speech.recogniser import open_recogniser
+from simulmt.speech.synthesis import random_voice, synthesise
 from simulmt.text import END, PAD, Tokenizer, split_words
 from simulmt.train.batches import cut_by_length
 from simulmt.train.loop import precision
@@ -37,16 +39,10 @@ from simulmt.train.settings import TrainingConfig
 from simulmt.train.shards import Job, Left, Progress, Rewritten, finished, rewrite
 from simulmt.train.systems import SystemConfig, check_vocabularies, load_model
 
-EMPTY, TOO_LONG, NO_TRANSLATION = "empty", "too_long", "no_translation"
+EMPTY, TOO_LONG, NO_TRANSLATION, MISHEARD = "empty", "too_long", "no_translation", "misheard"
+SPOKEN_LINES = 200  # of a shard that is spoken and recognised: some minutes
 SHARD_LINES = {"cuda": 65_536, "cpu": 2_048}  # some seconds of translation
 SHORTEST = 8  # tokens that a sentence counts for at least, or a batch of very short ones would have very many
-
-# Vowel signs and accents are no \w, yet part of a word; all that Unicode has lie in these two ranges.
-_MARKS = "".join(c for c in map(chr, chain(range(0x300, 0x20000), range(0xE0100, 0xE01F0))) if category(c)[0] == "M")
-_IN_WORD = rf"[\w{_MARKS}]"
-_NOT_SPOKEN = re.compile(
-    rf"(?<!{_IN_WORD})['’-]|['’-](?!{_IN_WORD})|(?<!\d)[.,:]|[.,:](?!\d)|[^\w{_MARKS}\s%$€£+'’.,:-]|_"
-)
 
 Unit = Literal["word", "char"]
 Report = Callable[[Progress], None]
@@ -54,7 +50,7 @@ Report = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class TranslationConfig:
-    """How a text is translated; the defaults distil. `delay` is the k of a wait-k model, None for a teacher."""
+    """Translation settings; defaults are for distillation. `delay` is the k of wait-k, None for a teacher."""
 
     search: BeamConfig = field(default_factory=lambda: BeamConfig(beam=5, length_penalty=1.5))
     delay: int | None = None
@@ -77,7 +73,7 @@ def translate_corpus(
     overwrite: bool = False,
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
-    """Pair each source sentence with its translation: by a teacher, Seq-KD; by a wait-k model, pseudo references."""
+    """Translate source text: by a teacher for distillation, by a wait-k model for pseudo references."""
     weights = _weights(model)
     facts = {
         "rewrite": "distil" if config.delay is None else "pseudo",
@@ -96,7 +92,7 @@ def translate_corpus(
 
 
 class CorpusTranslator:
-    """A trained encoder-decoder that translates many lines at once."""
+    """Batched translation with a trained encoder-decoder."""
 
     def __init__(
         self,
@@ -121,7 +117,7 @@ class CorpusTranslator:
         return CorpusTranslator(network, source, target, config, device)
 
     def __call__(self, lines: Sequence[str]) -> list[Rewritten]:
-        """What becomes of each line; batches depend on the lines alone, so the same lines give the same text."""
+        """Translate lines; batches depend on the lines only, so results are reproducible."""
         sentences = [[*self.source.encode(line), END] for line in lines]
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
         results: list[Rewritten] = [Left(EMPTY if length == 1 else TOO_LONG) for length in lengths]
@@ -137,7 +133,7 @@ class CorpusTranslator:
         return results
 
     def _translate(self, sentences: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The best hypothesis of each sentence of one batch; the last is the longest."""
+        """Return the best hypothesis of each sentence of a batch; the last is the longest."""
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
         source = np.full((len(sentences), lengths[-1]), PAD)
         source[np.arange(lengths[-1]) < lengths[:, None]] = np.fromiter(chain.from_iterable(sentences), np.int64)
@@ -161,11 +157,10 @@ def reorder_corpus(
     overwrite: bool = False,
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
-    """Put the words of each target sentence into the order of the source words they translate.
+    """Reorder target words to follow the source words they translate.
 
-    `links` holds alignments in Pharaoh format, counted from 0, of the units of source and target: "word", what is
-    between spaces, or "char" for text written without, where each ideograph counts and other words are whole. A unit is
-    never torn apart, so whoever wants Chinese words to stay whole gives Chinese cut into words.
+    `links` holds 0-based Pharaoh alignments of units: "word" for space-separated words, or "char" for text without
+    spaces, where each ideograph is a unit. To keep Chinese words together, segment the text first.
     """
     inputs = {"source": source, "target": target, "links": links}
     job = _job(prefix, "reorder", {"units": list(units)}, inputs, overwrite)
@@ -178,10 +173,11 @@ def reorder_corpus(
 
 @dataclass(frozen=True)
 class SpeechConfig:
-    """Which share of the pairs to write as speech; another seed chooses others."""
+    """Share of pairs to write as speech, noise and seed."""
 
     share: float = 0.15
     seed: int = 1
+    noise: Language | None = None  # the source language, or None for text that only lacks punctuation and capitals
 
     def __post_init__(self) -> None:
         require(0 < self.share <= 1, f"share must be above 0 and at most 1, got {self.share}")
@@ -195,33 +191,82 @@ def speech_corpus(
     overwrite: bool = False,
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
-    """Write a share of the pairs again with their source as a speech recogniser would give it, see `as_speech`.
+    """Copy a share of the pairs with sources like the output of a speech recogniser.
 
-    Joined with the pairs themselves, they teach a model to do without punctuation; the targets keep theirs.
+    Joined with the original pairs, they make a model robust to missing punctuation, disfluencies and misheard words.
     """
     job = _job(prefix, "speech", as_table(config), {"source": source, "target": target}, overwrite)
 
-    def chosen() -> Iterator[Pair]:
-        chance = random.Random(config.seed)
-        return (pair for pair in ParallelFiles(source, target).pairs() if chance.random() < config.share)
+    noise = SpeechNoise(config.noise) if config.noise else None
+
+    def hear(pair: Pair) -> str:
+        """Return the source as recognised; random per line, so independent of sharding."""
+        if noise is None:
+            return unpunctuated(pair.source)
+        return noise.apply(pair.source, random.Random(f"{config.seed}:{pair.line}"))
 
     def speak(pairs: Sequence[Pair]) -> list[Rewritten]:
-        spoken = (pair._replace(source=as_speech(pair.source)) for pair in pairs)
+        spoken = (pair._replace(source=hear(pair)) for pair in pairs)
         return [
             (each.source, each.target) if each.source and each.target else Left(EMPTY, each.line) for each in spoken
         ]
 
-    return rewrite(job, chosen, speak, report)
+    return rewrite(job, lambda: _drawn(source, target, config.share, config.seed), speak, report)
 
 
-def as_speech(text: str) -> str:
-    """Lower case, and no punctuation but what joins the parts of a word or number: don't, well-known, 3.5, 50%."""
-    return " ".join(_NOT_SPOKEN.sub(" ", normalize("NFC", text).lower()).split())
+@dataclass(frozen=True)
+class RecognitionConfig:
+    """Which share of the pairs to speak, and what recognises them; another seed chooses other pairs and voices."""
+
+    share: float = 0.01
+    recogniser: str = "moonshine"
+    least_alike: float = 0.5  # of the words; pairs that are recognised worse are left out
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        require(0 < self.share <= 1, f"share must be above 0 and at most 1, got {self.share}")
+        require(0 <= self.least_alike <= 1, f"least_alike must be in 0..1, got {self.least_alike}")
+
+
+def recognised_corpus(
+    source: Path,
+    target: Path,
+    prefix: Path,
+    config: RecognitionConfig,
+    overwrite: bool = False,
+    report: Report = lambda _: None,
+) -> dict[str, Any]:
+    """Speak a share of the pairs with espeak-ng, and write them with what a recogniser makes of their source."""
+    inputs = {"source": source, "target": target}
+    checksums = {each: file_sha256(path) for each, path in inputs.items()}
+    facts = {"rewrite": "recognised", "settings": as_table(config), "inputs": checksums}
+    job = Job(prefix, facts, [*inputs.values()], overwrite, SPOKEN_LINES)
+    recogniser = cache(lambda: open_recogniser(config.recogniser))
+    if finished(job) is None:
+        recogniser()  # before anything is overwritten, for it may not be installed
+
+    def hear(pair: Pair) -> Rewritten:
+        heard = transcribe(recogniser(), synthesise(pair.source, random_voice(f"{config.seed}:{pair.line}")))
+        said = unpunctuated(pair.source).split()
+        alike = SequenceMatcher(None, said, unpunctuated(heard).split(), autojunk=False).ratio()
+        if not heard or not pair.target or alike < config.least_alike:
+            return Left(MISHEARD, pair.line)
+        return heard, pair.target
+
+    return rewrite(
+        job, lambda: _drawn(source, target, config.share, config.seed), lambda pairs: [*map(hear, pairs)], report
+    )
+
+
+def _drawn(source: Path, target: Path, share: float, seed: int) -> Iterator[Pair]:
+    """A random share of the pairs."""
+    chance = random.Random(seed)
+    return (pair for pair in ParallelFiles(source, target).pairs() if chance.random() < share)
 
 
 @dataclass(frozen=True)
 class WeighingConfig:
-    """How often to take the pairs of each label: 2 for twice, 0.5 for a random half of them, 0 for none."""
+    """Weights of labels: 2 takes pairs twice, 0.5 a random half, 0 none."""
 
     weights: dict[str, float] = field(default_factory=dict)
     others: float = 1.0  # for labels without a weight of their own
@@ -241,7 +286,7 @@ def weigh_corpus(
     overwrite: bool = False,
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
-    """Take pairs more or less often by their label, which line n of `labels` gives for pair n: its source, say."""
+    """Repeat or sample pairs by label; line n of `labels` is the label of pair n, such as its corpus."""
     known = Counter(label.strip() for label in read_lines(labels))
     unknown = sorted(config.weights.keys() - known.keys())
     if unknown:
@@ -267,7 +312,7 @@ def weigh_corpus(
 
 @dataclass(frozen=True)
 class JoinedSet:
-    """One of the texts that are joined: its first `limit` pairs (all, if 0), `repeat` times."""
+    """A set to join: its first `limit` pairs (0 for all), `repeat` times."""
 
     source: Path
     target: Path
@@ -287,7 +332,7 @@ class JoinedSet:
 def join_corpora(
     sets: Sequence[JoinedSet], prefix: Path, overwrite: bool = False, report: Report = lambda _: None
 ) -> dict[str, Any]:
-    """Write several texts into one, set after set."""
+    """Concatenate several sets."""
     if not sets:
         raise ConfigError("nothing to join: give --source and --target")
     inputs = [[file_sha256(each.source), file_sha256(each.target)] for each in sets]
@@ -343,10 +388,10 @@ def _split(text: str, unit: Unit) -> list[str]:
 
 
 def _write_units(units: Sequence[str], order: Sequence[int], text: str) -> str:
-    """The units in a new order, parted as the text would part them.
+    """Join reordered units with spaces as in running text.
 
-    There is no space between two ideographs and one between two other characters; between an ideograph and another
-    character there is one if the text has one on that side of the other character's unit.
+    Ideographs are joined without a space, other characters with one; between the two there is a space if the original
+    text has one on that side.
     """
     spaces = _spaces(units, text)
     written = units[order[0]]
@@ -361,7 +406,7 @@ def _write_units(units: Sequence[str], order: Sequence[int], text: str) -> str:
 
 
 def _spaces(units: Sequence[str], text: str) -> list[bool]:
-    """Whether the text has white space between each unit and the one before it; at the end, False."""
+    """Return whether white space precedes each unit; ends with False."""
     spaces, end = [], 0
     for unit in units:
         start = text.index(unit, end)
@@ -371,5 +416,5 @@ def _spaces(units: Sequence[str], text: str) -> list[bool]:
 
 
 def _is_ideograph(character: str) -> bool:
-    """Whether it counts as a word of its own even where a letter stands before it."""
+    """Return whether a character is an ideograph, a word of its own."""
     return len(split_words("a" + character)) > 1

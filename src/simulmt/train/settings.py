@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from simulmt.config import build, override, read_toml, require
 from simulmt.model.asn import ASNConfig
+from simulmt.model.risk import RiskConfig
 from simulmt.train.systems import System
 
 
@@ -72,13 +73,16 @@ class RunConfig:
     model: dict[str, Any] = field(default_factory=dict)
     asn: ASNConfig = field(default_factory=ASNConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    # What is minimised; "bigrams" is a second stage for a CTC translator that has learnt already, see model/bigrams.py.
-    objective: Literal["likelihood", "bigrams"] = "likelihood"
+    risk: RiskConfig = field(default_factory=RiskConfig)
+    # What is minimised. The last two are a second stage for a trained model, on the path that inference takes:
+    # "bigrams" for CTC (model/bigrams.py), "risk" for the transducer (model/risk.py).
+    objective: Literal["likelihood", "bigrams", "risk"] = "likelihood"
 
     def __post_init__(self) -> None:
-        if self.objective == "bigrams":
-            require(self.system == "ctc", f'objective "bigrams" is for system "ctc", got {self.system}')
-            require(self.init is not None, 'objective "bigrams" needs init: a trained ctc or ctc+asn model')
+        system = {"bigrams": "ctc", "risk": "transducer"}.get(self.objective)
+        if system is not None:
+            require(self.system == system, f'objective "{self.objective}" is for system "{system}", got {self.system}')
+            require(self.init is not None, f'objective "{self.objective}" needs init: a trained {system} model')
 
     @staticmethod
     def read(path: Path, assignments: Iterable[str] = ()) -> RunConfig:

@@ -1,19 +1,16 @@
-"""Long work on a text, shard by shard: it survives a kill at any moment, and any number of processes can share it.
+"""Resumable work on a text in shards, which any number of processes can share.
 
-A job turns the lines of a text into sentence pairs. The shards have a fixed size, so what is in one does not depend on
-who makes it, and the result is the same bytes however often the work was interrupted and whoever took part in it.
-Beside the result, PREFIX.source and PREFIX.target, lie
+A job turns the lines of a text into sentence pairs. Shards have a fixed size, so the result is the same bytes however
+often the work was interrupted and whichever processes took part. Besides PREFIX.source and PREFIX.target there are
 
-    PREFIX.shards/   finished shards, while there is work to do; each is written under another name, synced and renamed
-    PREFIX.json      what was made from what; written last, so where it is, the result is whole
+    PREFIX.shards/   finished shards, written atomically, until the job is finished
+    PREFIX.json      the record of the job; written last, so the result is complete if it exists
 
-Processes share the work by locks on files, which end with the process that holds them: whoever is killed, another one
-takes its shard up.
+Processes coordinate by file locks, which are released when a process ends, so another one takes over its shard.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -26,9 +23,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
 
-from simulmt.corpus import file_sha256
+from simulmt.data.corpus import file_sha256
 from simulmt.errors import ConfigError, DataError
-from simulmt.files import replacing, write_whole
+from simulmt.files import lock, replacing, write_whole
 
 T = TypeVar("T")
 SIDES = ("source", "target")
@@ -37,7 +34,7 @@ PATIENCE = 100  # times that a folder may vanish under a lock; each is another p
 
 
 class Left(NamedTuple):
-    """Why a line has no place in the result, and its number where that is not its place among the lines of the job."""
+    """Why a line is left out, and its number if it differs from its index in the job."""
 
     reason: str
     line: int = 0
@@ -47,7 +44,7 @@ Rewritten = tuple[str, str] | Left  # the sentence pair that a line becomes, or 
 
 
 class Progress(NamedTuple):
-    """How far a job is: lines done by all processes, and how fast this one is."""
+    """Progress of a job: lines done by all processes, and the speed of this one."""
 
     lines: int
     sentences_per_second: float
@@ -55,7 +52,7 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A rewriting of a text: where the result goes, and all that it depends on."""
+    """A job: where the result goes and what it depends on."""
 
     prefix: Path
     facts: Mapping[str, Any]  # settings and checksums of the inputs; work under other facts is never mixed in
@@ -76,7 +73,7 @@ class Job:
 
 
 def refuse_own_inputs(prefix: Path, inputs: Iterable[Path], written: Sequence[str] = WRITTEN) -> None:
-    """Raise ConfigError if one of the files to write is to be read as well, or lies around one that is."""
+    """Raise ConfigError if an output file is also an input, or a directory that contains one."""
     replaced = [prefix.with_name(f"{prefix.name}.{ending}") for ending in written]
     for path in inputs:
         if any(_same(place, own) for place in (path, *path.resolve().parents) for own in replaced):
@@ -95,9 +92,9 @@ def rewrite(
     work: Callable[[Sequence[T]], Sequence[Rewritten]],
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Do what is left of a job, and return its record once the result is whole.
+    """Do the rest of a job, and return its record when the result is complete.
 
-    `lines` reads the input anew, `work` makes as many results of a shard's lines, in their order.
+    `lines` reads the input; `work` maps the lines of a shard to as many results, in order.
     """
     with writing(job.prefix):
         if finished(job) is None:
@@ -111,14 +108,14 @@ def rewrite(
 
 
 def finished(job: Job) -> dict[str, Any] | None:
-    """The record of the result, if that is there and whole."""
+    """Return the record if the result exists and is intact."""
     record = _read_table(job.path("json"))
     whole = record.get("identity") == job.identity and all(job.path(side).is_file() for side in SIDES)
     return record if whole else None
 
 
 def _refuse_to_mix(job: Job) -> None:
-    """Files of this name that are no work on this job are removed on purpose only."""
+    """Refuse to replace files of other jobs unless `overwrite` is set."""
     if finished(job) is not None:
         return
     shards = job.path("shards")
@@ -140,9 +137,9 @@ def _make_shards(
     folder: Path,
     wanted: set[int] | None,
 ) -> set[int]:
-    """Make every shard that is not there, and return those that other processes are making.
+    """Make all missing shards; return those that other processes are making.
 
-    With `wanted`, wait for these shards, and make what is still missing because its maker was killed.
+    With `wanted`, wait for these shards and make those whose process was killed.
     """
     if finished(job) is not None:
         return set()
@@ -163,7 +160,7 @@ def _make_shards(
 
 
 def _sort_out(results: Sequence[Rewritten], first: int) -> dict[str, Any]:
-    """A shard as it is stored: its pairs, and by reason the lines, counted from 1, that are left out."""
+    """Return a shard as stored: its pairs, and the 1-based lines left out by reason."""
     left: dict[str, list[int]] = {}
     for line, result in enumerate(results, start=first + 1):
         if isinstance(result, Left):
@@ -176,7 +173,7 @@ def _sort_out(results: Sequence[Rewritten], first: int) -> dict[str, Any]:
 
 
 def _merge(job: Job, folder: Path) -> dict[str, Any]:
-    """Join the shards in order; the record, renamed last, says that the result is whole."""
+    """Join the shards in order; the record is written last."""
     with alone(job.prefix):
         record = finished(job)
         if record is None:
@@ -206,7 +203,7 @@ def _parts(lines: Iterable[T], size: int) -> Iterator[list[T]]:
 
 @contextmanager
 def writing(prefix: Path) -> Iterator[None]:
-    """Turn whatever the system has against writing there into a DataError that names the prefix."""
+    """Convert errors of writing to DataError."""
     try:
         yield
     except OSError as error:
@@ -215,12 +212,12 @@ def writing(prefix: Path) -> Iterator[None]:
 
 @contextmanager
 def alone(prefix: Path) -> Iterator[None]:
-    """Wait until no other process is in here for the same prefix; whoever leaves takes the lock's file away."""
+    """Hold an exclusive lock on a prefix; the lock file is removed afterwards."""
     path = prefix.with_name(f".{prefix.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with path.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file)
             if not _is_at(path, file):  # the one before took it away while we waited, so the lock is worth nothing
                 continue
             try:
@@ -238,18 +235,13 @@ def _is_at(path: Path, file: TextIO) -> bool:
 
 @contextmanager
 def _locked(path: Path, patient: bool) -> Iterator[bool]:
-    """Whether the lock is ours while the context lasts; who is patient waits until it is."""
+    """Yield whether the lock was acquired; `patient` waits for it."""
     with _open_lock(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield lock(file, wait=patient)
 
 
 def _open_lock(path: Path, patience: int = PATIENCE) -> TextIO:
-    """Another process may finish the job and clean up at any moment, also between the making of folder and file."""
+    """Open a lock file, although another process may clean up at any moment."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("w")
@@ -260,9 +252,9 @@ def _open_lock(path: Path, patience: int = PATIENCE) -> TextIO:
 
 
 def keep(path: Path, facts: Mapping[str, Any], overwrite: bool, make: Callable[[], Iterable[str]]) -> Path:
-    """A file of lines that is made once, by whoever is `alone`, and replaced on purpose only.
+    """Make a file of lines once, under the lock `alone`; replace it only on request.
 
-    PATH.json has the facts it was made from and its checksum, so that what somebody else put there can be told.
+    PATH.json records its inputs and checksum, to recognise files of other origin.
     """
     beside = path.with_name(f"{path.name}.json")
     if path.exists():
@@ -285,7 +277,7 @@ def _stranger(path: Path) -> DataError:
 
 
 def _read_table(path: Path) -> dict[str, Any]:
-    """What a JSON file holds, or nothing if it cannot be read."""
+    """Return the contents of a JSON file, or an empty table if it cannot be read."""
     with suppress(OSError, ValueError):
         table = json.loads(path.read_bytes())
         return table if isinstance(table, dict) else {}

@@ -1,4 +1,4 @@
-"""All that changes while a run goes on, and how it becomes a checkpoint and comes back from one."""
+"""State of a training run, and its conversion to and from checkpoints."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from simulmt.train.settings import TrainingConfig
 
 @dataclass
 class Progress:
-    """The numbers of a run's state."""
+    """Counters of a run."""
 
     update: int = 0
-    batches: int = 0  # taken from the endless sequence so far, over all processes
+    batches: int = 0  # batches taken so far, over all processes
     scores: dict[str, float] = field(default_factory=dict)  # validation score by update
     average_loss: float = math.inf  # running average of the loss per token; infinite before the first
     skipped_in_a_row: int = 0
@@ -29,7 +29,7 @@ class Progress:
     skipped_sentences: int = 0
 
     def best(self, count: int) -> list[int]:
-        """The updates with the highest scores, best first; of equals, the later."""
+        """Return the updates with the highest scores, best first, later ones first among equals."""
         ranked = sorted(self.scores, key=lambda update: (self.scores[update], int(update)), reverse=True)
         return [int(update) for update in ranked[:count]]
 
@@ -44,7 +44,7 @@ class Progress:
 
 @dataclass
 class RunState:
-    """Weights, optimiser, moving average of the weights (empty when there is none) and progress."""
+    """Weights, optimiser, moving average of the weights (possibly empty) and progress."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -53,7 +53,7 @@ class RunState:
 
     @staticmethod
     def start(model: nn.Module, settings: TrainingConfig) -> RunState:
-        """The state at update 0."""
+        """Return the initial state."""
         optimizer = torch.optim.AdamW(
             model.parameters(),
             betas=settings.betas,
@@ -65,11 +65,11 @@ class RunState:
 
     @property
     def validated_prefix(self) -> str:
-        """Where a checkpoint keeps the weights that were validated."""
+        """Return the prefix of the validated weights in a checkpoint."""
         return "average." if self.moving_average else "model."
 
     def step(self, learning_rate: float, ema_decay: float) -> None:
-        """Apply the gradients, and let the moving average follow."""
+        """Apply the gradients and update the moving average."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
@@ -79,7 +79,7 @@ class RunState:
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """The model with its moving average for weights, for as long as the context lasts."""
+        """Use the moving average as the model's weights inside the context."""
         if not self.moving_average:
             yield
             return
@@ -91,7 +91,7 @@ class RunState:
             self.model.load_state_dict(own)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint stores, by name."""
+        """Return the tensors of a checkpoint, by name."""
         tensors = {f"model.{name}": tensor.detach() for name, tensor in self.model.state_dict().items()}
         tensors |= {f"average.{name}": tensor for name, tensor in self.moving_average.items()}
         for name, parameter in self.model.named_parameters():
@@ -100,11 +100,11 @@ class RunState:
         return tensors
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint stores beside its tensors."""
+        """Return the other contents of a checkpoint."""
         return {"progress": asdict(self.progress)}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Become what the checkpoint was taken of."""
+        """Restore the state from a checkpoint."""
         try:
             self.model.load_state_dict(_under("model.", checkpoint.tensors))
             for name, tensor in self.moving_average.items():

@@ -1,13 +1,12 @@
-"""A search for the sorting network's hyperparameters: every trial is an ordinary training run.
+"""Hyperparameter search for the sorting network; every trial is an ordinary training run.
 
-DIR/study.db        what was tried and how it went (Optuna, SQLite)
+DIR/study.db        trials and scores (Optuna, SQLite)
 DIR/trial-0007/     the run of trial 7; only the best trial keeps its checkpoints
 DIR/trials.csv      DIR/best.toml      DIR/parallel.png
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -24,8 +23,9 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from simulmt.config import as_table, require
-from simulmt.dataset import Dataset
+from simulmt.data.dataset import Dataset
 from simulmt.errors import CheckpointError, TrainingError
+from simulmt.files import lock
 from simulmt.train.loop import system_of, train
 from simulmt.train.monitor import Monitor
 from simulmt.train.record import record_run
@@ -50,7 +50,7 @@ UNPRUNED_TRIALS = 5  # completed before any other is given up
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """How long to search, and where."""
+    """Search settings."""
 
     trials: int = 20  # in all, those of earlier calls included
     seed: int = 1
@@ -62,10 +62,10 @@ class SweepConfig:
 
 
 def sweep(config: RunConfig, directory: Path, settings: SweepConfig, device: str = "auto") -> SweepOutcome:
-    """Run trials until there are `settings.trials`, and report; on an existing sweep, go on where it was.
+    """Run trials until there are `settings.trials`, resuming an existing sweep, and report.
 
-    A trial that was cut off goes on in its own run directory. To use several devices start the same command
-    once for each: the processes share the trials of the directory. Under torchrun it refuses to start.
+    Interrupted trials resume in their run directories. To use several devices, start the same command once per device;
+    the processes share the trials. torchrun is not supported.
     """
     require(
         int(os.environ.get("WORLD_SIZE", 1)) == 1,
@@ -86,7 +86,7 @@ def sweep(config: RunConfig, directory: Path, settings: SweepConfig, device: str
 
 
 def _check(config: RunConfig, space: SearchSpace) -> None:
-    """Find out now what else would fail in the first trial, or after hours in a later one."""
+    """Fail early on what would otherwise fail in a trial."""
     require(
         config.system == "ctc+asn",
         f"system: a sweep searches the settings of the sorting network and needs 'ctc+asn', got '{config.system}'",
@@ -130,7 +130,7 @@ def _join_study(storage: RDBStorage, config: RunConfig, directory: Path, setting
 
 
 def _check_same(study: optuna.Study, config: RunConfig, settings: SweepConfig, directory: Path) -> None:
-    """Trials can only be compared if all but their hyperparameters is the same."""
+    """Raise an error unless all settings but the hyperparameters are unchanged."""
     table = {**as_table(resolved(config)), "sweep": {"seed": settings.seed}, "space": as_table(settings.space)}
     now = {
         f"{section}.{key}" if key else section: value
@@ -152,7 +152,7 @@ def _check_same(study: optuna.Study, config: RunConfig, settings: SweepConfig, d
 def _claim_trial(
     study: optuna.Study, storage: RDBStorage, directory: Path, settings: SweepConfig
 ) -> tuple[optuna.Trial, TextIO] | None:
-    """A trial for this process alone, and its lock: one that was cut off, or a new one; None if all are taken."""
+    """Claim and lock an interrupted or new trial; return None if all are taken."""
     with _lock(directory / LOCK):
         trials = _trials(study)
         for known in trials:
@@ -169,7 +169,7 @@ def _claim_trial(
 def _run_trial(
     trial: optuna.Trial, config: RunConfig, directory: Path, settings: SweepConfig, world: World
 ) -> int | None:
-    """Train, and tell the study how it went; the signal that stopped it, if one did."""
+    """Train and report to the study; return the signal that stopped it, if any."""
     # Each trial has its own seed, so that a sweep that is taken up again does not draw its first trials once more.
     seed = (settings.seed * 1_000_003 + trial.number) % 2**32
     trial.study.sampler = optuna.samplers.TPESampler(seed=seed)
@@ -200,7 +200,7 @@ def _run_trial(
 
 
 class _TrialMonitor(Monitor):
-    """Also reports to the study, which may give the trial up."""
+    """Also reports to the study, which may prune the trial."""
 
     def __init__(self, directory: Path, trial: optuna.Trial) -> None:
         super().__init__(directory)
@@ -215,7 +215,7 @@ class _TrialMonitor(Monitor):
             raise optuna.TrialPruned
 
     def finish(self, update: int, score: float | None, model: Path | None) -> None:
-        """The sweep says how a trial ended, and what to do next is not up to a single one."""
+        """Print nothing; the sweep reports the end of a trial."""
 
     def close(self) -> None:
         self._close()
@@ -226,26 +226,24 @@ def _run_directory(directory: Path, number: int) -> Path:
 
 
 def _lock(path: Path) -> TextIO:
-    """An open file that no other process can lock until it is closed, or its process dies."""
+    """Return an open, locked file; the lock ends with the file or the process."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file)
     except OSError as error:
         raise CheckpointError(f"{path.parent}: cannot be written: {error.strerror}") from None
     return file
 
 
 def _lock_free(run: Path) -> TextIO | None:
-    """The lock of a trial, unless another process has it."""
+    """Lock a trial, or return None if another process holds it."""
     run.mkdir(exist_ok=True)
     file = (run / LOCK).open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+    if lock(file, wait=False):
+        return file
+    file.close()
+    return None
 
 
 def _results(study: optuna.Study) -> tuple[TrialResult, ...]:
@@ -268,7 +266,7 @@ def _result(trial: FrozenTrial) -> TrialResult:
 
 
 def _drop_checkpoints(results: Sequence[TrialResult], directory: Path) -> None:
-    """Keep those of the best trial, which may be worth going on with, and of trials that are not done."""
+    """Delete checkpoints except those of the best trial and of unfinished ones."""
     for result in results[1:]:
         if result.state != "running":
             shutil.rmtree(_run_directory(directory, result.number) / "checkpoints", ignore_errors=True)

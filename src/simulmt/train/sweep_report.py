@@ -1,9 +1,8 @@
-"""What a sweep looks for and what it found: the search space, the results, and how they are shown."""
+"""Search space and results of a sweep."""
 
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from optuna.trial import TrialState
 from rich.console import Console
 from rich.table import Table
 
-from simulmt.config import as_table, require
+from simulmt.config import as_table, as_toml, require
 from simulmt.model.asn import ASNConfig
 from simulmt.train.settings import RunConfig
 
@@ -37,7 +36,7 @@ STATES: dict[TrialState, State] = {  # in the order of the report
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Choices of whole numbers and ranges of real ones; the defaults are the paper's."""
+    """Choices of integers and ranges of floats; defaults are the paper's."""
 
     layers: tuple[int, ...] = (1, 3)
     iterations: tuple[int, ...] = (4, 8, 16)
@@ -57,7 +56,7 @@ class SearchSpace:
             ASNConfig(**{name: pick(values) for name, values in asdict(self).items() if name != "mu"})
 
     def draw(self, trial: optuna.Trial) -> dict[str, Any]:
-        """The trial's values: those it has already, or new ones."""
+        """Draw values for a trial, or return those it already has."""
         return {
             name: trial.suggest_float(name, *values) if name in RANGES else trial.suggest_categorical(name, values)
             for name, values in asdict(self).items()
@@ -69,7 +68,7 @@ NAMES = tuple(each.name for each in fields(SearchSpace))
 
 @dataclass(frozen=True)
 class TrialResult:
-    """One trial; the score of one that was not completed is its latest validation score."""
+    """One trial, with its final or latest validation score."""
 
     number: int
     state: State
@@ -81,7 +80,7 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """All trials so far, best first; a stopped sweep goes on with the next call."""
+    """All trials so far, best first."""
 
     status: Literal["finished", "stopped"]
     trials: tuple[TrialResult, ...]
@@ -93,13 +92,13 @@ class SweepOutcome:
 
 
 def with_parameters(config: RunConfig, parameters: Mapping[str, Any]) -> RunConfig:
-    """The run with a trial's hyperparameters."""
+    """Return the run configuration with a trial's hyperparameters."""
     asn = {name: value for name, value in parameters.items() if name != "mu"}
     return replace(config, asn=replace(config.asn, **asn), model={**config.model, "mu": parameters["mu"]})
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """The same run, from whichever directory it is started."""
+    """Return the configuration with absolute paths."""
     return replace(config, data=config.data.resolve(), init=config.init.resolve() if config.init else None)
 
 
@@ -110,7 +109,7 @@ def report(outcome: SweepOutcome, config: RunConfig, directory: Path, space: Sea
     Console(stderr=True).print(_table(outcome.trials[:BEST_SHOWN]))
     if outcome.best:
         (directory / "best.toml").write_text(
-            as_toml(with_parameters(config, outcome.best.parameters)), encoding="utf-8"
+            run_toml(with_parameters(config, outcome.best.parameters)), encoding="utf-8"
         )
         say(f"{_summary(outcome.trials)}; next: simulmt train {directory / 'best.toml'} --run RUN")
     else:
@@ -143,24 +142,19 @@ def _write_csv(results: Sequence[TrialResult], path: Path) -> None:
             writer.writerow({**row, **result.parameters, "reason": result.reason})
 
 
-def as_toml(config: RunConfig) -> str:
-    """A configuration file that `RunConfig.read` reads back from any directory."""
-    table = as_table(resolved(config))
-    plain = {key: value for key, value in table.items() if not isinstance(value, dict) and value is not None}
-    sections = [("", plain), *((f"[{key}]\n", value) for key, value in table.items() if isinstance(value, dict))]
-    return "\n".join(
-        heading + "".join(f"{key} = {_toml_value(value)}\n" for key, value in entries.items())
-        for heading, entries in sections
-    )
+def run_toml(config: RunConfig) -> str:
+    """Format a configuration as TOML for `RunConfig.read`, without what is not set."""
+    return as_toml(_set(as_table(resolved(config))))
 
 
-def _toml_value(value: Any) -> str:
-    """As JSON writes it, which is TOML too, but for numbers like inf."""
-    return str(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+def _set(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _set(value) if isinstance(value, Mapping) else value for key, value in table.items() if value is not None
+    }
 
 
 def draw_parallel(results: Sequence[TrialResult], space: SearchSpace, path: Path) -> None:
-    """One line a trial through its hyperparameters to its score, darker for better; grey if not completed."""
+    """Plot each trial as a line through its hyperparameters to its score; grey if not completed."""
     shown = sorted((result for result in results if result.score is not None), key=lambda result: result.score or 0.0)
     scores = [result.score or 0.0 for result in shown]
     axes = [
@@ -193,14 +187,14 @@ def draw_parallel(results: Sequence[TrialResult], space: SearchSpace, path: Path
 
 
 def _colours(results: Sequence[TrialResult]) -> list[Any]:
-    """By score, over the scores of the completed trials; the brightest colours are left out, as they fade on white."""
+    """Map scores to colours, without the brightest, which fade on white."""
     complete = [result.score or 0.0 for result in results if result.state == "complete"] or [0.0]
     heights, _ = _along_range((min(complete), max(complete)), [result.score or 0.0 for result in results])
     return [matplotlib.colormaps["viridis_r"](0.1 + 0.9 * height) for height in heights]
 
 
 def _along_range(ends: tuple[float, float], values: Sequence[float]) -> tuple[list[float], list[tuple[float, str]]]:
-    """Heights from 0 to 1 of the values, and of the ticks of their axis."""
+    """Return positions from 0 to 1 of the values and of the axis ticks."""
     low, high = ends
     if low == high:
         return [0.5] * len(values), [(0.5, f"{low:.4g}")]
@@ -209,7 +203,7 @@ def _along_range(ends: tuple[float, float], values: Sequence[float]) -> tuple[li
 
 
 def _along_choices(choices: Sequence[int], values: Sequence[int]) -> tuple[list[float], list[tuple[float, str]]]:
-    """The same for choices; lines through the same choice are fanned out, worst to best, to tell them apart."""
+    """Same for choices; lines through one choice are spread out, worst to best."""
     step = 1 / len(choices)
     middles = {choice: (place + 0.5) * step for place, choice in enumerate(sorted(choices))}
     fan = [0.4 * step * ((row + 0.5) / len(values) - 0.5) for row in range(len(values))]

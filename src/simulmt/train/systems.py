@@ -1,4 +1,4 @@
-"""The four systems that go through one training loop, and how a trained one is stored.
+"""The systems that go through one training loop, and how a trained one is stored.
 
 A trained model is a directory with `model.safetensors` and `model.json`: tensors and plain data, never pickle, so
 loading a model cannot run code. The directory is written like a checkpoint: it is whole or absent.
@@ -19,14 +19,16 @@ from torch import Tensor, nn
 
 from simulmt.config import as_table, build, require
 from simulmt.errors import CheckpointError, VocabularyError
+from simulmt.files import replacing_directory
 from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.output import Loss
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.model.transducer import TransducerConfig, TransducerModel
 from simulmt.text import Tokenizer
-from simulmt.train.checkpoint import whole_directory
+from simulmt.train.checkpoint import SCRATCH
 
-System = Literal["ctc", "ctc+asn", "wait-k", "teacher"]
+System = Literal["ctc", "ctc+asn", "transducer", "transducer+asn", "wait-k", "teacher"]
 Translator = CTCModel | Seq2SeqModel  # what is left of a system when training is over
 WORD_STARTS = "encoder.word_starts"  # the tensor of a model that sees words whole
 
@@ -71,6 +73,8 @@ class SystemConfig:
         }
         if self.system in ("ctc", "ctc+asn"):
             return build(CTCConfig, table, "model")
+        if self.system in ("transducer", "transducer+asn"):
+            return build(TransducerConfig, table, "model")
         return build(Seq2SeqConfig, {**table, "causal": self.system == "wait-k"}, "model")
 
 
@@ -79,8 +83,8 @@ def build_model(config: SystemConfig) -> nn.Module:
     network = config.network()
     if isinstance(network, Seq2SeqConfig):
         return Seq2SeqModel.build(network)
-    translator = CTCModel.build(network)
-    return SortedCTCModel.build(translator, config.asn) if config.system == "ctc+asn" else translator
+    translator = (TransducerModel if isinstance(network, TransducerConfig) else CTCModel).build(network)
+    return SortedCTCModel.build(translator, config.asn) if config.system.endswith("+asn") else translator
 
 
 def mark_words(model: nn.Module, source: Tokenizer) -> None:
@@ -131,6 +135,11 @@ def initialise_from(model: nn.Module, directory: Path, config: SystemConfig | No
         )
     if type(model) is not type(other):
         model, other = translator_of(model), translator_of(other)
+    elif config and config.system.endswith("+asn") and config.asn.norm != other_config.asn.norm:
+        raise CheckpointError(
+            f"{directory}: its sorting network has asn.norm = '{other_config.asn.norm}', not '{config.asn.norm}', so "
+            "its weights do not fit; set asn.norm, or start from a ctc model"
+        )
     try:
         # Where words begin is no weight: the one may see them whole and the other not.
         weights = {name: tensor for name, tensor in other.state_dict().items() if not name.endswith(WORD_STARTS)}
@@ -147,7 +156,7 @@ def save_model(model: nn.Module, config: SystemConfig, directory: Path, facts: M
     description = {"format": 1, "config": as_table(config), **facts}
     text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
     try:
-        with whole_directory(directory) as temporary:
+        with replacing_directory(directory, SCRATCH) as temporary:
             safetensors.torch.save_file(tensors, temporary / "model.safetensors")
             (temporary / "model.json").write_text(text, encoding="utf-8")
     except (OSError, safetensors.SafetensorError) as error:

@@ -1,6 +1,6 @@
-"""One process or many: which part of the work is mine, and how results come together.
+"""Distributed training: process rank, device and reductions.
 
-Under torchrun every process finds its place in environment variables; without it the world is one process.
+Configured by torchrun's environment variables; without them the world is one process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from simulmt.errors import ConfigError
 
 @dataclass(frozen=True)
 class World:
-    """This process among all of them."""
+    """This process and the size of its group."""
 
     rank: int
     size: int
@@ -35,21 +35,21 @@ class World:
         return self.rank == 0
 
     def distribute(self, module: nn.Module) -> nn.Module:
-        """Wrap a module so that its gradients are averaged over all processes."""
+        """Wrap a module to average gradients over all processes."""
         return DistributedDataParallel(module) if self.size > 1 else module
 
     def communicating(self, module: nn.Module, now: bool) -> AbstractContextManager[None]:
-        """Average the gradients of this backward pass over the processes, or only add them up for later."""
+        """Average gradients over processes in this backward pass, or only accumulate them."""
         return nullcontext() if now or self.size == 1 else cast(DistributedDataParallel, module).no_sync()
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+        """Sum over all processes, in place."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def merge(self, part: dict[int, Any]) -> dict[int, Any]:
-        """The union of every process's results, in every process."""
+        """Return the union of all processes' results, in every process."""
         if self.size == 1:
             return part
         parts: list[Any] = [None] * self.size
@@ -63,11 +63,11 @@ class World:
 
 @contextmanager
 def join_world(device: str = "auto") -> Iterator[World]:
-    """Join the other processes for as long as the context lasts; `device` is auto, cpu, cuda or cuda:N."""
+    """Join the process group inside the context; `device` is auto, cpu, cuda or cuda:N."""
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = _device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if size > 1:
-        # A restart may find the store of the attempt before, with the addresses of dead processes in it.
+        # A restart may find the previous store, with addresses of dead processes.
         store, *_ = next(rendezvous("env://"))
         attempt = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         backend = "nccl" if place.type == "cuda" else "gloo"

@@ -1,180 +1,266 @@
-/** The live page: one source, one lane or two, one connection state. */
+/** The live page: one source, one lane or two. */
 
-import { CaptionSender } from "./channel.js";
+import { announce, forgetAnnouncements } from "./announcer.js";
+import { merged } from "./connection.js";
 import { Lane } from "./lane.js";
 import { Microphone } from "./microphone.js";
-import { languageName, languageTag, loadModels, pairName } from "./models.js";
+import { farthestDelay, languageName, languageTag, loadModels, pairName } from "./models.js";
+import { notify } from "./notice.js";
 import { sampleFor } from "./samples.js";
+import { Sharing } from "./share.js";
 import { Source } from "./source.js";
+import { Status } from "./status.js";
+import { TextStorage, preference } from "./storage.js";
+import { dropWords, splitWords } from "./words.js";
 
-const ANNOUNCED_SENTENCES = 5;
-const CONFIRMATION_MS = 3000;
-const STATES = {
-  connecting: "Connecting",
-  live: "Live",
-  lost: "Reconnecting",
-  asleep: "Asleep until you go on",
-  failed: "Stopped",
-};
+const ROOM_CLOSES_MS = 500; // after its text has ended
+const NEW_TEXT = "This text and its translation will be removed. Save the translation first if you want to keep it.";
+const OTHER_LANGUAGE = "Another source language begins a new text. This one will be removed, with its translation.";
+const NAMES = ["Translation", "Second translation"];
 
 const find = (selector) => document.querySelector(selector);
 const picker = find("[name=model]");
 const compareButton = find("[data-action=compare]");
-const places = { text: find(".lanes"), path: find(".paths") };
-const keyDialog = find("dialog");
-const newButton = find("[data-action=new]");
-const captions = new CaptionSender();
+const detailsButton = find("[data-action=details]");
+const places = { text: find(".lanes"), details: find(".details") };
+const keyDialog = find("dialog.key");
+const clearingDialog = find("dialog.clearing");
+const status = new Status(find(".connection"));
 
 /** @type {import("./models.js").Model[]} */
 let models = [];
-/** @type {import("./connection.js").Message[]} everything sent so far, for lanes that join later */
+/** @type {import("./models.js").Model} */
+let model;
+/** @type {import("./connection.js").Message[]} what was sent and not taken back, for lanes that join later */
 let history = [];
+/** @type {import("./connection.js").Message[]} what was sent before there was a lane */
+const early = [];
 /** @type {Lane[]} */
 let lanes = [];
-/** @type {string[]} the connection state of each lane */
-let states = [];
+/** @type {string | null} */
 let apiKey = null;
 
-const source = new Source(find(".source"), (message) => {
-  history.push(message);
-  for (const lane of lanes) lane.send(message);
-});
-const microphone = new Microphone(find("[data-action=listen]"), find(".interim"), (text) => source.say(text));
+const storage = new TextStorage(snapshot);
+const source = new Source(find(".source"), send, () => storage.changed());
+const microphone = new Microphone(find("[data-action=listen]"), source, notify, () => apiKey);
+const sharing = new Sharing(find("dialog.sharing"), find("[data-action=share]"), (room) => lanes[0].share(room));
 
-function model() {
-  return models[picker.selectedIndex];
+function snapshot() {
+  if (lanes.length === 0) return undefined;
+  if (isEmpty() && !sharing.room) return null;
+  return {
+    model: model.name,
+    language: model.source,
+    history: merged(history),
+    rest: source.rest,
+    room: sharing.room,
+    lane: lanes[0].saved,
+  };
 }
 
-/** @param {number | null} delay */
-function addLane(delay) {
+function isEmpty() {
+  return source.isEmpty && !source.rest.text.trim();
+}
+
+/** @param {import("./connection.js").Message} message */
+function send(message) {
+  if (message.type !== "undo") history.push(message); // what an undo takes back is known when it is answered
+  if (lanes.length === 0) early.push(message);
+  for (const lane of lanes) lane.send(message);
+}
+
+/** @param {import("./lane.js").SavedLane} saved */
+function addLane(saved) {
   const index = lanes.length;
   const isFirst = index === 0;
-  const settings = { delay, apiKey };
   lanes.push(
-    new Lane(places, model(), settings, history, {
-      state: (state, detail, code) => showState(index, state, detail, code),
-      commit: isFirst ? (text) => captions.commit(text) : undefined,
-      sentence: isFirst ? announce : undefined,
+    new Lane(places, model, NAMES[index], saved, apiKey, {
+      state: (state, code) => showState(index, state, code),
+      changed: isFirst ? () => storage.changed() : undefined,
+      sentence: isFirst ? (text) => announce(text, languageTag(model.target)) : undefined,
+      undone: isFirst ? takeBack : undefined,
     }),
   );
   document.body.dataset.lanes = String(lanes.length);
 }
 
-/** @param {number} index @param {string} state */
-function showState(index, state, detail = "", code = "") {
-  states[index] = state;
-  const worst = ["failed", "lost", "asleep", "connecting", "live"].find((candidate) => states.includes(candidate));
-  const status = find(".connection");
-  status.dataset.state = worst;
-  const text = STATES[worst];
-  status.querySelector("span").textContent = detail ? `${text}: ${detail}` : text;
-  if (code === "unauthorized" && !keyDialog.open) askForKey();
+/** @param {number | null} _ the sentence that was taken back @param {string} text its source */
+function takeBack(_, text) {
+  history = dropWords(history, splitWords(text).length);
+  source.takenBack(text);
 }
 
-function askForKey() {
-  keyDialog.returnValue = ""; // stays so if the dialog is only closed
-  keyDialog.showModal();
+/** @param {number | null} delay @param {object} audience */
+function addFreshLane(delay, audience = {}) {
+  addLane(Lane.fresh({ model: model.name, delay, ...audience }, history));
+  if (source.isTakingBack) lanes.at(-1).send({ type: "undo" });
+}
+
+function closeLanes(from = 0) {
+  for (const lane of lanes.splice(from)) lane.close();
+  status.keep(lanes.length);
+}
+
+/** @param {number} index @param {string} state @param {string} [code] */
+function showState(index, state, code) {
+  status.set(index, state, code);
+  if (code === "unauthorized" && !keyDialog.open) {
+    keyDialog.returnValue = ""; // stays so if the dialog is only closed
+    keyDialog.showModal();
+  }
+  if (code === "room_taken") {
+    if (!sharing.isRenewed) sharing.refuse();
+    setTimeout(reopen, sharing.isRenewed ? ROOM_CLOSES_MS : 0);
+  }
+}
+
+/** Open the lanes again as they are: with another key, or without an audience. */
+function reopen() {
+  const [first, second] = lanes.map((lane) => lane.saved);
+  const { model: name, delay } = first.session.start;
+  closeLanes();
+  const start = { model: name, delay, ...sharing.audience };
+  addLane({ ...first, session: { ...first.session, session: null, start } });
+  if (second) addLane(second);
 }
 
 function useKey() {
   if (!keyDialog.returnValue) return;
   apiKey = find("[name=key]").value;
-  translateAgain();
+  reopen();
 }
 
-/** Screen readers hear whole sentences; text that grows by syllables would be a stutter. @param {string} sentence */
-function announce(sentence) {
-  captions.endSentence();
-  const log = find(".announcer");
-  const line = document.createElement("p");
-  line.textContent = sentence;
-  log.append(line);
-  while (log.childElementCount > ANNOUNCED_SENTENCES) log.firstElementChild.remove();
-}
-
-/** Begin with an empty page. */
-function begin() {
-  history = [];
-  source.clear();
-  translateAgain();
-}
-
-/** Translate the source so far once more, with the model and the delays that are chosen now. */
-function translateAgain() {
-  for (const lane of lanes) lane.close();
-  lanes = [];
-  states = [];
-  captions.clear();
-  addLane(model().default_delay);
-  if (compareButton.ariaPressed === "true" && model().delays.length > 1) addLane(otherDelay());
+/** Translate the source so far once more, with the model that is chosen now. @param {(number | null)[]} delays */
+function translateAgain(delays) {
+  const isKnown = (delay) => model.delays.includes(delay);
+  const [first, second] = delays.map((delay) => (isKnown(delay) ? delay : model.default_delay));
+  closeLanes();
+  sharing.renew();
+  addFreshLane(first, sharing.audience);
+  const isCompared = delays.length > 1 && model.delays.length > 1;
+  if (isCompared) addFreshLane(second === first ? farthestDelay(model.delays, first) : second);
   showModel();
 }
 
-/** A second press within seconds, since nothing brings a cleared page back. */
-function confirmNew() {
-  if (source.isEmpty || newButton.dataset.state === "asking") {
+/** Begin with an empty page; the delays stay. */
+function begin() {
+  const delays = lanes.map((lane) => lane.delay);
+  history = [];
+  forgetAnnouncements();
+  microphone.stop();
+  source.clear();
+  translateAgain(delays);
+}
+
+/** Ask before a text is cleared; nothing brings it back. @param {string} reason @returns {Promise<boolean>} */
+function mayClear(reason) {
+  if (isEmpty()) return Promise.resolve(true);
+  clearingDialog.querySelector(".reason").textContent = reason;
+  clearingDialog.returnValue = "";
+  clearingDialog.showModal();
+  return new Promise((resolve) => {
+    clearingDialog.addEventListener("close", () => resolve(clearingDialog.returnValue === "clear"), { once: true });
+  });
+}
+
+async function changeModel() {
+  const chosen = models[picker.selectedIndex];
+  if (chosen.source === model.source) {
+    model = chosen;
+    translateAgain(lanes.map((lane) => lane.delay));
+  } else if (await mayClear(OTHER_LANGUAGE)) {
+    model = chosen;
     begin();
-    settleNew();
-  } else {
-    newButton.dataset.state = "asking";
-    newButton.textContent = "Clear all?";
-    setTimeout(settleNew, CONFIRMATION_MS);
-  }
+  } else picker.selectedIndex = models.indexOf(model);
+  source.focus();
 }
 
-function settleNew() {
-  newButton.dataset.state = "";
-  newButton.textContent = "New";
-}
-
-function changeModel() {
-  const isSameSource = find("textarea").lang === languageTag(model().source);
-  if (isSameSource) translateAgain();
-  else begin();
+async function startOver() {
+  if (await mayClear(NEW_TEXT)) begin();
+  source.focus();
 }
 
 function showModel() {
-  const { source: language, delays } = model();
+  const { source: language, delays } = model;
   find(".source h2 b").textContent = languageName(language);
   find("textarea").lang = find(".sent").lang = languageTag(language);
-  find("[data-action=sample]").hidden = !sampleFor(language);
+  for (const button of document.querySelectorAll("[data-action=sample]")) button.hidden = !sampleFor(language);
   compareButton.hidden = delays.length < 2;
-  microphone.use(language);
-}
-
-/** A delay that differs from the model's own as much as possible. */
-function otherDelay() {
-  const { delays, default_delay } = model();
-  const own = default_delay ?? delays[0];
-  const distance = (delay) => Math.abs(delay - own);
-  return delays.reduce((farthest, delay) => (distance(delay) >= distance(farthest) ? delay : farthest));
+  microphone.use(model);
+  preference("model", model.name);
+  storage.changed();
 }
 
 function toggleCompare() {
-  const isOn = compareButton.ariaPressed !== "true";
-  compareButton.ariaPressed = String(isOn);
-  if (isOn) addLane(otherDelay());
-  else {
-    lanes.pop()?.close();
-    states.length = 1;
-    document.body.dataset.lanes = "1";
+  const isOn = toggle(compareButton);
+  if (isOn) addFreshLane(farthestDelay(model.delays, lanes[0].delay));
+  else closeLanes(1);
+  document.body.dataset.lanes = String(lanes.length);
+}
+
+function toggleDetails() {
+  places.details.hidden = !toggle(detailsButton);
+  places.details.scrollIntoView({ block: "nearest" });
+}
+
+/** @param {HTMLElement} button */
+function toggle(button) {
+  const isOn = button.ariaPressed !== "true";
+  button.ariaPressed = String(isOn);
+  return isOn;
+}
+
+/** Keep the page above the keyboard on screen, where the browser does not do so by itself. */
+function fitScreen() {
+  if (visualViewport.scale > 1.01) return; // somebody looks closer
+  document.documentElement.style.setProperty("--screen", `${visualViewport.height}px`);
+}
+
+function setUp() {
+  picker.replaceChildren(...models.map((model) => new Option(pairName(model, models), model.name)));
+  picker.selectedIndex = models.indexOf(model);
+  picker.disabled = models.length < 2;
+  picker.addEventListener("change", changeModel);
+  compareButton.addEventListener("click", toggleCompare);
+  detailsButton.addEventListener("click", toggleDetails);
+  keyDialog.addEventListener("close", useKey);
+  find("[data-action=new]").addEventListener("click", startOver);
+  for (const button of document.querySelectorAll("[data-action=sample]")) {
+    button.addEventListener("click", () => source.perform(sampleFor(model.source)));
   }
+  for (const button of document.querySelectorAll("#menu button")) {
+    button.addEventListener("click", () => find("#menu").hidePopover());
+  }
+  visualViewport.addEventListener("resize", fitScreen);
 }
 
-function showPace() {
-  const pace = find("[name=pace]");
-  find(".pace .figure").textContent = Number(pace.value).toFixed(1);
-  pace.setAttribute("aria-valuetext", `${pace.value} words a second`);
+/** Show the text that was left here, before there is a server to translate it. */
+function restoreSource() {
+  if (!saved) return;
+  history = saved.history;
+  source.restore(history, saved.rest);
 }
 
+/** Go on with that text if its languages are still served; else at least its source. */
+function restoreTranslation() {
+  const same = models.find(({ name }) => name === saved?.model);
+  const similar = models.find(({ source }) => source === saved?.language);
+  const usual = models.find(({ name }) => name === preference("model"));
+  model = same ?? similar ?? usual ?? models[0];
+  if (saved && !same && !similar) {
+    source.clear();
+    history = [];
+  }
+  setUp();
+  if (!same) return translateAgain([model.default_delay]); // with what was typed while the server was not there yet
+  sharing.restore(saved.room);
+  addLane(saved.lane);
+  early.forEach((message) => lanes[0].send(message));
+  showModel();
+}
+
+const { saved } = storage;
+restoreSource();
 models = await loadModels();
-picker.replaceChildren(...models.map((model) => new Option(pairName(model, models), model.name)));
-picker.disabled = models.length < 2;
-picker.addEventListener("change", changeModel);
-compareButton.addEventListener("click", toggleCompare);
-keyDialog.addEventListener("close", useKey);
-newButton.addEventListener("click", confirmNew);
-find("[data-action=sample]").addEventListener("click", () => source.perform(sampleFor(model().source)));
-find("[name=pace]").addEventListener("input", showPace);
-showPace();
-translateAgain(); // with what was typed while the server was not there yet
+restoreTranslation();
+source.focus();

@@ -1,62 +1,104 @@
-/** The caption page: the last lines of the live page of another tab, large, on nothing.
+/** The captions of a room, for an audience or, on nothing, for a video.
  *
- * /captions?size=48&lines=2&color=white     size in px, or any CSS length such as 6vw
+ * /captions/ROOM                                      to read along
+ * /captions/ROOM?overlay&size=48&lines=2&color=white  a browser source of OBS; size in px, or a CSS length such as 6vw
  */
 
-import { receiveCaptions } from "./channel.js";
+import { announce } from "./announcer.js";
+import { languageTag } from "./models.js";
+import { RoomViewer, roomName } from "./room.js";
+import { preference } from "./storage.js";
+import { Transcript } from "./transcript.js";
 
-const KEPT_SENTENCES = 6;
 const MOST_LINES = 20;
+const SIZE_STEP = 1.15;
+const SIZES = [-5, 8]; // steps
+const STATES = {
+  connecting: "Connecting…",
+  live: "Live",
+  waiting: "Waiting for the speaker…",
+  closed: "The speaker has finished.",
+  lost: "Connection lost, trying again…",
+  refused: "This room cannot be opened.",
+  unauthorized: "The server asks for a key.",
+};
 
-const text = document.querySelector(".captions");
-const hint = document.querySelector(".hint");
-let speaker = ""; // the live page that is shown: the last one that wrote something
-let sentence = null; // the paragraph that grows
+const find = (selector) => document.querySelector(selector);
+const parameters = new URLSearchParams(location.search);
+const isOverlay = "obsstudio" in window || ["overlay", "size", "lines", "color"].some((name) => parameters.has(name));
+const room = roomName(decodeURIComponent(location.pathname.match(/\/captions\/([^/]+)\/?$/)?.[1] ?? ""));
+const key = new URLSearchParams(location.hash.slice(1)).get("key"); // servers do not see this part of an address
 
-/** @param {URLSearchParams} parameters */
-function applyStyle(parameters) {
+function styleOverlay() {
   const size = parameters.get("size") ?? "";
   const length = /^[\d.]+$/.test(size) ? `${size}px` : size;
   const lines = Number.parseInt(parameters.get("lines") ?? "", 10);
   const color = parameters.get("color") ?? "";
   const style = document.documentElement.style;
+  document.documentElement.classList.add("overlay");
   if (CSS.supports("font-size", length)) style.setProperty("--size", length);
   if (lines >= 1) style.setProperty("--lines", String(Math.min(lines, MOST_LINES)));
   if (CSS.supports("color", color)) style.setProperty("--color", color);
 }
 
-/** @param {string} piece */
-function append(piece) {
-  if (!sentence) {
-    sentence = document.createElement("p");
-    text.append(sentence);
-    // Whole paragraphs go, and only far above: the lines in view never move but upwards.
-    while (text.childElementCount > KEPT_SENTENCES) text.firstElementChild?.remove();
+function offerSizes() {
+  let step = Number(preference("captions-size") ?? 0);
+  const show = () => document.documentElement.style.setProperty("--zoom", String(SIZE_STEP ** step));
+  for (const button of document.querySelectorAll("[data-size]")) {
+    button.addEventListener("click", () => {
+      step = Math.max(SIZES[0], Math.min(SIZES[1], step + Number(button.dataset.size)));
+      preference("captions-size", String(step));
+      show();
+    });
   }
-  sentence.append(piece);
+  show();
 }
 
-function clear() {
-  text.replaceChildren();
-  sentence = null;
+/** Ask for what is missing. @param {string} label @param {(answer: string) => void} answered */
+function ask(label, answered) {
+  const form = find(".question");
+  form.hidden = false;
+  form.querySelector("label span").textContent = label;
+  find(".captions").hidden = find(".size").hidden = true;
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    answered(form.querySelector("input").value);
+  });
+  form.querySelector("input").focus();
 }
 
-/** @param {import("./channel.js").Caption} caption */
-function show(caption) {
-  hint.hidden = true;
-  if (caption.from !== speaker || caption.type === "clear") clear();
-  speaker = caption.from;
-  if (caption.type === "commit") append(caption.text);
-  else if (caption.type === "sentence") sentence = null;
-  else if (caption.type === "recent") {
-    clear();
-    for (const earlier of caption.sentences) {
-      append(earlier);
-      sentence = null;
-    }
-    if (caption.open) append(caption.open);
-  }
+function askForRoom() {
+  ask("Room", (answer) => location.assign(new URL(`captions/${roomName(answer)}`, location.href)));
 }
 
-applyStyle(new URLSearchParams(location.search));
-receiveCaptions(show);
+function askForKey() {
+  ask("Key", (answer) => {
+    location.hash = new URLSearchParams({ key: answer }).toString();
+    location.reload();
+  });
+}
+
+function read() {
+  const text = find(".captions");
+  const transcript = new Transcript(text);
+  document.title = `${room} · live captions`;
+  find("h1").textContent = room;
+  new RoomViewer(room, key, {
+    state: (state, code) => {
+      find(".status").textContent = STATES[code] ?? STATES[state];
+      if (code === "unauthorized") askForKey();
+    },
+    opened: ({ target }) => {
+      text.lang = languageTag(target);
+    },
+    cleared: () => transcript.clear(),
+    commit: (commit) => transcript.append(commit.text, commit.sentence),
+    sentence: (sentence) => announce(transcript.textOf(sentence), text.lang),
+    retracted: (sentence) => transcript.strike(sentence),
+  });
+}
+
+if (isOverlay) styleOverlay();
+else offerSizes();
+if (room) read();
+else askForRoom();

@@ -24,13 +24,13 @@ export function download(commits, format, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-/** @param {string} text */
-export async function copy(text) {
+/** @param {string} text @param {HTMLElement} place an open dialog if there is one, since only it takes the focus */
+export async function copy(text, place = document.body) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   // Pages that are not served over HTTPS have no clipboard of their own.
   const carrier = document.createElement("textarea");
   carrier.value = text;
-  document.body.append(carrier);
+  place.append(carrier);
   carrier.select();
   document.execCommand("copy");
   carrier.remove();

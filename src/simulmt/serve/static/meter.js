@@ -10,12 +10,12 @@ export class Meter {
   /** @type {import("./connection.js").Commit["lag_ms"][]} */
   #recent = [];
 
-  /** @param {HTMLElement} root */
-  constructor(root) {
-    this.#total = root.querySelector(".total");
+  /** @param {HTMLElement} total @param {HTMLElement} parts */
+  constructor(total, parts) {
+    this.#total = total;
     this.#parts = CAUSES.map((cause) => ({
-      bar: root.querySelector(`.bar .${cause}`),
-      figure: root.querySelector(`.figures .${cause} .figure`),
+      bar: parts.querySelector(`.bar .${cause}`),
+      figure: parts.querySelector(`.${cause} .figure`),
     }));
   }
 
@@ -30,7 +30,7 @@ export class Meter {
     const means = CAUSES.map((cause) => mean(this.#recent.map((lag) => lag[cause])));
     const total = means.reduce((sum, part) => sum + part, 0);
     const scale = SCALES_MS.find((candidate) => candidate >= total) ?? total;
-    this.#total.textContent = duration(total);
+    this.#total.textContent = `${(total / 1000).toFixed(1)} s behind`;
     this.#parts.forEach(({ bar, figure }, index) => {
       bar.style.width = `max(2px, ${(100 * means[index]) / scale}%)`;
       figure.textContent = duration(means[index]);

@@ -1,65 +1,90 @@
-/** Speech, where the browser can recognise it; only what it calls final is passed on. */
+/** Speech: recognised by the server where it can, else by the browser; only what is final is passed on. */
 
-const Recognition = globalThis.SpeechRecognition ?? globalThis.webkitSpeechRecognition;
+import { BrowserRecogniser } from "./recogniser.js";
+import { ServerRecogniser } from "./audio.js";
 
-const LASTING = /not-allowed|audio-capture|language|network/; // errors that a new start does not mend
+/** @typedef {{text(text: string): void, tentative(text: string): void, sentence(): void,
+ *             failed(code: string): void}} Listener */
+
+const EXPLANATIONS = {
+  "not-allowed":
+    "The microphone is blocked. Allow it for this page (the symbol beside the address), then press Listen again.",
+  "service-not-allowed": "This browser does not allow speech recognition here. Its settings may have a switch for it.",
+  "audio-capture": "No microphone was found. Plug one in or switch it on, then press Listen again.",
+  "language-not-supported": "The speech recogniser of this browser does not know this language.",
+  network: "The speech recogniser of this browser needs the internet, and cannot reach it.",
+  insecure: "Browsers give the microphone only to pages opened over https, or on this very computer as localhost.",
+  full: "The server listens to as many people as it can already. Try again in a moment.",
+  lost: "The server's speech recogniser has stopped. Press Listen to try again.",
+};
 
 export class Microphone {
   #button;
-  #interim;
-  #say;
-  #language = "";
-  #recognition = null;
+  #source;
+  #notify;
+  #apiKey;
+  /** @type {import("./models.js").Model | null} */
+  #model = null;
+  /** @type {BrowserRecogniser | ServerRecogniser | null} */
+  #recogniser = null;
+  /** @type {Listener | null} */
+  #listener = null;
 
   /**
    * @param {HTMLButtonElement} button
-   * @param {HTMLElement} interim shows what is not final yet
-   * @param {(text: string) => void} say
+   * @param {{say(text: string): void, showTentative(text: string): void, endSentence(): void}} source
+   * @param {(text: string) => void} notify
+   * @param {() => string | null} apiKey
    */
-  constructor(button, interim, say) {
+  constructor(button, source, notify, apiKey) {
     this.#button = button;
-    this.#interim = interim;
-    this.#say = say;
-    button.addEventListener("click", () => (this.#recognition ? this.stop() : this.#listen()));
+    this.#source = source;
+    this.#notify = notify;
+    this.#apiKey = apiKey;
+    button.addEventListener("click", () => (this.#recogniser ? this.stop() : this.#listen()));
   }
 
-  /** @param {string} language */
-  use(language) {
+  /** @param {import("./models.js").Model} model */
+  use(model) {
     this.stop();
-    this.#language = language;
-    this.#button.hidden = !Recognition || !/^[a-z]{2,3}(-|$)/.test(language);
+    this.#listener = null; // what was said in another language is no longer wanted
+    this.#model = model;
+    this.#button.hidden = !model.audio && !BrowserRecogniser.knows(model.source);
+    this.#button.title = model.audio ? "Listen" : "Listen; your browser may have the speech recognised elsewhere";
   }
 
   stop() {
-    const recognition = this.#recognition;
-    this.#recognition = null;
-    recognition?.stop();
+    this.#recogniser?.stop();
+    this.#recogniser = null;
     this.#show("");
   }
 
   #listen() {
-    const recognition = new Recognition();
-    recognition.lang = this.#language;
-    recognition.continuous = true;
-    recognition.interimResults = true;
-    recognition.onresult = (event) => this.#hear(event);
-    // Recognisers stop after a silence; only the user, or a refusal, ends ours.
-    recognition.onend = () => this.#recognition === recognition && recognition.start();
-    recognition.onerror = ({ error }) => LASTING.test(error) && this.stop();
-    this.#recognition = recognition;
-    recognition.start();
-    this.#show("");
+    this.#notify("");
+    if (!globalThis.isSecureContext) return this.#explain("insecure");
+    const { audio, name, source } = this.#model;
+    const listener = {
+      text: (text) => this.#listener === listener && this.#source.say(text),
+      tentative: (text) => this.#listener === listener && this.#show(text),
+      sentence: () => this.#listener === listener && this.#source.endSentence(),
+      failed: (code) => this.#listener === listener && this.#explain(code),
+    };
+    this.#listener = listener;
+    this.#recogniser = audio
+      ? new ServerRecogniser({ model: name, api_key: this.#apiKey() }, listener)
+      : new BrowserRecogniser(source, listener);
+    this.#show("Listening…");
   }
 
-  #hear({ results, resultIndex }) {
-    const fresh = [...results].slice(resultIndex);
-    for (const result of fresh.filter((result) => result.isFinal)) this.#say(result[0].transcript);
-    this.#show(fresh.filter((result) => !result.isFinal).map((result) => result[0].transcript).join(""));
+  /** @param {string} code */
+  #explain(code) {
+    this.stop();
+    this.#notify(EXPLANATIONS[code] ?? `The microphone does not work here (${code}).`);
   }
 
-  /** @param {string} interim */
-  #show(interim) {
-    this.#button.setAttribute("aria-pressed", String(this.#recognition !== null));
-    this.#interim.textContent = interim;
+  /** @param {string} tentative */
+  #show(tentative) {
+    this.#button.setAttribute("aria-pressed", String(this.#recogniser !== null));
+    this.#source.showTentative(tentative);
   }
 }

@@ -1,9 +1,10 @@
 /** Which models the server offers, and how to name them. */
 
 const RETRY_MS = 2000;
+const SECONDS_A_SUBWORD = 0.25; // at 150 words a minute, measured for German and English
 
-/** @typedef {{name: string, kind: string, source: string, target: string,
- *             delays: number[], default_delay: number | null}} Model */
+/** @typedef {{name: string, kind: string, source: string, target: string, delays: number[],
+ *             default_delay: number | null, audio?: boolean}} Model */
 
 /** The server's models; waits for a server that is not there yet. @returns {Promise<Model[]>} */
 export async function loadModels() {
@@ -41,4 +42,15 @@ export function pairName({ source, target, name }, models) {
   const isOnly = models.filter((other) => other.source === source && other.target === target).length === 1;
   const pair = `${languageName(source)} → ${languageName(target)}`;
   return isOnly ? pair : `${pair} (${name})`;
+}
+
+/** Seconds of speech that a delay waits for before it translates a word. @param {number} delay */
+export function secondsOfSpeech(delay) {
+  return (delay - 1) * SECONDS_A_SUBWORD;
+}
+
+/** The delay that differs most from a given one. @param {number[]} delays @param {number} delay */
+export function farthestDelay(delays, delay) {
+  const distance = (candidate) => Math.abs(candidate - delay);
+  return delays.reduce((farthest, other) => (distance(other) >= distance(farthest) ? other : farthest));
 }

@@ -43,7 +43,7 @@ export class Path {
   /** @param {string[]} words */
   read(words) {
     this.#ruler.font = getComputedStyle(this.#svg).font;
-    const gap = Math.min(WIDEST_GAP, Math.max(NARROWEST_GAP, this.#svg.clientWidth / 24));
+    const gap = Math.min(WIDEST_GAP, Math.max(NARROWEST_GAP, innerWidth / 24));
     for (const text of words) {
       const start = this.#words.length ? this.#words[this.#words.length - 1].end + gap : 0;
       this.#words.push({ text, start, end: start + this.#ruler.measureText(text).width });
@@ -51,9 +51,9 @@ export class Path {
     this.#drawSoon();
   }
 
-  /** @param {import("./connection.js").Commit} commit */
-  write({ text, source_words }) {
-    const word = this.#words[Math.max(0, source_words - this.#wordsDropped - 1)];
+  /** @param {{text: string, words: number}} commit a text, and how many source words were read before it */
+  write({ text, words: wordsRead }) {
+    const word = this.#words[Math.max(0, wordsRead - this.#wordsDropped - 1)];
     const x = word?.end ?? 0;
     const [first, ...others] = splitWords(text);
     const last = this.#rows.at(-1);
@@ -70,7 +70,7 @@ export class Path {
     requestAnimationFrame(() => {
       this.#isDrawDue = false;
       this.#forget();
-      this.#draw();
+      if (this.#svg.clientWidth) this.#draw();
     });
   }
 

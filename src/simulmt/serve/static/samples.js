@@ -1,18 +1,22 @@
-/** Something to play, by source language. */
+/** Something to play, by source language: the talk of `simulmt demo`. */
 
 const SAMPLES = {
-  en: `Thank you all for coming out on such a wet evening.
-Before we begin, I would like to tell you how this orchard came to be here.
-My grandmother planted the first tree in the spring after the flood, and everybody in the village laughed at her.
-The ground was full of stones, the nearest well was an hour away, and she had never grown so much as a radish.
-Forty years later people come from three valleys to taste her pears.
-If you follow the lanterns, you will find bread, cheese and a warm stove at the end of the path.`,
-  de: `Vielen Dank, dass Sie an einem so nassen Abend gekommen sind.
-Bevor wir anfangen, möchte ich Ihnen erzählen, wie dieser Obstgarten entstanden ist.
-Meine Großmutter hat den ersten Baum im Frühjahr nach dem Hochwasser gepflanzt, und das ganze Dorf hat gelacht.
-Der Boden war voller Steine, der nächste Brunnen lag eine Stunde entfernt, und sie hatte noch nie etwas angebaut.
-Vierzig Jahre später kommen die Leute aus drei Tälern, um ihre Birnen zu probieren.
-Wenn Sie den Laternen folgen, finden Sie am Ende des Weges Brot, Käse und einen warmen Ofen.`,
+  en: `Good morning, and thank you all for coming.
+Today I would like to talk about water.
+Many people in the world do not have clean water.
+When I was a child, we had no water in the house.
+Ten years ago, we built a small pump that runs on sunlight.
+It is not expensive, and everyone in the village can use it.
+Since then, my sister has become a teacher, and nobody has to carry water anymore.
+If you have any questions, please ask me after the talk.`,
+  de: `Guten Morgen zusammen, und vielen Dank, dass Sie gekommen sind.
+Heute möchte ich über Wasser sprechen.
+Zwei Milliarden Menschen auf der Welt haben zu Hause kein sauberes Wasser.
+Als ich ein Kind war, lag der nächste Brunnen drei Kilometer entfernt, und meine Schwester ging jeden Morgen vor der Schule dorthin.
+Vor zehn Jahren haben wir eine kleine Pumpe gebaut, die mit Sonnenlicht läuft.
+Sie ist nicht teuer, und jeder im Dorf kann sie reparieren.
+Inzwischen ist meine Schwester Lehrerin geworden, und niemand muss mehr Wasser tragen.
+Wenn Sie Fragen haben, stellen Sie sie bitte nach dem Vortrag.`,
   synthetic: `dis kode rillis las gul mivan kovan du don Korsar barrer solbal felfun kaden .
 va tis runpes popir du gu verrer ropur san don Fanman .
 bo suslol fomin las kolta fusu nol dis tevir vastol runpes mapes nol don Tonrar .

@@ -1,118 +1,238 @@
-/** The source pane: a draft that is still yours, and above it what was sent for good.
+/** The source pane: what was read for good, and below it the sentence that is being written.
  *
- * Typed words are sent as soon as they are complete. A text that was pasted or taken from the samples is played: its
- * words leave the draft one by one at a speaking pace, while the rest can still be edited.
+ * A typed word is sent when the next one begins, or after a moment of rest. A text that was pasted or taken from the
+ * samples is played: its words are sent one by one at a speaking pace, while the rest can still be edited.
+ * A sentence that was changed after it was sent is taken back, and sent anew.
  */
 
 import { LONGEST_TEXT } from "./connection.js";
+import { Draft } from "./draft.js";
 import { Transcript } from "./transcript.js";
-import { completeLength, firstWordLength, looksFinal, splitWords } from "./words.js";
+import { completeLength, firstWordLength, settledLength, splitSentences, splitWords } from "./words.js";
 
-const LONGEST_PARAGRAPH = 80; // words; speech recognition may know no full stops
 const PLAYED_WORDS = 3; // pasting fewer is like typing
 const TICK_MS = 40;
+const REST_MS = 1000; // without a key, until a word counts as finished
 // What goes into one message: cut between words, unless there is no gap.
 const MESSAGE = new RegExp(`[^]{0,${LONGEST_TEXT - 1}}\\s|[^]{1,${LONGEST_TEXT}}`, "gu");
 
 /** @typedef {import("./connection.js").Message} Message */
 
 export class Source {
+  #root;
   #sent;
   #draft;
   #playButton;
   #pace;
   #send;
-  #timer = 0;
-  #lastWordAt = 0;
-  #wordsInParagraph = 0;
+  #changed;
+  #paragraph = 0;
+  #open = ""; // the beginning of the draft, as it was read: the open sentence
   #isSentenceOpen = false;
-  #isTyped = false; // whether the end of the draft is being typed, and its last word may grow
+  #isTakingBack = false; // until the server has said which text that was
+  /** @type {(() => void)[]} what is to be done after that */
+  #postponed = [];
+  #isScript = false; // whether the draft is a text to be played
+  #player = 0;
+  #lastWordAt = 0;
+  #restTimer = 0;
 
   /**
    * @param {HTMLElement} root
    * @param {(message: Message) => void} send
+   * @param {() => void} changed called when there is something to save
    */
-  constructor(root, send) {
+  constructor(root, send, changed) {
+    this.#root = root;
     this.#send = send;
-    this.#sent = new Transcript(root.querySelector(".sent"));
-    this.#draft = root.querySelector("textarea");
-    this.#playButton = root.querySelector("[data-action=play]");
+    this.#changed = changed;
+    const sheet = root.querySelector(".sheet");
+    const ink = () => (this.#isScript ? root.querySelector(".ink span") : null);
+    this.#sent = new Transcript(root.querySelector(".sent"), sheet, ink);
+    sheet.addEventListener("click", ({ target }) => target === sheet && this.focus());
+    this.#draft = new Draft(root.querySelector(".composer"), {
+      edited: (edit) => this.#edit(edit),
+      entered: () => this.#enter(),
+      takenBack: () => this.takeBack(),
+    });
+    this.#playButton = this.#button("play", () => (this.isPlaying ? this.pause() : this.play()));
+    this.#button("send", () => this.sendAll());
+    this.#button("take-back", () => {
+      this.takeBack();
+      this.focus();
+    });
     this.#pace = root.querySelector("[name=pace]");
-    this.#draft.addEventListener("input", (event) => this.#input(event));
-    this.#draft.addEventListener("compositionend", () => this.#sendComplete());
-    this.#playButton.addEventListener("click", () => (this.isPlaying ? this.pause() : this.play()));
-    root.querySelector("[data-action=send]").addEventListener("click", () => this.sendAll());
+    this.#pace.addEventListener("input", () => this.#showPace());
+    this.#showPace();
     this.#showState();
   }
 
   get isPlaying() {
-    return this.#timer !== 0;
+    return this.#player !== 0;
   }
 
+  /** Whether nothing was sent. */
   get isEmpty() {
-    return this.#sent.isEmpty;
+    return this.#sent.isEmpty && !this.#open;
+  }
+
+  /** What was typed and not sent. */
+  get rest() {
+    const { text, rest } = this.#draft;
+    const isStillRead = this.#isTakingBack && text.startsWith(this.#open);
+    return { text: isStillRead ? text.slice(this.#open.length) : rest, isScript: this.#isScript };
+  }
+
+  get isTakingBack() {
+    return this.#isTakingBack;
+  }
+
+  /** Show a text as it was left. @param {Message[]} messages @param {{text: string, isScript: boolean}} rest */
+  restore(messages, { text, isScript }) {
+    for (const message of messages) {
+      if (message.type === "source") this.#showRead(message.text);
+      else if (message.type === "end") this.#closeSentence();
+    }
+    this.#draft.setRest(text);
+    this.#isScript = isScript;
+    this.#showState();
+  }
+
+  focus() {
+    this.#draft.focus();
   }
 
   /** Play a text, after the draft if there is one. @param {string} text */
   perform(text) {
-    const draft = this.#draft.value.trim();
-    this.#draft.value = draft ? `${draft}\n${text}` : text;
+    const rest = this.#draft.rest.trim();
+    this.#draft.setRest(rest ? `${rest}\n${text}` : text);
     this.play();
   }
 
   play() {
-    if (this.isPlaying || !this.#draft.value.trim()) return;
-    this.#isTyped = false;
+    if (this.isPlaying || !this.#draft.rest.trim()) return;
+    this.#isScript = true;
     this.#lastWordAt = performance.now();
-    this.#timer = setInterval(() => this.#tick(), TICK_MS);
+    this.#player = setInterval(() => this.#tick(), TICK_MS);
     this.#playWord();
   }
 
   pause() {
-    clearInterval(this.#timer);
-    this.#timer = 0;
+    clearInterval(this.#player);
+    this.#player = 0;
     this.#showState();
   }
 
   /** Send the draft without waiting, and end the sentence. */
   sendAll() {
-    this.#take(this.#draft.value.length);
+    this.#take(this.#draft.rest.length);
     this.endSentence();
     this.pause();
   }
 
-  /** Send an utterance; recognised speech has pauses in place of full stops. @param {string} text */
+  /** Send speech. @param {string} text */
   say(text) {
-    this.#emit(text);
-    this.endSentence();
-  }
-
-  endSentence() {
-    if (!this.#isSentenceOpen) return;
-    this.#isSentenceOpen = false;
-    this.#send({ type: "end" });
-    this.#endParagraph();
-  }
-
-  clear() {
-    this.#draft.value = "";
-    this.#sent.clear();
-    this.#isSentenceOpen = false;
-    this.#wordsInParagraph = 0;
-    this.pause();
-  }
-
-  /** @param {InputEvent} event */
-  #input(event) {
-    const isPasted = /^insertFrom(Paste|Drop)/.test(event.inputType ?? "");
-    this.#isTyped = !isPasted;
-    if (isPasted && splitWords(this.#draft.value).length > PLAYED_WORDS) this.play();
-    else if (!event.isComposing) this.#sendComplete();
+    if (this.#isTakingBack) return void this.#postponed.push(() => this.say(text));
+    const words = `${text.trim()} `;
+    this.#draft.insertRead(words);
+    this.#open += words;
+    this.#emit(words);
     this.#showState();
   }
 
-  #sendComplete() {
-    if (!this.isPlaying) this.#take(completeLength(this.#draft.value));
+  /** Show speech that may still be revised. @param {string} text */
+  showTentative(text) {
+    this.#draft.showTentative(text);
+    this.#root.toggleAttribute("data-listening", text !== "");
+    this.#sent.scrollSoon();
+  }
+
+  endSentence() {
+    if (this.#isTakingBack) return void this.#postponed.push(() => this.endSentence());
+    if (!this.#isSentenceOpen) return;
+    this.#send({ type: "end" });
+    this.#closeSentence();
+    this.#showState();
+  }
+
+  /** Ask for the last sentence back. */
+  takeBack() {
+    if (this.#isTakingBack || this.isEmpty) return;
+    this.pause();
+    clearTimeout(this.#restTimer);
+    this.#isTakingBack = true;
+    this.#draft.setRead(0); // nothing is sent until it is known how much of it comes back
+    this.#send({ type: "undo" });
+    this.#showState();
+  }
+
+  /** The last sentence was taken back: its words are the draft's again.
+   *  @param {string} source as the server has read it */
+  takenBack(source) {
+    const count = splitWords(source).length;
+    const open = splitWords(this.#open).length;
+    if (count === 0 && !this.#isTakingBack) return; // an answer that came again
+    this.#isTakingBack = false;
+    if (count >= open || count === 0) {
+      const earlier = this.#popWords(count - open);
+      const gap = open ? " " : "\n"; // the rest of the sentence follows, or another one
+      this.#draft.prepend(earlier && this.#draft.text ? earlier + gap : earlier);
+      this.#open = "";
+    } else this.#keepRead(open - count);
+    this.#isSentenceOpen = this.#open !== "";
+    this.#showState();
+    this.#postponed.splice(0).forEach((act) => act());
+  }
+
+  /** The server had ended a sentence within the open one: its words stay read. @param {number} count */
+  #keepRead(count) {
+    this.#open = this.#open.slice(0, prefixLength(this.#open, count));
+    if (this.#draft.text.startsWith(this.#open)) this.#draft.setRead(this.#open.length);
+    else this.takeBack(); // it was changed as well
+  }
+
+  /** The last words of the paragraphs above. @param {number} count */
+  #popWords(count) {
+    let text = "";
+    while (splitWords(text).length < count && !this.#sent.isEmpty) text = `${this.#sent.pop().trim()} ${text}`;
+    const surplus = prefixLength(text, splitWords(text).length - count);
+    if (surplus > 0) this.#sent.append(text.slice(0, surplus), (this.#paragraph += 1));
+    return text.slice(surplus).trim();
+  }
+
+  clear() {
+    this.pause();
+    clearTimeout(this.#restTimer);
+    this.#sent.clear();
+    this.#draft.setRead(0);
+    this.#draft.setRest("");
+    this.#open = "";
+    this.#postponed = [];
+    this.#isSentenceOpen = this.#isTakingBack = this.#isScript = false;
+    this.#showState();
+  }
+
+  /** @param {{isInsertion: boolean, isPaste: boolean}} edit */
+  #edit({ isInsertion, isPaste }) {
+    clearTimeout(this.#restTimer);
+    if (!this.#isTakingBack && !this.#draft.text.startsWith(this.#open)) this.takeBack();
+    if (isPaste && splitWords(this.#draft.rest).length > PLAYED_WORDS) this.play();
+    else if (isInsertion && this.#draft.isAtEnd && !this.#isScript) this.#sendTyped();
+    this.#showState();
+    this.#changed();
+  }
+
+  #sendTyped() {
+    this.#take(settledLength(this.#draft.rest));
+    this.#restTimer = setTimeout(() => this.#take(completeLength(this.#draft.rest)), REST_MS);
+  }
+
+  /** Enter ends the sentence, wherever the caret is; in a text to be played it is a line's end like any other. */
+  #enter() {
+    if (this.#isScript) return false;
+    if (this.#isTakingBack) this.#postponed.push(() => this.sendAll());
+    else this.sendAll();
+    return true;
   }
 
   /** Hidden tabs are woken rarely, so the words of the time since the last call are all due. */
@@ -125,50 +245,97 @@ export class Source {
   }
 
   #playWord() {
-    const text = this.#draft.value;
-    const length = firstWordLength(text);
-    const isStillTyped = this.#isTyped && length > completeLength(text);
-    if (!isStillTyped) this.#take(length);
-    if (!this.#draft.value.trim() && !this.#isTyped) this.endSentence();
-    if (isStillTyped || !this.#draft.value.trim()) this.pause();
+    this.#take(firstWordLength(this.#draft.rest));
+    if (this.#draft.rest.trim()) return;
+    this.endSentence();
+    this.pause();
   }
 
-  /** Move the beginning of the draft over to what is sent. @param {number} length */
+  /** Send the beginning of what was not read. @param {number} length */
   #take(length) {
-    if (length === 0) return;
-    const text = this.#draft.value.slice(0, length);
-    this.#draft.setRangeText("", 0, length, "preserve");
+    if (length === 0 || this.#isTakingBack) return;
+    const text = this.#draft.rest.slice(0, length);
+    this.#draft.read(length);
+    this.#open += text;
     this.#emit(text);
     this.#showState();
   }
 
-  /** @param {string} text */
+  /** Send text; the end of a line ends the sentence. @param {string} text */
   #emit(text) {
     text.split("\n").forEach((line, index) => {
-      if (index > 0) this.endSentence();
-      if (line.trim()) this.#emitLine(/\s$/.test(line) ? line : `${line} `);
+      if (index > 0 && this.#isSentenceOpen) this.#send({ type: "end" });
+      if (index > 0) this.#isSentenceOpen = false;
+      if (!line.trim()) return;
+      this.#isSentenceOpen = true;
+      const words = /\s$/.test(line) ? line : `${line} `;
+      for (const part of words.match(MESSAGE)) this.#send({ type: "source", text: part });
     });
+    this.#moveUp();
   }
 
-  /** @param {string} line */
-  #emitLine(line) {
+  /** Show text that was sent before. @param {string} text */
+  #showRead(text) {
+    this.#draft.insertRead(text);
+    this.#open += text;
     this.#isSentenceOpen = true;
-    for (const text of line.match(MESSAGE)) this.#send({ type: "source", text });
-    this.#sent.append(line);
-    const words = splitWords(line);
-    this.#wordsInParagraph += words.length;
-    if (looksFinal(words[words.length - 1]) || this.#wordsInParagraph >= LONGEST_PARAGRAPH) this.#endParagraph();
+    this.#moveUp();
   }
 
-  #endParagraph() {
-    this.#wordsInParagraph = 0;
-    this.#sent.endParagraph();
+  #closeSentence() {
+    this.#isSentenceOpen = false;
+    this.#moveUp(true);
+  }
+
+  /** Sentences that are complete leave the field. @param {boolean} isAll */
+  #moveUp(isAll = false) {
+    const { sentences, length } = splitSentences(this.#open);
+    const moved = isAll ? this.#open.length : length;
+    if (isAll) sentences.push(this.#open.slice(length));
+    for (const sentence of sentences.map((text) => text.trim()).filter(Boolean)) {
+      this.#sent.append(`${sentence} `, (this.#paragraph += 1));
+    }
+    this.#draft.removeStart(moved);
+    this.#open = this.#open.slice(moved);
+    this.#sent.scrollSoon();
   }
 
   #showState() {
-    const hasDraft = this.#draft.value.trim() !== "";
-    this.#playButton.disabled = !hasDraft && !this.isPlaying;
+    const hasRest = this.#draft.rest.trim() !== "";
+    if (!hasRest && !this.isPlaying && this.#isScript) this.#endScript();
+    this.#root.toggleAttribute("data-empty", this.isEmpty && !this.#draft.text);
+    this.#root.toggleAttribute("data-script", this.#isScript);
+    this.#root.querySelector("[data-action=take-back]").disabled = this.isEmpty || this.#isTakingBack;
+    this.#root.querySelector("[data-action=new]").disabled = this.isEmpty && !this.#draft.text;
     this.#playButton.dataset.state = this.isPlaying ? "playing" : "paused";
-    this.#playButton.querySelector("span").textContent = this.isPlaying ? "Pause" : "Play";
+    this.#playButton.ariaLabel = this.isPlaying ? "Pause" : "Play";
+    this.#changed();
   }
+
+  /** The controls of the player go; a keyboard that was there goes on in the field. */
+  #endScript() {
+    const isThere = this.#root.querySelector(".player").contains(document.activeElement);
+    this.#isScript = false;
+    if (isThere && matchMedia("(pointer: fine)").matches) this.focus();
+  }
+
+  #showPace() {
+    const pace = Number(this.#pace.value).toFixed(1);
+    this.#root.querySelector(".pace .figure").textContent = pace;
+    this.#pace.setAttribute("aria-valuetext", `${pace} words a second`);
+  }
+
+  /** @param {string} action @param {() => void} act @returns {HTMLButtonElement} */
+  #button(action, act) {
+    const button = this.#root.querySelector(`[data-action=${action}]`);
+    button.addEventListener("click", act);
+    return button;
+  }
+}
+
+/** The length of the first words of a text. @param {string} text @param {number} count */
+function prefixLength(text, count) {
+  let length = 0;
+  for (let word = 0; word < count; word += 1) length += firstWordLength(text.slice(length));
+  return length;
 }

@@ -1,95 +1,89 @@
-/** Text that only ever grows at its end.
+/** Text that grows at its end, in paragraphs.
  *
- * A node, once written, is never touched again. Paragraphs far above are taken out of the page as a whole, so that it
- * stays light through hours; a button brings them back.
+ * Paragraphs far above are taken out of the page as a whole, so that it stays light through hours; a button brings
+ * them back.
  */
 
 const KEPT_PARAGRAPHS = 150;
 const NEAR_THE_END_PX = 48;
+const WHERE_TO_READ = 0.6; // of the height, if text follows
 const FRAME_MS = 16; // a timer, since hidden pages get no animation frames and must stay light as well
 
 export class Transcript {
   #scroller;
   #body = document.createElement("div");
   #earlierButton = document.createElement("button");
-  /** @type {string[]} the text of paragraphs taken out of the page, oldest first */
+  /** @type {HTMLElement[]} paragraphs taken out of the page, oldest first */
   #earlier = [];
-  #paragraph = null; // the one that grows
   #isFollowing = true; // the reader stays at the end, until they scroll up
   #isScrollDue = false;
   #lastTop = 0;
+  #end;
 
-  /** @param {HTMLElement} scroller the element that holds the text and scrolls it */
-  constructor(scroller) {
+  /**
+   * @param {HTMLElement} root holds the text
+   * @param {HTMLElement} scroller scrolls it
+   * @param {() => HTMLElement | null} end of what is to be kept in view, where text follows that is not read yet
+   */
+  constructor(root, scroller = root, end = () => null) {
     this.#scroller = scroller;
+    this.#end = end;
     this.#body.className = "text";
+    this.#earlierButton.type = "button";
     this.#earlierButton.className = "earlier";
     this.#earlierButton.textContent = "Show earlier text";
     this.#earlierButton.hidden = true;
     this.#earlierButton.onclick = () => this.#showEarlier();
-    scroller.replaceChildren(this.#earlierButton, this.#body);
+    root.replaceChildren(this.#earlierButton, this.#body);
     scroller.addEventListener("scroll", () => this.#noteScroll(), { passive: true });
-    new ResizeObserver(() => this.#scrollSoon()).observe(scroller);
+    new ResizeObserver(() => this.scrollSoon()).observe(scroller);
   }
 
   get isEmpty() {
-    return !this.#body.hasChildNodes();
+    return !this.#body.hasChildNodes() && this.#earlier.length === 0;
   }
 
-  /** @param {string} text */
-  append(text) {
-    if (!this.#paragraph) {
-      this.#paragraph = document.createElement("p");
-      this.#body.append(this.#paragraph);
+  /** Add to a paragraph: the last one if the key is its key, else a new one.
+   *  @param {string} text @param {number | string} key */
+  append(text, key) {
+    let paragraph = this.#body.lastElementChild;
+    if (paragraph?.dataset.key !== String(key)) {
+      paragraph = document.createElement("p");
+      paragraph.dataset.key = String(key);
+      this.#body.append(paragraph);
     }
     const piece = document.createElement("span");
     piece.textContent = text;
-    this.#paragraph.append(piece);
-    this.#scrollSoon();
+    paragraph.append(piece);
+    this.scrollSoon();
   }
 
-  endParagraph() {
-    this.#paragraph = null;
+  /** Mark a paragraph as taken back. @param {number | string} key */
+  strike(key) {
+    this.#find(key)?.setAttribute("role", "deletion");
+  }
+
+  /** The text of a paragraph. @param {number | string} key */
+  textOf(key) {
+    return this.#find(key)?.textContent.trim() ?? "";
+  }
+
+  /** Take the last paragraph out. @returns {string} its text */
+  pop() {
+    const last = this.#body.lastElementChild ?? this.#earlier.pop();
+    last?.remove();
+    return last?.textContent ?? "";
   }
 
   clear() {
-    this.#paragraph = null;
     this.#earlier = [];
     this.#earlierButton.hidden = true;
     this.#body.replaceChildren();
     this.#isFollowing = true;
   }
 
-  #putAway() {
-    while (this.#body.childElementCount > KEPT_PARAGRAPHS) {
-      const oldest = this.#body.firstElementChild;
-      oldest.remove();
-      this.#earlier.push(oldest.textContent);
-      this.#earlierButton.hidden = false;
-    }
-  }
-
-  #showEarlier() {
-    const height = this.#scroller.scrollHeight;
-    const paragraphs = this.#earlier.splice(-KEPT_PARAGRAPHS).map((text) => {
-      const paragraph = document.createElement("p");
-      paragraph.textContent = text;
-      return paragraph;
-    });
-    this.#body.prepend(...paragraphs);
-    this.#earlierButton.hidden = this.#earlier.length === 0;
-    this.#isFollowing = false;
-    this.#scroller.scrollTop += this.#scroller.scrollHeight - height; // the reader keeps their place
-  }
-
-  #noteScroll() {
-    const { scrollHeight, scrollTop, clientHeight } = this.#scroller;
-    if (scrollHeight - scrollTop - clientHeight < NEAR_THE_END_PX) this.#isFollowing = true;
-    else if (scrollTop < this.#lastTop) this.#isFollowing = false;
-    this.#lastTop = scrollTop;
-  }
-
-  #scrollSoon() {
+  /** Show the end, unless the reader has scrolled up. */
+  scrollSoon() {
     if (this.#isScrollDue) return;
     this.#isScrollDue = true;
     setTimeout(() => {
@@ -98,9 +92,48 @@ export class Transcript {
     }, FRAME_MS);
   }
 
+  /** @param {number | string} key @returns {HTMLElement | undefined} */
+  #find(key) {
+    const paragraphs = [...this.#earlier, ...this.#body.children];
+    return paragraphs.findLast((paragraph) => paragraph.dataset.key === String(key));
+  }
+
+  #putAway() {
+    while (this.#body.childElementCount > KEPT_PARAGRAPHS) {
+      const oldest = this.#body.firstElementChild;
+      oldest.remove();
+      oldest.textContent = oldest.textContent; // one node instead of one a word
+      this.#earlier.push(oldest);
+      this.#earlierButton.hidden = false;
+    }
+  }
+
+  #showEarlier() {
+    const height = this.#scroller.scrollHeight;
+    this.#body.prepend(...this.#earlier.splice(-KEPT_PARAGRAPHS));
+    this.#earlierButton.hidden = this.#earlier.length === 0;
+    this.#isFollowing = false;
+    this.#scroller.scrollTop += this.#scroller.scrollHeight - height; // the reader keeps their place
+  }
+
+  #noteScroll() {
+    const { scrollTop } = this.#scroller;
+    if (this.#wantedTop() - scrollTop < NEAR_THE_END_PX) this.#isFollowing = true;
+    else if (scrollTop < this.#lastTop) this.#isFollowing = false;
+    this.#lastTop = scrollTop;
+  }
+
+  #wantedTop() {
+    const { scrollHeight, scrollTop, clientHeight } = this.#scroller;
+    const end = this.#end();
+    if (!end) return scrollHeight - clientHeight;
+    const below = end.getBoundingClientRect().bottom - this.#scroller.getBoundingClientRect().top;
+    return Math.min(scrollHeight - clientHeight, scrollTop + below - clientHeight * WHERE_TO_READ);
+  }
+
   #follow() {
     this.#putAway();
-    this.#scroller.scrollTop = this.#scroller.scrollHeight;
+    this.#scroller.scrollTop = this.#wantedTop();
     this.#lastTop = this.#scroller.scrollTop; // so that this is not taken for the reader's doing
   }
 }

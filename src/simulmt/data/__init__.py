@@ -1,0 +1,1 @@
+"""Corpora: reading, cleaning, tokenizing, storing and aligning parallel text, without PyTorch."""

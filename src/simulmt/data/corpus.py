@@ -1,0 +1,171 @@
+"""Read sentence pairs from files, plain or compressed.
+
+Each format is a class with `paths` and `pairs()`; XML formats are in simulmt.data.formats.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import lzma
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, Protocol, cast
+
+from simulmt.errors import DataError
+from simulmt.files import sha256
+
+_SGM_ELEMENT = re.compile(r"<doc\b([^>]*)>|<seg\b[^>]*>(.*?)(</seg>|(?=<seg\b)|\Z)", re.DOTALL | re.IGNORECASE)
+_SGM_SYSTEM = re.compile(r"""\bsysid\s*=\s*["']([^"']*)["']""", re.IGNORECASE)
+_SGM_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]+|#x[0-9a-fA-F]+);")  # anything else is plain text
+
+
+class Pair(NamedTuple):
+    """A sentence, its translation, and their line number, starting at 1."""
+
+    source: str
+    target: str
+    line: int
+
+
+class Corpus(Protocol):
+    """Protocol of corpus formats."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files, source first, target last."""
+
+    def pairs(self) -> Iterator[Pair]:
+        """Yield pairs in order; raise DataError if a file is invalid."""
+
+
+@dataclass(frozen=True)
+class ParallelFiles:
+    """Two parallel files of lines, or of segments if they are .sgm; plain, .gz or .xz."""
+
+    source: Path
+    target: Path
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return self.source, self.target
+
+    def pairs(self) -> Iterator[Pair]:
+        sources, targets = read_sentences(self.source), read_sentences(self.target)
+        for line, (source, target) in enumerate(zip_longest(sources, targets), start=1):
+            if source is None or target is None:
+                longer = line + sum(1 for _ in chain(sources, targets))
+                counts = (line - 1, longer) if source is None else (longer, line - 1)
+                raise DataError(
+                    f"{self.source} has {counts[0]} lines but {self.target} has {counts[1]}; "
+                    "line n of one must translate line n of the other"
+                )
+            yield Pair(source, target, line)
+
+
+@dataclass(frozen=True)
+class TabSeparatedFile:
+    """A file of tab-separated source and target; plain, .gz or .xz."""
+
+    path: Path
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return (self.path,)
+
+    def pairs(self) -> Iterator[Pair]:
+        for line, text in enumerate(read_lines(self.path), start=1):
+            columns = text.split("\t")
+            if len(columns) != 2:
+                raise DataError(f"{self.path}: line {line}: expected 2 tab-separated columns, found {len(columns)}")
+            yield Pair(columns[0], columns[1], line)
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    r"""Yield the lines of a UTF-8 file, plain, .gz or .xz, without line ends.
+
+    Only "\n" ends a line: other Unicode line breaks occur inside sentences, and splitting there would misalign the
+    files.
+    """
+    line = 0
+    with reading(path), open_binary(path) as file:
+        for line, raw in enumerate(file, start=1):
+            try:
+                text = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{path}: line {line}: not valid UTF-8 at byte {error.start + 1} of the line; "
+                    "convert the file to UTF-8"
+                ) from None
+            if line == 1:
+                text = text.removeprefix("\ufeff")
+            yield text.removesuffix("\n").removesuffix("\r")
+    if line == 0:
+        raise DataError(f"{path}: the file is empty")
+
+
+def read_sentences(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, or the segments of the first system of an .sgm file."""
+    return iter(read_references(path)[0]) if _is_sgm(path) else read_lines(path)
+
+
+def read_references(path: Path) -> list[list[str]]:
+    """Return all reference sets of a file: one for plain text, one per system for .sgm."""
+    if not _is_sgm(path):
+        return [list(read_lines(path))]
+    systems: dict[str, list[str]] = {}
+    text, system = "\n".join(read_lines(path)), ""
+    for element in _SGM_ELEMENT.finditer(text):
+        if element[2] is None:
+            named = _SGM_SYSTEM.search(element[1])
+            system = named[1] if named else ""
+        elif not element[3]:
+            line = text.count("\n", 0, element.start()) + 1
+            raise DataError(f"{path}: line {line}: <seg> without </seg>")
+        else:
+            systems.setdefault(system, []).append(
+                tidy(_SGM_ENTITY.sub(lambda each: html.unescape(each[0]), element[2]))
+            )
+    if not systems:
+        raise DataError(f"{path}: no <seg> in it; expected an .sgm file with <seg id=...>...</seg>")
+    return list(systems.values())
+
+
+def tidy(text: str) -> str:
+    """Collapse white space."""
+    return " ".join(text.split())
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a corpus file as stored on disk; raise DataError if it cannot be read."""
+    with reading(path):
+        return sha256(path)
+
+
+def open_binary(path: Path) -> BinaryIO:
+    """Open a file, decompressing .gz and .xz."""
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path))
+    if path.suffix == ".xz":
+        return cast(BinaryIO, lzma.open(path))
+    return path.open("rb")
+
+
+def _is_sgm(path: Path) -> bool:
+    return path.name.removesuffix(".gz").removesuffix(".xz").lower().endswith((".sgm", ".sgml"))
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Convert errors of opening, reading or decompressing a file to DataError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error

@@ -1,0 +1,349 @@
+"""Token stores: encoded sentence pairs on disk, memory-mapped.
+
+    corpora --prepare()--> directory --TokenStore.open()--> arrays
+
+Preparing is streamed: memory does not grow with the corpus, except for the hashes that find duplicates. Stores are
+written atomically.
+
+    manifest.json                     what went in, what was dropped and why, checksums
+    source.tokens   target.tokens     concatenated sentences, each ending with END; little-endian uint16 or uint32
+    source.offsets  target.offsets    little-endian int64; sentence i is tokens[offsets[i]:offsets[i+1]]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulmt.config import as_table, build, require
+from simulmt.data.corpus import Corpus, Pair, file_sha256, reading
+from simulmt.errors import ConfigError, DataError, VocabularyError
+from simulmt.files import replacing_directory
+from simulmt.text import END, Tokenizer
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+DATA_FILES = ("source.tokens", "source.offsets", "target.tokens", "target.offsets")
+DROP_REASONS = ("empty", "too_long", "ratio", "duplicate")
+
+CHUNK_PAIRS = 16_384  # pairs per chunk; some ten megabytes
+_CURE = "prepare the token store again"
+
+TokenType = Literal["<u2", "<u4"]  # numpy's names of little-endian uint16 and uint32
+OFFSET_TYPE = "<i8"
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Filters for training pairs; lengths are in pieces, without END."""
+
+    max_length: int = 1024
+    max_ratio: float = 9.0
+    drop_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.max_length >= 1, f"max_length must be at least 1, got {self.max_length}")
+        require(1 <= self.max_ratio < math.inf, f"max_ratio must be finite and at least 1, got {self.max_ratio}")
+
+
+@dataclass(frozen=True)
+class SideManifest:
+    """Manifest of the source or target side; `tokens` includes END."""
+
+    vocabulary_size: int
+    tokenizer_sha256: str
+    dtype: TokenType
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Contents and origin of a token store.
+
+    `filters` is None for an evaluation set. `inputs` and `files` map input paths and output names to the SHA-256 of the
+    file on disk.
+    """
+
+    format_version: int
+    read: int
+    kept: int
+    dropped: dict[str, int]
+    filters: Filters | None
+    source: SideManifest
+    target: SideManifest
+    inputs: dict[str, str]
+    files: dict[str, str]
+
+
+def prepare(
+    corpora: Sequence[Corpus],
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    directory: Path,
+    *,
+    filters: Filters | None,
+    overwrite: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Manifest:
+    """Encode the pairs of all corpora, in order, into a token store.
+
+    With `filters` None, for evaluation sets, every pair is kept, so that pair i is line i of the files, and empty sides
+    are errors. `progress` is called after each chunk with the number of pairs read.
+    """
+    with _replacing(directory, overwrite) as partial:
+        inputs = {str(path): file_sha256(path) for corpus in corpora for path in corpus.paths}
+        sieve = _Sieve(source_tokenizer, target_tokenizer, filters)
+        with (
+            _open_side(partial, "source", source_tokenizer) as source,
+            _open_side(partial, "target", target_tokenizer) as target,
+        ):
+            for source_sentences, target_sentences in chain.from_iterable(map(sieve.encode, corpora)):
+                source.append(source_sentences)
+                target.append(target_sentences)
+                if progress is not None:
+                    progress(sieve.read)
+        if sieve.kept == 0:
+            raise DataError(
+                f"{directory}: not one of {sieve.read} pairs is left; dropped: {sieve.dropped}; "
+                "check that the files translate each other, or loosen the filters"
+            )
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            read=sieve.read,
+            kept=sieve.kept,
+            dropped=sieve.dropped,
+            filters=filters,
+            source=source.manifest(),
+            target=target.manifest(),
+            inputs=inputs,
+            files={name: file_sha256(partial / name) for name in DATA_FILES},
+        )
+        (partial / MANIFEST).write_text(json.dumps(as_table(manifest), indent=2) + "\n", encoding="utf-8")
+    return manifest
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStore:
+    """A prepared corpus, as read-only memory-mapped arrays."""
+
+    manifest: Manifest
+    source_tokens: NDArray[Any]
+    source_offsets: NDArray[np.int64]
+    target_tokens: NDArray[Any]
+    target_offsets: NDArray[np.int64]
+
+    @staticmethod
+    def open(path: Path, verify: bool = False) -> TokenStore:
+        """Open a store; `verify` reads all data and compares checksums."""
+        manifest = _read_manifest(path)
+        store = TokenStore(
+            manifest,
+            _map_array(path / "source.tokens", manifest.source.dtype, manifest.source.tokens),
+            _map_array(path / "source.offsets", OFFSET_TYPE, manifest.kept + 1),
+            _map_array(path / "target.tokens", manifest.target.dtype, manifest.target.tokens),
+            _map_array(path / "target.offsets", OFFSET_TYPE, manifest.kept + 1),
+        )
+        for name in DATA_FILES if verify else ():
+            if file_sha256(path / name) != manifest.files.get(name):
+                raise DataError(f"{path / name}: its checksum is not the manifest's; {_CURE}")
+        return store
+
+    def __len__(self) -> int:
+        return self.manifest.kept
+
+    @cached_property
+    def source_lengths(self) -> NDArray[np.int64]:
+        """Length of each source sentence, including END."""
+        return np.diff(self.source_offsets)
+
+    @cached_property
+    def target_lengths(self) -> NDArray[np.int64]:
+        """Length of each target sentence, including END."""
+        return np.diff(self.target_offsets)
+
+    def pair(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the source and target ids of a pair, each ending with END."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"pair {index} of a token store with {len(self)} pairs")
+        source = slice(self.source_offsets[index], self.source_offsets[index + 1])
+        target = slice(self.target_offsets[index], self.target_offsets[index + 1])
+        return self.source_tokens[source], self.target_tokens[target]
+
+    def check_vocabulary(self, source_size: int, target_size: int) -> None:
+        """Raise VocabularyError unless the store was made with vocabularies of these sizes."""
+        made_for = self.manifest.source.vocabulary_size, self.manifest.target.vocabulary_size
+        if made_for != (source_size, target_size):
+            raise VocabularyError(
+                f"the token store was made for vocabularies of {made_for[0]} source and {made_for[1]} target "
+                f"pieces, not {source_size} and {target_size}; prepare it again with the vocabularies in use"
+            )
+
+
+def token_type(vocabulary_size: int) -> TokenType:
+    """Return the narrowest integer type for a vocabulary."""
+    return "<u2" if vocabulary_size <= 1 << 16 else "<u4"
+
+
+class _Sieve:
+    """Encodes and filters pairs, counting dropped pairs by reason."""
+
+    def __init__(self, source: Tokenizer, target: Tokenizer, filters: Filters | None) -> None:
+        self.read = 0
+        self.dropped = dict.fromkeys(DROP_REASONS, 0)
+        self._source_tokenizer = source
+        self._target_tokenizer = target
+        self._filters = filters
+        self._kept_hashes: set[int] = set()
+
+    @property
+    def kept(self) -> int:
+        return self.read - sum(self.dropped.values())
+
+    def encode(self, corpus: Corpus) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
+        """Yield chunks of source and target sentences to keep, each ending with END."""
+        pairs = corpus.pairs()
+        while chunk := list(islice(pairs, CHUNK_PAIRS)):
+            self.read += len(chunk)
+            sources: list[list[int]] = []
+            targets: list[list[int]] = []
+            for pair in chunk:
+                source = self._source_tokenizer.encode(pair.source)
+                target = self._target_tokenizer.encode(pair.target)
+                reason = self._reason_to_drop(pair, len(source), len(target))
+                if reason is None:
+                    sources.append([*source, END])
+                    targets.append([*target, END])
+                elif self._filters is None:
+                    raise _empty_side(corpus, pair, is_source=not source)
+                else:
+                    self.dropped[reason] += 1
+            yield sources, targets
+
+    def _reason_to_drop(self, pair: Pair, source_length: int, target_length: int) -> str | None:
+        shorter, longer = sorted((source_length, target_length))
+        if shorter == 0:  # blank after normalisation
+            return "empty"
+        if self._filters is None:
+            return None
+        if longer > self._filters.max_length:
+            return "too_long"
+        if longer > self._filters.max_ratio * shorter:
+            return "ratio"
+        if self._filters.drop_duplicates and self._was_kept(pair):
+            return "duplicate"
+        return None
+
+    def _was_kept(self, pair: Pair) -> bool:
+        # 64 bits: among ten million pairs, the odds that any two share a hash are one in 370,000.
+        digest = hashlib.blake2b(f"{pair.source}\n{pair.target}".encode(), digest_size=8).digest()
+        known = len(self._kept_hashes)
+        self._kept_hashes.add(int.from_bytes(digest))
+        return len(self._kept_hashes) == known
+
+
+def _empty_side(corpus: Corpus, pair: Pair, is_source: bool) -> DataError:
+    path, side = (corpus.paths[0], "source") if is_source else (corpus.paths[-1], "target")
+    return DataError(
+        f"{path}: line {pair.line}: the {side} is empty; an evaluation set keeps every pair, "
+        "so fill the line or remove it from every file of the set"
+    )
+
+
+class _SideWriter:
+    """Appends sentences to the two files of one side."""
+
+    def __init__(self, token_file: BinaryIO, offset_file: BinaryIO, tokenizer: Tokenizer) -> None:
+        self._token_file = token_file
+        self._offset_file = offset_file
+        self._tokenizer = tokenizer
+        self._dtype = token_type(tokenizer.size)
+        self._tokens = 0
+        offset_file.write(np.zeros(1, OFFSET_TYPE).tobytes())
+
+    def append(self, sentences: list[list[int]]) -> None:
+        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
+        tokens = np.fromiter(chain.from_iterable(sentences), np.int64, lengths.sum())
+        strange = tokens[(tokens < 0) | (tokens >= self._tokenizer.size)]
+        if strange.size:
+            raise VocabularyError(f"token id {strange[0]} is not in 0..{self._tokenizer.size - 1}")
+        self._token_file.write(tokens.astype(self._dtype).tobytes())
+        self._offset_file.write((self._tokens + np.cumsum(lengths)).astype(OFFSET_TYPE).tobytes())
+        self._tokens += len(tokens)
+
+    def manifest(self) -> SideManifest:
+        return SideManifest(
+            vocabulary_size=self._tokenizer.size,
+            tokenizer_sha256=hashlib.sha256(self._tokenizer.model).hexdigest(),
+            dtype=self._dtype,
+            tokens=self._tokens,
+        )
+
+
+@contextmanager
+def _open_side(directory: Path, side: str, tokenizer: Tokenizer) -> Iterator[_SideWriter]:
+    with (
+        (directory / f"{side}.tokens").open("wb") as tokens,
+        (directory / f"{side}.offsets").open("wb") as offsets,
+    ):
+        yield _SideWriter(tokens, offsets, tokenizer)
+
+
+@contextmanager
+def _replacing(directory: Path, overwrite: bool) -> Iterator[Path]:
+    """Yield a temporary directory that replaces `directory` if the block succeeds."""
+    directory = directory.resolve()  # replace the target of a symbolic link, not the link
+    try:
+        refuse_to_lose(directory, overwrite)
+        with replacing_directory(directory) as partial:
+            yield partial
+            refuse_to_lose(directory, overwrite)  # it may have appeared meanwhile
+    except OSError as error:
+        raise DataError(f"{directory}: cannot be written: {error}") from error
+
+
+def refuse_to_lose(directory: Path, overwrite: bool) -> None:
+    """Raise DataError if `directory` exists, unless it is a token store that may be overwritten."""
+    if not directory.exists():
+        return
+    if not overwrite:
+        raise DataError(f"{directory}: already exists; choose another directory or replace it with --overwrite")
+    if not directory.is_dir() or {path.name for path in directory.iterdir()} - {MANIFEST, *DATA_FILES}:
+        raise DataError(f"{directory}: is not (only) a token store, so it is not overwritten; choose another directory")
+
+
+def _read_manifest(directory: Path) -> Manifest:
+    path = directory / MANIFEST
+    with reading(path):
+        text = path.read_bytes()
+    try:
+        table = json.loads(text)
+    except ValueError:
+        raise DataError(f"{path}: not valid JSON; {_CURE}") from None
+    version = table.get("format_version") if isinstance(table, dict) else None
+    if version != FORMAT_VERSION:
+        raise DataError(f"{path}: format version {version}, expected {FORMAT_VERSION}; {_CURE}")
+    try:
+        return build(Manifest, table, str(path))
+    except ConfigError as error:
+        raise DataError(f"{error}; {_CURE}") from None
+
+
+def _map_array(path: Path, dtype: str, count: int) -> NDArray[Any]:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; {_CURE}")
+    size, expected = path.stat().st_size, count * np.dtype(dtype).itemsize
+    if size != expected:
+        raise DataError(f"{path}: {size} bytes long, expected {expected} by the manifest; {_CURE}")
+    # The plain array type, because slicing a memmap costs several times as much.
+    return np.asarray(np.memmap(path, dtype, mode="r", shape=(count,)))

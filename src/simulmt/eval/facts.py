@@ -1,0 +1,69 @@
+"""Facts that a translation must keep: numbers, by value, and negations.
+
+The references decide what counts, since a translator may well put things another way: a number of the source, if a
+reference has it too, and a negation, if all references have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulmt.text.languages import guess_language
+from simulmt.text.negation import is_negated, may_be_negated
+from simulmt.text.numbers import Number, find_numbers, unmatched
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a translation of one sentence must keep."""
+
+    numbers: tuple[Number, ...]
+    negated: bool
+
+    @staticmethod
+    def of(source: str, references: Sequence[str], languages: tuple[str, str]) -> Facts:
+        """The facts of a sentence, as far as its references keep them; an empty reference is a missing one."""
+        given = [reference for reference in references if reference.strip()]
+        in_references = [number for reference in given for number in find_numbers(reference, languages[1])]
+        numbers = find_numbers(source, languages[0])
+        lost = unmatched(numbers, in_references)
+        kept = tuple(number for number in numbers if number.is_certain and number not in lost)
+        negated = is_negated(source, languages[0]) and all(is_negated(each, languages[1]) for each in given)
+        return Facts(kept, negated and bool(given))
+
+    def numbers_lost(self, translation: str, language: str) -> int:
+        """How many of the numbers a translation does not have."""
+        return len(unmatched(self.numbers, find_numbers(translation, language)))
+
+    def negation_lost(self, translation: str, language: str) -> bool:
+        """Whether nothing in a translation negates, though something should."""
+        return self.negated and not may_be_negated(translation, language)
+
+
+class FactChecker:
+    """Counts the facts of a test set that translations of it keep; languages are guessed from the text."""
+
+    def __init__(self, sources: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+        languages = guess_language(sources), guess_language(references[0])
+        self._language = languages[1]
+        self.facts = [Facts.of(source, lines, languages) for source, *lines in zip(sources, *references, strict=True)]
+
+    def count(self, translations: Sequence[str]) -> dict[str, int]:
+        """Numbers and negations, and how many of each are kept, by the fields of `Result`."""
+        pairs = list(zip(self.facts, translations, strict=True))
+        numbers = sum(len(facts.numbers) for facts in self.facts)
+        negations = sum(facts.negated for facts in self.facts)
+        return {
+            "numbers": numbers,
+            "numbers_kept": numbers - sum(facts.numbers_lost(text, self._language) for facts, text in pairs),
+            "negations": negations,
+            "negations_kept": negations - sum(facts.negation_lost(text, self._language) for facts, text in pairs),
+        }
+
+    def losses(self, index: int, translation: str) -> list[str]:
+        """What the translation of a sentence lost, in words."""
+        facts = self.facts[index]
+        numbers = "number lost" if facts.numbers_lost(translation, self._language) else ""
+        negation = "negation lost" if facts.negation_lost(translation, self._language) else ""
+        return [*filter(None, (numbers, negation))]

@@ -1,0 +1,243 @@
+"""Latency metrics as pure functions.
+
+`delays` holds the number of source words read when each target unit (a word, or a character for targets without spaces)
+was written. Definitions and corner cases follow SimulEval 1.1.4 for text, with two exceptions: average proportion
+divides by the hypothesis length, as originally defined, so it stays within 0 and 1; and an empty hypothesis, which
+SimulEval skips, counts as one unit written after the whole source, so that silence does not count as speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulmt.errors import DataError
+from simulmt.eval.results import Unit
+
+if TYPE_CHECKING:
+    from simulmt.eval.instances import Instance
+
+
+def average_lagging(delays: Sequence[int], source_length: int, reference_length: int) -> float:
+    """Average lagging (AL): source words behind an ideal interpreter at the pace of the source.
+
+    Averaged up to and including the first unit written after the whole source.
+    """
+    delays = _checked(delays, source_length)
+    _require_length("reference_length", reference_length)
+    return _lagging(delays, source_length, reference_length)
+
+
+def length_adaptive_average_lagging(delays: Sequence[int], source_length: int, reference_length: int) -> float:
+    """Length-adaptive average lagging (LAAL): AL that does not reward long hypotheses."""
+    delays = _checked(delays, source_length)
+    _require_length("reference_length", reference_length)
+    return _lagging(delays, source_length, max(len(delays), reference_length))
+
+
+def differentiable_average_lagging(delays: Sequence[int], source_length: int) -> float:
+    """Differentiable average lagging (DAL): mean lag if each unit takes its share of the source time to write."""
+    delays = _checked(delays, source_length)
+    pace = source_length / len(delays)
+    paced = accumulate(delays, lambda before, delay: max(delay, before + pace))
+    return sum(written - unit * pace for unit, written in enumerate(paced)) / len(delays)
+
+
+def average_proportion(delays: Sequence[int], source_length: int) -> float:
+    """Average proportion (AP): mean share of the source read when a unit was written."""
+    delays = _checked(delays, source_length)
+    return sum(delays) / (source_length * len(delays))
+
+
+def start_offset(delays: Sequence[int], source_length: int) -> int:
+    """Return the source words read before the first unit."""
+    return _checked(delays, source_length)[0]
+
+
+def end_offset(delays: Sequence[int], source_length: int) -> int:
+    """Return the source words read before the last unit minus the source length: 0, or negative if early."""
+    return _checked(delays, source_length)[-1] - source_length
+
+
+def average_lagging_computation_aware(
+    elapsed_ms: Sequence[float], source_length: int, reference_length: int, source_duration_ms: float = 1.0
+) -> float:
+    """Computation-aware average lagging (AL-CA) in milliseconds.
+
+    `elapsed_ms` counts from the start of the sentence; every source word lasts `source_duration_ms`. Averaged up to and
+    including the first unit written at or after the end of the source. With the customary duration of 1 ms that is
+    nearly always the first unit; `paced_lags` is closer to what a listener notices.
+    """
+    _require_length("source_length", source_length)
+    _require_length("reference_length", reference_length)
+    if source_duration_ms <= 0:
+        raise DataError(f"source_duration_ms = {source_duration_ms}: expected a duration above 0")
+    duration = source_length * source_duration_ms
+    elapsed_ms = elapsed_ms if len(elapsed_ms) else [duration]
+    _require_ascending("elapsed_ms", elapsed_ms)
+    return _lagging(elapsed_ms, duration, reference_length)
+
+
+@dataclass(frozen=True)
+class PacedLag:
+    """Lag of a target unit in seconds, split into waiting for words, queueing and computing."""
+
+    waiting: float
+    queueing: float
+    computing: float
+
+    @property
+    def total(self) -> float:
+        """Total seconds behind an ideal interpreter."""
+        return self.waiting + self.queueing + self.computing
+
+
+def paced_lags(
+    delays: Sequence[int],
+    compute_seconds: Sequence[float],
+    reference_length: int,
+    words_per_second: float = 2.5,
+) -> list[PacedLag]:
+    """Return the lag of each target unit for a source spoken at a steady rate.
+
+    `compute_seconds` is the time each source word takes; words are processed in turn, so a slow one delays the next.
+    `waiting` is what LAAL averages, in seconds, and negative where the translation runs ahead.
+    """
+    source_length = len(compute_seconds)
+    _checked(delays, source_length)
+    _require_length("reference_length", reference_length)
+    if words_per_second <= 0:
+        raise DataError(f"words_per_second = {words_per_second}: expected a rate above 0")
+    if any(cost < 0 for cost in compute_seconds):
+        raise DataError("compute_seconds: a word cannot cost less than 0 seconds")
+    pace = source_length / max(len(delays), reference_length)
+    queueing = [0.0, *_queueing_times(compute_seconds, words_per_second)]
+    computing = [0.0, *compute_seconds]
+    return [
+        PacedLag((delay - unit * pace) / words_per_second, queueing[delay], computing[delay])
+        for unit, delay in enumerate(delays)
+    ]
+
+
+def _lagging(written: Sequence[float], source_end: float, target_length: int) -> float:
+    pace = source_end / target_length
+    lags = []
+    for unit, moment in enumerate(written):
+        lags.append(moment - unit * pace)
+        if moment >= source_end:
+            break
+    return sum(lags) / len(lags)
+
+
+def _queueing_times(compute_seconds: Sequence[float], words_per_second: float) -> list[float]:
+    """Return the time between hearing each source word and starting to process it."""
+    times = []
+    free = 0.0
+    for word, cost in enumerate(compute_seconds, start=1):
+        heard = word / words_per_second
+        begin = max(heard, free)
+        times.append(begin - heard)
+        free = begin + cost
+    return times
+
+
+def _checked(delays: Sequence[int], source_length: int) -> Sequence[int]:
+    _require_length("source_length", source_length)
+    delays = delays if len(delays) else [source_length]
+    _require_ascending("delays", delays)
+    if delays[-1] > source_length:
+        raise DataError(f"delays: {delays[-1]} words read, but the source has {source_length}")
+    return delays
+
+
+def _require_ascending(name: str, values: Sequence[float]) -> None:
+    if values[0] < 0:
+        raise DataError(f"{name}: starts at {values[0]}, expected 0 or more")
+    for unit, (before, after) in enumerate(pairwise(values), start=2):
+        if after < before:
+            raise DataError(f"{name}: falls from {before} to {after} at unit {unit}; output is append-only")
+
+
+def _require_length(name: str, length: int) -> None:
+    if length < 1:
+        raise DataError(f"{name} = {length}: expected 1 or more")
+
+
+def reference_length(reference: str, unit: Unit) -> int:
+    """Return the length of a reference; as in SimulEval, spaces inside it count as characters."""
+    return len(reference.split(" ")) if unit == "word" else max(1, len(reference.strip()))
+
+
+def latency(instances: Sequence[Instance], unit: Unit) -> dict[str, float]:
+    """Return the mean latency metrics of a system, by field of `Result`."""
+    figures = [_sentence_latency(instance, unit) for instance in instances]
+    return {name: float(np.mean([figure[name] for figure in figures])) for name in figures[0]}
+
+
+def _sentence_latency(instance: Instance, unit: Unit) -> dict[str, float]:
+    delays, source, reference = instance.delays, instance.source_length, reference_length(instance.reference, unit)
+    return {
+        "AL": average_lagging(delays, source, reference),
+        "LAAL": length_adaptive_average_lagging(delays, source, reference),
+        "DAL": differentiable_average_lagging(delays, source),
+        "AP": average_proportion(delays, source),
+        "start_offset": start_offset(delays, source),
+        "end_offset": end_offset(delays, source),
+    }
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A sentence with the pieces and the seconds of each source word in one run."""
+
+    instance: Instance
+    pieces: Sequence[int]
+    seconds: Sequence[float]
+
+
+def computation(timed: Sequence[Timed], unit: Unit, words_per_second: float) -> dict[str, float]:
+    """Return computation-aware metrics, by field of `Result`, over all timed runs."""
+    per_piece = np.concatenate([_piece_milliseconds(sentence) for sentence in timed])
+    lags = [lag for sentence in timed for lag in _paced(sentence, unit, words_per_second)]
+    median, p95, p99 = np.percentile(per_piece, [50, 95, 99])
+    figures = {
+        "AL_CA": np.mean([_computation_aware_lagging(sentence, unit) for sentence in timed]),
+        "compute_ms_median": median,
+        "compute_ms_p95": p95,
+        "compute_ms_p99": p99,
+        "words_per_second": words_per_second,
+        "paced_lag": np.mean([lag.total for lag in lags]),
+        "paced_lag_p95": np.percentile([lag.total for lag in lags], 95),
+        "paced_waiting": np.mean([lag.waiting for lag in lags]),
+        "paced_queueing": np.mean([lag.queueing for lag in lags]),
+        "paced_computing": np.mean([lag.computing for lag in lags]),
+    }
+    return {name: float(value) for name, value in figures.items()}
+
+
+def _piece_milliseconds(timed: Timed) -> NDArray[np.float64]:
+    """Return the time of each source piece: an equal share of its word's."""
+    pieces = np.array(timed.pieces)
+    return np.repeat(np.array(timed.seconds) / pieces * 1000, pieces)
+
+
+def _computation_aware_lagging(timed: Timed, unit: Unit) -> float:
+    done = [0.0, *accumulate(timed.seconds)]
+    elapsed = [done[delay] * 1000 for delay in _delays(timed.instance)]
+    reference = reference_length(timed.instance.reference, unit)
+    return average_lagging_computation_aware(elapsed, timed.instance.source_length, reference)
+
+
+def _paced(timed: Timed, unit: Unit, words_per_second: float) -> list[PacedLag]:
+    reference = reference_length(timed.instance.reference, unit)
+    return paced_lags(_delays(timed.instance), timed.seconds, reference, words_per_second)
+
+
+def _delays(instance: Instance) -> Sequence[int]:
+    """Return the delays; an empty hypothesis counts as one unit written at the end."""
+    return instance.delays or [instance.source_length]

@@ -1,0 +1,155 @@
+"""Translation quality: BLEU and chrF2 with intervals and significance; alignment-based error rates.
+
+Scores are sacrebleu's, lower-cased, as is customary for simultaneous translation, and cased. An empty line in one of
+several reference files means a missing reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest
+
+from simulmt.data.alignment import Link
+from simulmt.errors import DataError
+from simulmt.eval.results import Interval, Unit
+
+RESAMPLES = 1000  # of a bootstrap; sacrebleu draws them with seed 12345
+TOKENIZERS: Mapping[Unit, str] = {"word": "13a", "char": "zh"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score in 0..100, its 95% bootstrap interval, and its signature."""
+
+    value: float
+    interval: Interval
+    signature: str
+
+
+@dataclass(frozen=True)
+class Quality:
+    """BLEU, BLEU_cased, chrF2 and chrF2_cased, and the components of lower-cased BLEU."""
+
+    scores: dict[str, Score]
+    precisions: tuple[float, ...]  # of 1-grams to 4-grams, in percent
+    brevity_penalty: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference from a baseline by paired bootstrap; `p` is two-sided."""
+
+    system: float
+    baseline: float
+    p: float
+    signature: str
+
+    @property
+    def gain(self) -> float:
+        return self.system - self.baseline
+
+
+class QualityScorer:
+    """Scores systems against the same references, given as one sequence per reference file."""
+
+    def __init__(self, references: Sequence[Sequence[str]], unit: Unit) -> None:
+        self._sentences = len(references[0])
+        present: Any = _mark_missing(references)
+        tokenizer = TOKENIZERS[unit]
+        self._metrics: dict[str, Any] = {
+            "BLEU": BLEU(lowercase=True, tokenize=tokenizer, references=present, force=True),
+            "BLEU_cased": BLEU(tokenize=tokenizer, references=present, force=True),
+            "chrF2": CHRF(lowercase=True, references=present),
+            "chrF2_cased": CHRF(references=present),
+        }
+
+    def score(self, hypotheses: Sequence[str]) -> Quality:
+        """Score one system."""
+        self._check(hypotheses)
+        scores = {name: _score(metric, hypotheses) for name, metric in self._metrics.items()}
+        BLEU = self._metrics["BLEU"].corpus_score(hypotheses, None)
+        return Quality(scores, tuple(BLEU.precisions), BLEU.bp)
+
+    def compare(self, baseline: Sequence[str], system: Sequence[str]) -> dict[str, Difference]:
+        """Compare a system with a baseline in lower-cased BLEU and chrF2."""
+        self._check(baseline)
+        self._check(system)
+        return {name: _difference(self._metrics[name], baseline, system) for name in ("BLEU", "chrF2")}
+
+    def _check(self, hypotheses: Sequence[str]) -> None:
+        if len(hypotheses) != self._sentences:
+            raise DataError(f"{len(hypotheses)} hypotheses cannot be held to {self._sentences} references")
+
+
+def _mark_missing(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
+    """Replace missing references by None, as sacrebleu expects; keep one empty reference if all are missing."""
+    lengths = {len(lines) for lines in references}
+    if len(lengths) > 1:
+        raise DataError(f"reference files of {' and '.join(map(str, sorted(lengths)))} lines: expected the same number")
+    rows = []
+    for row in zip(*references, strict=True):
+        present = [line if line.strip() else None for line in row]
+        rows.append(present if any(present) else ["", *[None] * (len(row) - 1)])
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _score(metric: Any, hypotheses: Sequence[str]) -> Score:
+    # Not `metric.corpus_score(..., n_bootstrap)`: that fails as soon as a resample has no match at all.
+    (result,), signature = _bootstrap(metric, [hypotheses])
+    # sacrebleu gives the interval as a mean and a width, which on a few sentences can leave the scale.
+    interval = (max(0.0, float(result.mean - result.ci)), min(100.0, float(result.mean + result.ci)))
+    return Score(float(result.score), interval, signature)
+
+
+def _difference(metric: Any, baseline: Sequence[str], system: Sequence[str]) -> Difference:
+    (held_to, found), signature = _bootstrap(metric, [baseline, system])
+    # Of systems that write the same, no resample differs, which sacrebleu takes for certainty that they differ.
+    p = 1.0 if list(baseline) == list(system) else float(found.p_value)
+    return Difference(float(found.score), float(held_to.score), p, signature)
+
+
+def _bootstrap(metric: Any, systems: Sequence[Sequence[str]]) -> tuple[list[Any], str]:
+    """Run sacrebleu's paired bootstrap; the first system is the baseline. Return results and signature."""
+    named: list[Any] = [(str(number), list(hypotheses)) for number, hypotheses in enumerate(systems)]
+    test: Any = PairedTest(named, {"metric": metric}, None, test_type="bs", n_samples=RESAMPLES)
+    (signature,), (_, results) = (found.values() for found in test())
+    return results, str(signature)
+
+
+def hallucinated(links: Iterable[Link], delays: Sequence[int]) -> list[bool]:
+    """Return for each target word whether it is aligned to no source word read before it was written."""
+    grounded = set()
+    for i, j in links:
+        if not 1 <= j <= len(delays):
+            raise DataError(f"link ({i}, {j}) does not fit a target of {len(delays)} words, counted from 1")
+        if i <= delays[j - 1]:
+            grounded.add(j)
+    return [j not in grounded for j in range(1, len(delays) + 1)]
+
+
+def untranslated(links: Iterable[Link], source_length: int) -> list[bool]:
+    """Return for each source word whether no target word is aligned to it."""
+    translated = {i for i, _ in links}
+    if translated and not 1 <= min(translated) <= max(translated) <= source_length:
+        raise DataError(f"links to source words {sorted(translated)} do not fit a source of {source_length} words")
+    return [i not in translated for i in range(1, source_length + 1)]
+
+
+def hallucination_rate(sentences: Iterable[tuple[Iterable[Link], Sequence[int]]]) -> float:
+    """Return the share of `hallucinated` target words, given (links, delays) of each sentence."""
+    return _share(hallucinated(links, delays) for links, delays in sentences)
+
+
+def under_translation_rate(sentences: Iterable[tuple[Iterable[Link], int]]) -> float:
+    """Return the share of `untranslated` source words, given (links, source length) of each sentence."""
+    return _share(untranslated(links, source_length) for links, source_length in sentences)
+
+
+def _share(sentences: Iterable[Sequence[bool]]) -> float:
+    marks = [mark for sentence in sentences for mark in sentence]
+    return sum(marks) / len(marks) if marks else 0.0

@@ -1,0 +1,383 @@
+"""Build the report on results directories, as one HTML page and as Markdown.
+
+The HTML page is self-contained; the Markdown has the tables only. Both are deterministic functions of the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+from simulmt.config import require
+from simulmt.errors import ConfigError, DataError
+from simulmt.eval.compare import SIGNIFICANT, Comparison, compare
+from simulmt.eval.report import tables
+from simulmt.eval.report.examples import Aligner, Output, Outputs, read_outputs
+from simulmt.eval.report.figure import inline_svg
+from simulmt.eval.report.gallery import anticipation_rates, ngram_gain_figures, output_figure, sorting_figure
+from simulmt.eval.report.html import folded, items, page, paragraph, picture, row
+from simulmt.eval.report.plots import anticipation_figure, quality_latency_figure
+from simulmt.eval.results import (
+    Anticipation,
+    OracleScore,
+    Result,
+    SortedSentence,
+    read_all,
+    read_records,
+    read_results,
+    with_scores,
+)
+from simulmt.eval.run import evenly_spread
+
+USUAL_DELAY = 3  # at which examples are shown if most systems have it
+LONGEST_PICTURE = 45  # words of a sentence beyond which its path is no picture any more
+UNITS = {"word": "words", "char": "characters"}
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Title and contents of the report."""
+
+    title: str = "Simultaneous translation: quality and latency"
+    about: tuple[str, ...] = ()  # paragraphs that open it
+    baseline: str | None = None  # the system that the others are tested against
+    examples: int = 5  # sentences shown, at even distances through the test set
+    sentences: tuple[int, ...] = ()  # or these lines of it, counted from 1
+    delay: int | None = None  # of the examples
+
+    def __post_init__(self) -> None:
+        require(self.examples >= 0, f"examples must be 0 or more, got {self.examples}")
+        require(all(number >= 1 for number in self.sentences), f"sentences count from 1, got {self.sentences}")
+
+
+class Report(NamedTuple):
+    html: str
+    markdown: str
+
+
+class _Part(NamedTuple):
+    """A part of the report as HTML and Markdown; the Markdown may be empty."""
+
+    html: str
+    markdown: str = ""
+
+
+class _Chapter(NamedTuple):
+    title: str
+    parts: list[_Part]
+
+
+@dataclass(frozen=True)
+class _TestSet:
+    name: str
+    results: list[Result]
+    outputs: list[Outputs]  # the references first; results without a log have none
+    complete: list[Path]  # directories that have a log of each of their results
+    comparisons: list[Comparison]  # with the baseline; none without one
+
+
+def build_report(
+    directories: Sequence[Path], options: ReportOptions, aligner: Aligner | None = None, cache: Path | None = None
+) -> Report:
+    """Build the report; without an aligner, only cached alignments are used to mark words."""
+    scored = with_scores(directories)
+    systems = dict.fromkeys(result.system for result in read_all(scored))
+    if options.baseline is not None and options.baseline not in systems:
+        raise ConfigError(f"--baseline {options.baseline}: no such system; there are {', '.join(systems)}")
+    test_sets = [_compared(each, options.baseline) for each in _test_sets(scored, aligner, cache)]
+    chapters = [_Chapter(each.name, list(_test_set_parts(each, options))) for each in test_sets]
+    summary = _Chapter("In short", list(_summary_parts(test_sets, options)))
+    chapters = [summary, *chapters] if summary.parts else chapters
+    for title, parts in (
+        ("Anticipation", _anticipation_parts(read_records(Anticipation, directories))),
+        ("Oracle order", _oracle_parts(read_records(OracleScore, directories))),
+        ("What the sorting network does", _sorting_parts(read_records(SortedSentence, directories))),
+        ("How to measure this again", _provenance_parts(test_sets)),
+    ):
+        chapter = _Chapter(title, list(parts))
+        chapters += [chapter] if chapter.parts else []
+    return Report(_html(options.title, test_sets, chapters), _markdown(options.title, chapters))
+
+
+def _test_sets(directories: Sequence[Path], aligner: Aligner | None, cache: Path | None) -> list[_TestSet]:
+    by_name: dict[str, _TestSet] = {}
+    for directory in directories:
+        results = read_results(directory)
+        outputs = read_outputs(directory, results, aligner, cache)
+        for name in dict.fromkeys(result.test_set for result in results):
+            test_set = by_name.setdefault(name, _TestSet(name, [], [], [], []))
+            test_set.complete.extend([directory] if len(outputs) > len(results) else [])
+            test_set.results.extend(result for result in results if result.test_set == name)
+            test_set.outputs.extend(outputs[bool(test_set.outputs) :])  # one set of references is enough
+    return list(by_name.values())
+
+
+def _compared(test_set: _TestSet, baseline: str | None) -> _TestSet:
+    """Return the test set with comparisons to the baseline at shared delays."""
+    entries = [result for directory in test_set.complete for result in read_results(directory)]
+    base = {result.delay for result in entries if result.system == baseline}
+    if not any(result.system != baseline and base & {result.delay, None} for result in entries):
+        return test_set
+    return replace(test_set, comparisons=compare(test_set.complete, baseline))
+
+
+def _summary_parts(test_sets: Sequence[_TestSet], options: ReportOptions) -> Iterator[_Part]:
+    """Yield the introduction, and the gains over the baseline per delay."""
+    yield from map(_text, options.about)
+    lines = [line for test_set in test_sets for line in _gains(test_set.comparisons)]
+    if lines:
+        yield _Part(items(lines, kind=""), "".join(f"- {line}\n" for line in lines))
+        yield _text(f"BLEU gained or lost against {options.baseline}; * marks p < {SIGNIFICANT}.", "note")
+
+
+def _gains(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    for base in (each.result for each in comparisons if each.BLEU is None):
+        gains = [
+            (rival.BLEU.gain, f"{rival.result.name} {rival.BLEU.gain:+.1f}{'*' * (rival.BLEU.p < SIGNIFICANT)}")
+            for rival in comparisons
+            if rival.BLEU and base.delay in (rival.result.delay, None)
+        ]
+        if gains:
+            ranked = ", ".join(text for _, text in sorted(gains, reverse=True))
+            yield f"{base.test_set}: {base.name} scores {base.BLEU:.1f}; {ranked}"
+
+
+def _test_set_parts(test_set: _TestSet, options: ReportOptions) -> Iterator[_Part]:
+    yield from _overview(test_set.results)
+    yield from _significance(test_set.comparisons, options.baseline)
+    yield from _quality(test_set.results, options.baseline)
+    yield from _indicators(test_set.outputs)
+    yield from _examples(test_set, options)
+
+
+def _overview(results: Sequence[Result]) -> Iterator[_Part]:
+    sentences = " or ".join(sorted({f"{result.sentences:,}" for result in results if result.sentences}))
+    unit = UNITS[results[0].unit]
+    facts = f"{sentences} sentences. " if sentences else ""
+    facts += f"AL, LAAL and DAL count source words; the target is counted in {unit}. "
+    facts += "Brackets hold 95% intervals by bootstrap; BLEU and chrF2 are lower-cased."
+    yield _text(facts)
+    caption = (
+        "A line is a system, a node one of its delays k; bands are 95% intervals. A dashed line is a system that waits "
+        "for the end of the sentence."
+    )
+    if any(result.AL_CA is not None for result in results):
+        caption += (
+            " AL-CA, with 1 ms a source word, is little more than the time to the first words; "
+            "the time of a source piece in the table is what a user feels."
+        )
+    yield _Part(picture(inline_svg(quality_latency_figure(results), "Quality against latency"), caption))
+    yield _of_table(tables.results_table(results))
+    if any(result.paced_lag is not None for result in results):
+        rates = sorted({result.words_per_second for result in results if result.words_per_second})
+        pace = " or ".join(f"{rate:g}" for rate in rates)
+        yield _text(f"Lag: mean seconds behind an ideal interpreter at {pace} source words a second.", "note")
+    if signatures := tables.signatures(results):
+        yield _signature_part(signatures)
+
+
+def _significance(comparisons: Sequence[Comparison], baseline: str | None) -> Iterator[_Part]:
+    if not comparisons:
+        return
+    yield _heading(f"Significance against {baseline}")
+    yield _text(f"Paired bootstrap, 1000 resamples, two-sided; * marks p < {SIGNIFICANT}.")
+    yield _of_table(tables.comparison_table(comparisons))
+
+
+def _quality(results: Sequence[Result], baseline: str | None) -> Iterator[_Part]:
+    if not any(result.precisions for result in results):
+        return
+    yield _heading("Quality in detail")
+    yield _of_table(tables.quality_table(results))
+    figures = [
+        picture(inline_svg(drawn, name), "What a system gains over another in n-gram precision, by delay.")
+        for name, drawn in ngram_gain_figures(results, baseline)
+    ]
+    if figures:
+        yield _Part(row(*figures))
+
+
+def _indicators(outputs: Sequence[Outputs]) -> Iterator[_Part]:
+    aligned = [each for each in outputs if each.is_aligned]
+    if not aligned:
+        return
+    yield _heading("Hallucination and under-translation")
+    yield _text(
+        "From word alignments. A target word has no ground if it is aligned to no source word that had been read when "
+        "it was written. The reference row is the floor: what the aligner leaves unaligned in a human translation."
+    )
+    yield _of_table(tables.indicator_table(aligned))
+
+
+def _examples(test_set: _TestSet, options: ReportOptions) -> Iterator[_Part]:
+    if not test_set.outputs or not (options.examples or options.sentences):
+        return
+    reference, *systems = test_set.outputs
+    shown = _at_delay(systems, options.delay)
+    if not shown:
+        raise ConfigError(f"--delay {options.delay}: no system on {test_set.name} was evaluated at that delay")
+    numbers = options.sentences or evenly_spread(range(1, len(reference.sentences) + 1), options.examples)
+    if max(numbers) > len(reference.sentences):
+        raise DataError(f"--sentences {max(numbers)}: {test_set.name} has {len(reference.sentences)} sentences")
+    yield _heading("Examples")
+    how = "chosen by hand" if options.sentences else "taken at even distances through the test set, not chosen"
+    marks = " Marked words have no ground in what had been read." if any(s.is_aligned for s in shown) else ""
+    yield _text(f"Sentences are {how}.{marks}")
+    for number in numbers:
+        yield _example(number, reference, shown)
+    yield from _paths(numbers, shown)
+
+
+def _at_delay(systems: Sequence[Outputs], delay: int | None) -> list[Outputs]:
+    """Return each system at the given or most common delay; full-sentence systems always."""
+    delays = [outputs.result.delay for outputs in systems if outputs.result and outputs.result.delay]
+    if delay is None and delays:
+        delay = max(sorted(set(delays)), key=lambda k: (delays.count(k), -abs(k - USUAL_DELAY)))
+    return [outputs for outputs in systems if outputs.result and outputs.result.delay in (delay, None)]
+
+
+def _example(number: int, reference: Outputs, systems: Sequence[Outputs]) -> _Part:
+    """Return translations of a sentence: a definition list in HTML, a table in Markdown."""
+    source = reference.sentences[number - 1]
+    name, text = f"source, line {number}", escape(" ".join(source.source))
+    lines = [
+        ("reference", _marked(replace(source, links=None))),
+        *((outputs.name, _marked(outputs.sentences[number - 1])) for outputs in systems),
+    ]
+    items = "".join(f"<dt>{escape(n)}</dt><dd>{t}</dd>\n" for n, t in [(name, text), *lines])
+    return _Part(f'<dl class="example">{items}</dl>\n', tables.Table((name, text), lines, names=2).markdown())
+
+
+def _marked(output: Output) -> str:
+    """Return words as HTML (also valid Markdown), merging adjacent marks."""
+    text = ""
+    for before, word, mark in zip(["", *output.words], output.words, output.marks, strict=False):
+        gap = " " if before and (output.unit == "word" or _needs_gap(before, word)) else ""
+        text += gap + (f"<mark>{escape(word)}</mark>" if mark else escape(word))
+    return text.replace("</mark><mark>", "").replace("</mark> <mark>", " ") or "<em>nothing</em>"
+
+
+def _needs_gap(before: str, after: str) -> bool:
+    """Return whether two units of text without spaces are Latin words."""
+    return all(letter.isascii() and letter.isalnum() for letter in (before[-1], after[0]))
+
+
+def _paths(numbers: Sequence[int], systems: Sequence[Outputs]) -> Iterator[_Part]:
+    fitting = [n for n in numbers if all(_fits_a_picture(outputs.sentences[n - 1]) for outputs in systems)]
+    if not fitting or not systems:
+        return
+    yield _Part(f"<h3>Read and write, line {fitting[0]}</h3>\n")
+    yield _Part(paragraph("What is shaded had been read when the word of that row was written.", "note"))
+    figures = []
+    for outputs in systems:
+        output = outputs.sentences[fitting[0] - 1]
+        figures.append(picture(inline_svg(output_figure(output), f"Path of {outputs.name}"), outputs.name))
+    yield _Part(row(*figures))
+
+
+def _fits_a_picture(output: Output) -> bool:
+    return 0 < len(output.words) <= LONGEST_PICTURE and len(output.source) <= LONGEST_PICTURE
+
+
+def _anticipation_parts(records: Sequence[Anticipation]) -> Iterator[_Part]:
+    if not records:
+        return
+    yield _text(
+        "The k-anticipation rate: the share of word alignments whose source word comes k or more words after the place "
+        "of its target word. With scaled positions, that place is scaled to the length of the source, so that a target "
+        "that is merely shorter does not count as anticipation. AER: error rate against alignments made by hand; lower "
+        "is better."
+    )
+    drawn = anticipation_figure(anticipation_rates(records))
+    yield _Part(picture(inline_svg(drawn, "k-anticipation rate over k"), "Rate over k."))
+    yield _of_table(tables.anticipation_table(records))
+
+
+def _oracle_parts(records: Sequence[OracleScore]) -> Iterator[_Part]:
+    if not records:
+        return
+    yield _text(
+        "The sorting network is shown the reference and orders the states by it: what the model would write if it "
+        "knew the order. Beside it the same model decoded as always, with the same settings. All of Z's mass on the "
+        "diagonal would mean that nothing is sorted; the displacement is how far Z moves a source piece on average."
+    )
+    for name in dict.fromkeys(record.test_set for record in records):
+        of_set = [record for record in records if record.test_set == name]
+        yield _heading(name)
+        yield _of_table(tables.oracle_table(of_set))
+        if (sorting := tables.sorting_table(of_set)).rows:
+            yield _of_table(sorting)
+    yield _signature_part(list(dict.fromkeys(f"BLEU: {record.signature}" for record in records)))
+
+
+def _sorting_parts(records: Sequence[SortedSentence]) -> Iterator[_Part]:
+    for record in records:
+        svg = inline_svg(sorting_figure(record), f"Z of line {record.number}")
+        caption = (
+            f"Z of {record.test_set}, line {record.number}, by {record.model} at k = {record.delay}: source pieces "
+            "across; down, the target pieces of each position's frames by CTC Viterbi alignment, · for a blank."
+        )
+        yield _Part(picture(svg, caption))
+
+
+def _provenance_parts(test_sets: Sequence[_TestSet]) -> Iterator[_Part]:
+    results = [result for test_set in test_sets for result in test_set.results]
+    commands = _distinct(results, lambda result: " ".join(result.command))
+    facts = {
+        "Commands": commands,
+        "Code": _distinct(results, lambda result: f"simulmt at commit {result.commit}" if result.commit else ""),
+        "Machines": _distinct(results, lambda result: ", ".join(map(" ".join, result.environment.items()))),
+        "Files (SHA-256)": list(
+            dict.fromkeys(f"{path}  {digest}" for result in results for path, digest in result.files.items())
+        ),
+        "Bundles (SHA-256 of the manifest)": _distinct(
+            results, lambda result: f"{result.name}  {result.bundle_sha256}" if result.bundle_sha256 else ""
+        ),
+    }
+    known = {name: lines for name, lines in facts.items() if lines}
+    for name, lines in known.items():
+        yield _Part(folded(name, items(lines)), f"{name}:\n\n" + "".join(f"- `{line}`\n" for line in lines))
+
+
+def _distinct(results: Iterable[Result], fact: Callable[[Result], str]) -> list[str]:
+    return list(dict.fromkeys(filter(None, map(fact, results))))
+
+
+def _of_table(table: tables.Table) -> _Part:
+    return _Part(table.html(), table.markdown())
+
+
+def _heading(title: str) -> _Part:
+    return _Part(f"<h3>{escape(title)}</h3>\n", f"### {title}\n")
+
+
+def _text(text: str, kind: str = "") -> _Part:
+    return _Part(paragraph(text, kind), f"{text}\n")
+
+
+def _signature_part(signatures: list[str]) -> _Part:
+    return _Part(folded("Signatures", items(signatures)), "".join(f"- `{line}`\n" for line in signatures))
+
+
+def _html(title: str, test_sets: Sequence[_TestSet], chapters: Sequence[_Chapter]) -> str:
+    dates = sorted({result.date[:10] for test_set in test_sets for result in test_set.results if result.date})
+    when = f" Measured {dates[0]}{'' if dates[0] == dates[-1] else f' to {dates[-1]}'}." if dates else ""
+    systems = ", ".join(dict.fromkeys(result.system for test_set in test_sets for result in test_set.results))
+    links = "".join(f'<li><a href="#c{n}">{escape(chapter.title)}</a></li>' for n, chapter in enumerate(chapters))
+    body = f"<header><h1>{escape(title)}</h1>\n{paragraph(f'Systems: {systems}.{when}', 'lead')}</header>\n"
+    body += f"<nav><ul>{links}</ul></nav>\n<main>\n"
+    for n, chapter in enumerate(chapters):
+        body += f'<section><h2 id="c{n}">{escape(chapter.title)}</h2>\n'
+        body += "".join(part.html for part in chapter.parts) + "</section>\n"
+    return page(title, body + "</main>\n")
+
+
+def _markdown(title: str, chapters: Sequence[_Chapter]) -> str:
+    blocks = [f"# {title}\n"]
+    for chapter in chapters:
+        parts = [part.markdown for part in chapter.parts if part.markdown]
+        blocks += [f"## {chapter.title}\n", *parts] if parts else []
+    return "\n".join(blocks)

@@ -1,0 +1,264 @@
+"""Plots: quality against latency, anticipation, n-gram gains, heat maps of Z, read/write paths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unicodedata import east_asian_width
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulmt.data.alignment import Link
+from simulmt.errors import DataError
+from simulmt.eval.report.figure import INK, MARKERS, PALETTE, drawing, ink_on
+from simulmt.eval.results import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
+QUALITY = {"BLEU": "BLEU", "chrF2": "chrF2"}
+LATENCY = {"AL": "AL (source words)", "AL_CA": "AL-CA (ms)"}
+FAINTEST = 0.01  # a cell of Z below this is not drawn
+PANEL = (4.6, 3.4)  # inches
+LINE = 0.22  # inches from one line of text to the next
+LONG_RANGE = 5.0  # latencies that differ by more than this factor are drawn on a logarithmic scale
+_NODE: Mapping[str, Any] = {"markersize": 11, "markeredgecolor": "white", "markeredgewidth": 0.5}
+
+
+class Look(NamedTuple):
+    """Colour and marker of a system, the same in all plots."""
+
+    colour: str
+    marker: str
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """Assign a look to each name; after eight, colours repeat with other markers."""
+    distinct = list(dict.fromkeys(names))
+    return {
+        name: Look(PALETTE[number % len(PALETTE)], MARKERS[(number + number // len(PALETTE)) % len(MARKERS)])
+        for number, name in enumerate(distinct)
+    }
+
+
+def quality_latency_figure(results: Sequence[Result]) -> Figure:
+    """Plot BLEU and chrF2 against AL and AL-CA: one line per system, one point per delay, bands for 95% intervals.
+
+    Full-sentence systems are dashed horizontal lines.
+    """
+    if not results:
+        raise DataError("no results to draw")
+    qualities = [name for name in QUALITY if any(getattr(result, name) is not None for result in results)]
+    latencies = [name for name in LATENCY if any(_has(result, name) for result in results)] or ["AL"]
+    styles = looks(result.system for result in results)
+    with drawing(PANEL[0] * len(latencies), PANEL[1] * len(qualities) + 0.4) as figure:
+        grid = figure.subplots(len(qualities), len(latencies), squeeze=False, sharex="col", sharey="row")
+        for row, quality in enumerate(qualities):
+            for column, latency in enumerate(latencies):
+                _draw_lines(grid[row, column], results, styles, quality, latency)
+                grid[row, 0].set_ylabel(QUALITY[quality])
+                grid[-1, column].set_xlabel(LATENCY[latency])
+        if "AL_CA" in latencies:
+            _scale(grid[0, -1], [result.AL_CA for result in results if result.delay and result.AL_CA is not None])
+        _legend(figure, grid[0, 0])
+        return figure
+
+
+def anticipation_figure(rates: Mapping[str, Sequence[float]]) -> Figure:
+    """Plot the k-anticipation rate over k, one line per corpus or aligner."""
+    styles = looks(rates)
+    with drawing(5.4, 3.6 + LINE * len(rates)) as figure:
+        axes = figure.subplots()
+        for name, values in rates.items():
+            delays, percent = range(1, len(values) + 1), [100 * value for value in values]
+            axes.plot(delays, percent, label=name, color=styles[name].colour, marker=styles[name].marker)
+        axes.set_xticks(range(1, max(map(len, rates.values())) + 1))
+        axes.set_xlabel("k (source units)")
+        axes.set_ylabel("k-anticipation rate (%)")
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        _legend(figure, axes)
+        return figure
+
+
+def ngram_gain_figure(base: Sequence[Result], other: Sequence[Result]) -> Figure:
+    """Plot n-gram precision gained over a baseline: one group of bars per n, one bar per delay."""
+    gains = ngram_gains(base, other)
+    with drawing(5.4, 3.6) as figure:
+        axes = figure.subplots()
+        width = 0.8 / len(gains)
+        shades = np.linspace(1.0, 0.35, len(gains))[::-1]
+        for number, (delay, gain) in enumerate(gains.items()):
+            places = np.arange(1, len(gain) + 1) + (number - (len(gains) - 1) / 2) * width
+            axes.bar(places, gain, 0.92 * width, label=delay, color=PALETTE[0], alpha=shades[number])
+        axes.axhline(0, color=INK, linewidth=0.8)
+        axes.set_title(f"{other[0].system} over {base[0].system}", parse_math=False)
+        axes.set_xticks(range(1, max(map(len, gains.values())) + 1))
+        axes.set_xlabel("n")
+        axes.set_ylabel("n-gram precision gained (points)")
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+        _legend(figure, axes)
+        return figure
+
+
+def ngram_gains(base: Sequence[Result], other: Sequence[Result]) -> dict[str, list[float]]:
+    """Return differences of n-gram precision at each shared delay, n from 1."""
+    before = {result.delay: result.precisions for result in base if result.precisions}
+    after = {result.delay: result.precisions for result in other if result.precisions}
+    delays = sorted((delay for delay in before.keys() & after.keys()), key=lambda delay: delay or 0)
+    if not delays:
+        raise DataError("the two systems have no delay in common at which the n-gram precisions of both are known")
+    return {
+        _delay_name(delay): [new - old for old, new in zip(before[delay], after[delay], strict=True)]
+        for delay in delays
+    }
+
+
+def heat_map_figure(Z: NDArray[Any], columns: Sequence[str], rows: Sequence[str]) -> Figure:
+    """Plot Z as a heat map: source pieces across, output positions down."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    with _matrix_drawing(columns, rows) as figure:
+        axes = figure.subplots()
+        cells = [(r, c) for r, c in np.ndindex(*Z.shape) if Z[r, c] >= FAINTEST]
+        squares = [Rectangle((c - 0.5, r - 0.5), 1, 1) for r, c in cells]
+        alphas = np.clip([Z[cell] for cell in cells], 0, 1)
+        axes.add_collection(PatchCollection(squares, facecolor=PALETTE[0], alpha=alphas, edgecolor="none"))
+        _matrix_axes(axes, columns, rows)
+        axes.tick_params(length=0)
+        return figure
+
+
+@dataclass(frozen=True)
+class ReadWritePath:
+    """Source words read for each target word of a sentence, and its links if known."""
+
+    source: Sequence[str]
+    target: Sequence[str]
+    delays: Sequence[int]
+    links: frozenset[Link] = frozenset()
+
+
+def path_figure(path: ReadWritePath) -> Figure:
+    """Plot the read/write path of a sentence; what lies right of it had not been read.
+
+    Dots are alignments; those right of the path were anticipated.
+    """
+    with _matrix_drawing(path.source, path.target) as figure:
+        axes = figure.subplots()
+        edges = np.arange(len(path.target) + 1) - 0.5
+        read = np.array([*path.delays, *path.delays[-1:]] or [0]) - 0.5
+        axes.fill_betweenx(edges, -0.5, read, step="post", color=PALETTE[0], alpha=0.16, linewidth=0)
+        corners = [
+            (across, edge) for edge, across in zip(np.repeat(edges, 2)[1:-1], np.repeat(read[:-1], 2), strict=True)
+        ]
+        if corners:
+            axes.plot(*zip((-0.5, -0.5), *corners, strict=True), color=PALETTE[0])
+        ahead = {(i, j) for i, j in path.links if i > path.delays[j - 1]}
+        _draw_links(axes, path.links - ahead, "o", INK, "link to a word that was read")
+        _draw_links(axes, ahead, "X", PALETTE[1], "link to a word not yet read")
+        _matrix_axes(axes, path.source, path.target)
+        if path.links:
+            figure.legend(loc="outside lower center", ncols=1)
+        return figure
+
+
+def _draw_links(axes: Axes, links: Set[Link], marker: str, colour: str, label: str) -> None:
+    if links:
+        across, down = zip(*sorted(links), strict=True)
+        axes.plot(np.subtract(across, 1), np.subtract(down, 1), marker, color=colour, markersize=6, label=label)
+
+
+def _draw_lines(axes: Axes, results: Sequence[Result], styles: Mapping[str, Look], quality: str, latency: str) -> None:
+    for system, look in styles.items():
+        nodes = [r for r in results if r.system == system and getattr(r, quality) is not None]
+        for result in nodes:
+            if result.delay is None:
+                axes.axhline(getattr(result, quality), color=look.colour, linestyle=(0, (5, 3)), label=system)
+        nodes = sorted((r for r in nodes if _has(r, latency)), key=lambda r: r.delay or 0)
+        if nodes:
+            _draw_line(axes, nodes, look, quality, latency)
+    axes.grid()
+    axes.margins(0.08)
+
+
+def _draw_line(axes: Axes, nodes: Sequence[Result], look: Look, quality: str, latency: str) -> None:
+    across = [getattr(node, latency) for node in nodes]
+    up = [getattr(node, quality) for node in nodes]
+    intervals = [getattr(node, f"{quality}_interval") for node in nodes]
+    if all(intervals):
+        low, high = zip(*intervals, strict=True)
+        axes.fill_between(across, low, high, color=look.colour, alpha=0.12, linewidth=0)
+    axes.plot(across, up, color=look.colour)
+    for order, (x, y, node) in enumerate(zip(across, up, nodes, strict=True), start=3):
+        # A number belongs to its own marker even where markers overlap, so each pair is drawn as one.
+        label = node.system if node is nodes[0] else None
+        axes.plot(x, y, look.marker, color=look.colour, zorder=order, label=label, **_NODE)
+        ink = ink_on(look.colour)
+        axes.annotate(str(node.delay), (x, y), ha="center", va="center_baseline", fontsize=7.5, color=ink, zorder=order)
+
+
+def _has(result: Result, latency: str) -> bool:
+    return result.delay is not None and getattr(result, latency) is not None
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Draw one legend above all panels, in rows that fit the width."""
+    handles, labels = axes.get_legend_handles_labels()
+    room = figure.get_figwidth() / (_inches(labels) + 0.6)
+    rows = math.ceil(len(labels) / max(1, int(room)))
+    figure.legend(handles, labels, loc="outside upper center", ncols=math.ceil(len(labels) / rows))
+
+
+@contextmanager
+def _matrix_drawing(columns: Sequence[str], rows: Sequence[str]) -> Iterator[Figure]:
+    """Yield a figure with cells of fixed size and room for labels."""
+    with drawing(0.26 * len(columns) + _inches(rows) + 0.8, LINE * len(rows) + _inches(columns) + 0.8) as figure:
+        yield figure
+
+
+def _inches(labels: Sequence[str]) -> float:
+    """Estimate the length of the longest label."""
+    wide = [sum(2 if east_asian_width(letter) in "WF" else 1 for letter in label) for label in labels]
+    return 0.09 * max(wide, default=0)
+
+
+def _scale(axes: Axes, latencies: Sequence[float]) -> None:
+    if latencies and min(latencies) > 0 and max(latencies) > LONG_RANGE * min(latencies):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(_readable_logarithms())
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+
+
+def _readable_logarithms() -> LogLocator:
+    from matplotlib.ticker import LogLocator
+
+    return LogLocator(subs=(1, 2, 5))
+
+
+def _matrix_axes(axes: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
+    """Label columns above and rows on the left, first row on top; labels are never parsed as mathtext."""
+    axes.set_xlim(-0.5, max(1, len(columns)) - 0.5)
+    axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
+    axes.xaxis.tick_top()
+    axes.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)
+    axes.set_yticks(range(len(rows)), rows, parse_math=False)
+    for side in ("top", "right", "bottom", "left"):
+        axes.spines[side].set_visible(True)
+    axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
+    axes.grid(which="minor")
+    axes.tick_params(which="minor", length=0)
+
+
+def _delay_name(delay: int | None) -> str:
+    return "whole sentence" if delay is None else f"k = {delay}"

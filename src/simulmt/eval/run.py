@@ -1,0 +1,333 @@
+"""Score systems on a test set: bundles at their delays, or SimulEval logs.
+
+Quality and delays are measured on every sentence, in batches. Timings (AL_CA, time per source piece, lag at speaking
+pace) are measured on some evenly spaced sentences, each translated alone, word by word, several times.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from simulmt.config import require
+from simulmt.data.corpus import read_references, read_sentences
+from simulmt.errors import ConfigError, DataError
+from simulmt.eval.facts import FactChecker
+from simulmt.eval.flaws import Lexicon, written_twice
+from simulmt.eval.instances import (
+    Instance,
+    read_instances,
+    spaced_words_read,
+    split_units,
+    unit_delays,
+    unit_of,
+    write_instances,
+)
+from simulmt.eval.latency import Timed, computation, latency
+from simulmt.eval.quality import QualityScorer
+from simulmt.eval.results import INSTANCES, Result, Unit, result_name, write_results
+from simulmt.files import sha256
+from simulmt.provenance import commit, environment, timestamp
+from simulmt.runtime.bundle import MANIFEST
+from simulmt.runtime.stream import Commit, Translator
+from simulmt.text import split_words
+
+Progress = Callable[[str], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Source sentences and references, one sequence per reference file."""
+
+    __test__ = False  # it is not a test, whatever pytest thinks of its name
+
+    name: str
+    sources: tuple[str, ...]
+    references: tuple[tuple[str, ...], ...]
+    files: dict[str, str]  # SHA-256 of the files, by path
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Timing settings."""
+
+    sentences: int = 100
+    runs: int = 3
+    words_per_second: float = 2.5
+
+    def __post_init__(self) -> None:
+        require(self.sentences >= 0, f"timed sentences must be 0 or more, got {self.sentences}")
+        require(self.runs >= 1, f"runs must be 1 or more, got {self.runs}")
+        require(self.words_per_second > 0, f"words per second must be above 0, got {self.words_per_second}")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A result and the translations behind it."""
+
+    result: Result
+    hypotheses: list[str]
+    instances: list[Instance]
+
+    def write(self, directory: Path) -> None:
+        """Add the result to a results directory: hypotheses, log and, last, scores."""
+        write_instances(directory / self.result.name, self.instances)
+        text = "".join(f"{hypothesis}\n" for hypothesis in self.hypotheses)
+        (directory / f"{self.result.name}.hyp").write_text(text, encoding="utf-8")
+        write_results(directory, [self.result])
+
+
+def read_test_set(source: Path, references: Sequence[Path], name: str = "", limit: int | None = None) -> TestSet:
+    """Read a test set from text or .sgm files, named after its source file by default; `limit` keeps the first lines.
+
+    An .sgm file may hold several reference sets.
+    """
+    if not references:
+        raise ConfigError("no reference: give at least one --reference")
+    sources = list(read_sentences(source))
+    translations = []
+    for path in references:
+        for lines in read_references(path):
+            if len(lines) != len(sources):
+                raise DataError(f"{path} has {len(lines)} sentences but {source} has {len(sources)}; expected as many")
+            translations.append(lines)
+    for number, line in enumerate(sources, start=1):
+        if not line.strip():
+            raise DataError(
+                f"{source}:{number}: an empty sentence cannot be scored; delete it here and in the references"
+            )
+    return TestSet(
+        name or source.name.partition(".")[0],
+        tuple(sources[:limit]),
+        tuple(tuple(lines[:limit]) for lines in translations),
+        {str(path): sha256(path) for path in (source, *references)},
+    )
+
+
+class Evaluator:
+    """Scores systems on a test set; `unit` auto detects how targets are counted.
+
+    `stop_at_end` is the paper's wait-k policy, which stops where the model ends its translation.
+    """
+
+    def __init__(
+        self,
+        test_set: TestSet,
+        unit: Unit | Literal["auto"],
+        timing: Timing,
+        progress: Progress = lambda _: None,
+        lexicon: Lexicon | None = None,
+        stop_at_end: bool = False,
+    ) -> None:
+        self._test_set = test_set
+        self._unit = unit
+        self._timing = timing
+        self._progress = progress
+        self._lexicon = lexicon
+        self._stop_at_end = stop_at_end
+        self._title = ""  # of what is being scored
+        self._scorers: dict[Unit, QualityScorer] = {}
+        self._facts = FactChecker(test_set.sources, test_set.references)
+
+    def bundle(self, system: str, translator: Translator, delay: int | None, threads: int) -> Evaluation:
+        """Translate the test set with a bundle at a delay, and score it."""
+        self._title = result_name(system, delay)
+        unit = self._bundle_unit(translator)
+        translations = translate_all(
+            translator, self._test_set.sources, delay, unit, self._report_done, self._stop_at_end
+        )
+        instances = [self._instance(index, unit, *translation) for index, translation in enumerate(translations)]
+        figures = self._time(translator, instances, delay, unit) if self._timing.sentences else {}
+        facts = {"bundle_sha256": sha256(translator.bundle.directory / MANIFEST), "threads": threads, **figures}
+        return self._score(system, delay, unit, [translation.text for translation in translations], instances, facts)
+
+    def log(self, system: str, path: Path, delay: int | None) -> Evaluation:
+        """Score a SimulEval log, given as a file or its directory."""
+        self._title = result_name(system, delay)
+        path = path / INSTANCES if path.is_dir() else path
+        logged = read_instances(path)
+        self._check_log(path, logged)
+        unit = unit_of(logged, str(path))
+        if self._unit not in ("auto", unit):
+            raise ConfigError(f"--unit {self._unit}: the delays of {path} are one a {unit}")
+        instances = [self._instance(index, unit, entry.prediction, entry.delays) for index, entry in enumerate(logged)]
+        facts = {"files": {**self._test_set.files, str(path): sha256(path)}}
+        return self._score(system, delay, unit, [entry.prediction for entry in logged], instances, facts)
+
+    def _bundle_unit(self, translator: Translator) -> Unit:
+        spaced = translator.bundle.target.spaced
+        if self._unit == "word" and not spaced:
+            raise ConfigError(f"--unit word: {translator.bundle.name} writes no spaces between words; use char")
+        if self._unit == "auto":
+            return "word" if spaced else "char"
+        return self._unit
+
+    def _report(self, news: str) -> None:
+        self._progress(f"{self._title}: {news}")
+
+    def _report_done(self, done: int) -> None:
+        self._report(f"{done:,} of {len(self._test_set.sources):,} sentences translated")
+
+    def _instance(self, index: int, unit: Unit, text: str, delays: tuple[int, ...]) -> Instance:
+        source = self._test_set.sources[index].split()
+        return Instance(
+            index=index,
+            source=" ".join(source),
+            references=tuple(lines[index] for lines in self._test_set.references),
+            prediction=(" " if unit == "word" else "").join(split_units(text, unit)),
+            delays=delays,
+            source_length=len(source),
+        )
+
+    def _check_log(self, path: Path, logged: Sequence[Instance]) -> None:
+        sources, origin = self._test_set.sources, next(iter(self._test_set.files))
+        if len(logged) != len(sources):
+            raise DataError(f"{path} has {len(logged)} sentences but {len(sources)} of {origin} are to be scored")
+        for number, (entry, source) in enumerate(zip(logged, sources, strict=True), start=1):
+            if entry.source.split() != source.split():
+                raise DataError(f"{path}:{number}: its source is not line {number} of {origin}")
+
+    def _time(
+        self, translator: Translator, instances: Sequence[Instance], delay: int | None, unit: Unit
+    ) -> dict[str, float]:
+        chosen = evenly_spread(instances, self._timing.sentences)
+        # warm-up
+        time_words(translator, chosen[0].source, delay, self._stop_at_end)
+        timed = []
+        for run in range(self._timing.runs):
+            self._report(f"timing {len(chosen):,} sentences, run {run + 1} of {self._timing.runs}")
+            for instance in chosen:
+                seconds = time_words(translator, instance.source, delay, self._stop_at_end)
+                timed.append(Timed(instance, count_pieces(translator, instance.source), seconds))
+        counts = {"timed_sentences": len(chosen), "timed_runs": self._timing.runs}
+        return {**computation(timed, unit, self._timing.words_per_second), **counts}
+
+    def _score(
+        self,
+        system: str,
+        delay: int | None,
+        unit: Unit,
+        hypotheses: list[str],
+        instances: list[Instance],
+        facts: Mapping[str, Any],
+    ) -> Evaluation:
+        self._report("scoring")
+        if unit not in self._scorers:
+            self._scorers[unit] = QualityScorer(self._test_set.references, unit)
+        quality = self._scorers[unit].score(hypotheses)
+        table: dict[str, Any] = {
+            **{name: score.value for name, score in quality.scores.items()},
+            **{f"{name}_interval": score.interval for name, score in quality.scores.items()},
+            "signature": quality.scores["BLEU"].signature,
+            "signatures": {name: score.signature for name, score in quality.scores.items()},
+            "precisions": quality.precisions,
+            "BP": quality.brevity_penalty,
+            "sentences": len(hypotheses),
+            "empty_hypotheses": sum(not hypothesis.strip() for hypothesis in hypotheses),
+            "written_twice": sum(written_twice(hypothesis, unit) for hypothesis in hypotheses),
+            "reference_written_twice": sum(written_twice(line, unit) for line in self._test_set.references[0]),
+            "torn_words": self._torn_words(hypotheses),
+            **self._facts.count(hypotheses),
+            "files": self._test_set.files,
+            **latency(instances, unit),
+            **_provenance(),
+            **facts,
+        }
+        return Evaluation(Result(system, delay, self._test_set.name, unit, **table), hypotheses, instances)
+
+    def _torn_words(self, hypotheses: Sequence[str]) -> int | None:
+        if self._lexicon is None:
+            return None
+        pairs = zip(hypotheses, self._test_set.sources, strict=True)
+        return sum(len(self._lexicon.torn(hypothesis, source)) for hypothesis, source in pairs)
+
+
+def evenly_spread(items: Sequence[T], count: int) -> list[T]:
+    """Return `count` evenly spaced items, or all if there are fewer."""
+    if count >= len(items):
+        return list(items)
+    return [items[position * len(items) // count] for position in range(count)]
+
+
+def _provenance() -> dict[str, Any]:
+    """Return where a result comes from, by the fields of `Result`."""
+    return {
+        "commit": commit(),
+        "command": tuple(sys.argv),
+        "date": timestamp(),
+        "environment": environment("onnxruntime", "sacrebleu", "sentencepiece") | {"cores": str(os.cpu_count())},
+    }
+
+
+STREAMS = 64  # translated together
+
+
+class Translation(NamedTuple):
+    """A hypothesis and the delays of its units."""
+
+    text: str
+    delays: tuple[int, ...]
+
+
+def translate_all(
+    translator: Translator,
+    sources: Sequence[str],
+    delay: int | None,
+    unit: Unit,
+    progress: Callable[[int], None],
+    stop_at_end: bool = False,
+) -> list[Translation]:
+    """Translate all sentences, batched by length; `progress` is called with the number done."""
+    translations: dict[int, Translation] = {}
+    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
+    for start in range(0, len(order), STREAMS):
+        batch = order[start : start + STREAMS]
+        streams = [translator.stream(delay, segment=False, reads_on=not stop_at_end) for _ in batch]
+        for stream, index in zip(streams, batch, strict=True):
+            stream.accept(sources[index])
+            stream.accept_finish()
+        for index, commits in zip(batch, translator.drain(streams), strict=True):
+            translations[index] = _translation(sources[index], commits, unit, translator.bundle.target.spaced)
+        progress(len(translations))
+    return [translations[index] for index in range(len(sources))]
+
+
+def _translation(source: str, commits: Sequence[Commit], unit: Unit, spaced: bool) -> Translation:
+    texts = [commit.text for commit in commits]
+    read = spaced_words_read(source, [commit.source_words for commit in commits])
+    delays = unit_delays(zip(texts, read, strict=True), len(source.split()), unit, spaced)
+    return Translation("".join(texts), tuple(delays))
+
+
+def time_words(
+    translator: Translator,
+    source: str,
+    delay: int | None,
+    stop_at_end: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Return the seconds taken by each word of a sentence; the last includes the end of the sentence."""
+    stream = translator.stream(delay, segment=False, reads_on=not stop_at_end)
+    words = source.split()
+    seconds = []
+    for number, word in enumerate(words, start=1):
+        begun = clock()
+        stream.push(f"{word} ")
+        if number == len(words):
+            stream.finish()
+        seconds.append(clock() - begun)
+    return seconds
+
+
+def count_pieces(translator: Translator, source: str) -> list[int]:
+    """Return the source pieces of each word; END counts to the last word."""
+    encode = translator.bundle.source.encode_word
+    counts = [sum(len(encode(word)) for word in split_words(spaced)) for spaced in source.split()]
+    counts[-1] += 1
+    return [max(1, count) for count in counts]

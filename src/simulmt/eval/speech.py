@@ -1,0 +1,278 @@
+"""Evaluate speech translation on a long recording.
+
+The recording is translated as one stream in simulated real time. The output is resegmented into the reference sentences
+by minimum edit distance, as in mWERSegmenter. BLEU and StreamLAAL (Papi et al., 2024) are computed on these segments.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulmt.data.speech_noise import unpunctuated
+from simulmt.errors import DataError
+from simulmt.eval.instances import split_units
+from simulmt.eval.quality import QualityScorer
+from simulmt.eval.results import Unit
+from simulmt.runtime.revisions import Word
+from simulmt.runtime.stream import Commit, Translator
+from simulmt.speech.audio import BLOCK, RATE, Samples
+from simulmt.speech.live import LiveSpeech, SpeechClock
+from simulmt.speech.recogniser import Recogniser
+
+PAUSE = 0.6  # seconds of silence between joined sentences
+CAUSES = ("recognition", "policy", "queue", "compute")
+
+
+class Segment(NamedTuple):
+    """A sentence of a recording."""
+
+    source: str
+    references: tuple[str, ...]
+    start: float  # seconds
+    duration: float
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording and its sentences."""
+
+    samples: Samples
+    segments: tuple[Segment, ...]
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / RATE
+
+    @staticmethod
+    def join(sentences: Sequence[tuple[Samples, str, tuple[str, ...]]]) -> Recording:
+        """Join recordings of single sentences, with pauses between them."""
+        if not sentences:
+            raise DataError("no audio: there is no sentence to score")
+        silence = np.zeros(int(PAUSE * RATE), np.float32)
+        parts: list[Samples] = []
+        segments = []
+        position = 0
+        for samples, source, references in sentences:
+            segments.append(Segment(source, references, position / RATE, len(samples) / RATE))
+            parts += [samples, silence]
+            position += len(samples) + len(silence)
+        return Recording(np.concatenate(parts), tuple(segments))
+
+
+@dataclass(frozen=True)
+class SpeechScores:
+    """Scores of a recogniser with a translation model; lags are in milliseconds."""
+
+    seconds: float
+    sentences: int
+    word_error_rate: float  # percent
+    BLEU: float  # of recognised speech
+    BLEU_clean: float  # of the source text, for comparison
+    stream_laal: float
+    stream_laal_ca: float  # computation-aware
+    lag: dict[str, float]  # medians over commits: total and by cause
+    lag_p90: float
+    recognition_rtf: float  # real-time factor: seconds of computation per second of audio
+    translation_rtf: float
+    peak_memory_mb: float
+
+    def as_table(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class _Written(NamedTuple):
+    """A target unit, and when it was written without and with computation time."""
+
+    text: str
+    ideal: float
+    actual: float
+
+
+class _Output(NamedTuple):
+    """The output for a recording."""
+
+    words: list[Word]
+    commits: list[Commit]
+    units: list[_Written]
+    speech: LiveSpeech
+    peak_memory_mb: float
+
+
+def score_speech(
+    translator: Translator,
+    recogniser: Recogniser,
+    recording: Recording,
+    delay: int | None,
+    unit: Unit,
+    report: Callable[[float], None] = lambda _: None,
+) -> SpeechScores:
+    """Translate a recording in simulated real time and score it; `report` is called with the seconds done."""
+    heard = _listen(translator, recogniser, recording.samples, delay, unit, report)
+    segments = recording.segments
+    references = [split_units(segment.references[0], unit) for segment in segments]
+    parts = resegment([written.text for written in heard.units], references)
+    sentences = [[heard.units[index] for index in part] for part in parts]
+    joint = " " if unit == "word" else ""
+    scorer = QualityScorer(list(zip(*(segment.references for segment in segments), strict=True)), unit)
+    clean = [translator.translate(segment.source, delay) for segment in segments]
+    lengths = [len(reference) for reference in references]
+    ideal = [[written.ideal for written in sentence] for sentence in sentences]
+    actual = [[written.actual for written in sentence] for sentence in sentences]
+    said = " ".join(word.text for word in heard.words if word.text)
+    lags = [commit.lag for commit in heard.commits]
+    totals = [lag.total for lag in lags] or [0.0]
+    return SpeechScores(
+        seconds=recording.seconds,
+        sentences=len(segments),
+        word_error_rate=word_error_rate(said, " ".join(segment.source for segment in segments)),
+        BLEU=scorer.score([joint.join(w.text for w in sentence) for sentence in sentences]).scores["BLEU"].value,
+        BLEU_clean=scorer.score(clean).scores["BLEU"].value,
+        stream_laal=stream_laal(ideal, segments, lengths),
+        stream_laal_ca=stream_laal(actual, segments, lengths),
+        lag={
+            "total": statistics.median(totals),
+            **{cause: statistics.median([getattr(lag, cause) for lag in lags] or [0.0]) for cause in CAUSES},
+        },
+        lag_p90=float(np.percentile(totals, 90)),
+        recognition_rtf=heard.speech.recognition_seconds / recording.seconds,
+        translation_rtf=heard.speech.translation_seconds / recording.seconds,
+        peak_memory_mb=heard.peak_memory_mb,
+    )
+
+
+def _listen(
+    translator: Translator,
+    recogniser: Recogniser,
+    samples: Samples,
+    delay: int | None,
+    unit: Unit,
+    report: Callable[[float], None],
+) -> _Output:
+    translator.clock = clock = SpeechClock()
+    words: list[Word] = []
+    commits: list[Commit] = []
+    characters: list[_Written] = []
+    speech = LiveSpeech(translator, recogniser.start(), delay, words.extend)
+
+    def note(written: Sequence[Commit], heard: float) -> None:
+        commits.extend(written)
+        characters.extend(_Written(character, heard, clock()) for commit in written for character in commit.text)
+
+    for start in range(0, len(samples), BLOCK):
+        block = samples[start : start + BLOCK]
+        heard = (start + len(block)) / RATE
+        clock.hear(heard)
+        note(speech.push(block, arrived=heard), heard)
+        report(heard)
+    note(speech.finish(), len(samples) / RATE)
+    return _Output(words, commits, _units(characters, unit), speech, peak_memory_mb())
+
+
+def _units(characters: Sequence[_Written], unit: Unit) -> list[_Written]:
+    """Group characters into target units; a word is written when its last character is."""
+    text = "".join(character.text for character in characters)
+    pattern = r"\S+" if unit == "word" else r"\S"
+    return [characters[found.end() - 1]._replace(text=found[0]) for found in re.finditer(pattern, text)]
+
+
+def word_error_rate(hypothesis: str, reference: str) -> float:
+    """Return the word error rate in percent, ignoring case and punctuation."""
+    said, expected = unpunctuated(hypothesis).split(), unpunctuated(reference).split()
+    if not expected:
+        raise DataError("word error rate: the reference has no words")
+    return 100 * float(_edit_costs(said, expected)[-1, -1]) / len(expected)
+
+
+def resegment(units: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Split an output into reference sentences; return the indices of the units of each sentence.
+
+    Units are assigned by minimum edit distance; an inserted unit goes to the sentence of the unit before it.
+    """
+    flat = [unit.lower() for reference in references for unit in reference]
+    owners = [number for number, reference in enumerate(references) for _ in reference]
+    parts: list[list[int]] = [[] for _ in references]
+    costs = _edit_costs([unit.lower() for unit in units], flat)
+    row, column = len(units), len(flat)
+    while row > 0:
+        cost = costs[row, column]
+        is_pair = column > 0 and costs[row - 1, column - 1] + (units[row - 1].lower() != flat[column - 1]) == cost
+        if not is_pair and column > 0 and costs[row, column - 1] + 1 == cost:
+            column -= 1
+            continue
+        row -= 1
+        owner = owners[max(0, column - 1)] if owners else 0
+        parts[owner].append(row)
+        column -= is_pair
+    return [part[::-1] for part in parts]
+
+
+def _edit_costs(hypothesis: Sequence[str], reference: Sequence[str]) -> NDArray[np.int32]:
+    """Compute the edit distances of all prefixes; rows are prefixes of the hypothesis."""
+    ids = {unit: number for number, unit in enumerate(dict.fromkeys([*hypothesis, *reference]))}
+    expected = np.array([ids[unit] for unit in reference], np.int32)
+    steps = np.arange(len(reference) + 1, dtype=np.int32)
+    costs = np.empty((len(hypothesis) + 1, len(reference) + 1), np.int32)
+    costs[0] = steps
+    for row, unit in enumerate(hypothesis, start=1):
+        before, best = costs[row - 1], costs[row]
+        best[0] = row
+        np.minimum(before[:-1] + (expected != ids[unit]), before[1:] + 1, out=best[1:])
+        best[:] = np.minimum.accumulate(best - steps) + steps  # insertions: one more for each step to the right
+    return costs
+
+
+def stream_laal(
+    delays: Sequence[Sequence[float]], segments: Sequence[Segment], reference_lengths: Sequence[int]
+) -> float:
+    """Return StreamLAAL in milliseconds; `delays` holds the times, in seconds, at which units were written.
+
+    Sentences without output are skipped, as in simulstream.
+    """
+    scores = [
+        laal([round(delay - segment.start, 6) for delay in of_sentence], round(segment.duration, 6), length)
+        for of_sentence, segment, length in zip(delays, segments, reference_lengths, strict=True)
+        if of_sentence
+    ]
+    return 1000 * statistics.fmean(scores) if scores else float("nan")
+
+
+def laal(delays: Sequence[float], duration: float, reference_length: int) -> float:
+    """Return the length-adaptive average lagging of a sentence that lasts `duration`, in the same unit."""
+    if delays[0] > duration:
+        return delays[0]
+    pace = duration / max(len(delays), reference_length)
+    lags = [delay - index * pace for index, delay in enumerate(delays)]
+    counted = next((index for index, delay in enumerate(delays, start=1) if delay >= duration), len(delays))
+    return sum(lags[:counted]) / counted
+
+
+def peak_memory_mb() -> float:
+    """Return the peak memory of this process and, on Linux, of its children, such as a recogniser's, in MB."""
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if sys.platform == "darwin":
+        return size / (1 << 20)
+    return (size + sum(map(_peak_kilobytes, _children()))) / (1 << 10)
+
+
+def _children() -> list[str]:
+    path = Path(f"/proc/self/task/{os.getpid()}/children")
+    return path.read_text().split() if path.exists() else []
+
+
+def _peak_kilobytes(pid: str) -> int:
+    with suppress(OSError):  # it may have ended
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) if found else 0
+    return 0

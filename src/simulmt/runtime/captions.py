@@ -1,0 +1,209 @@
+"""Write a live translation as text, JSON lines, SRT or WebVTT.
+
+Commits are written and flushed at once. Only a subtitle is held back until it is full or its line has ended, since its
+end time comes first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import unicodedata
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from simulmt.runtime.stream import Commit
+
+COLUMNS = 42  # in a line of a subtitle; an ideograph takes two
+LINES = 2
+READING_SPEED = 20.0  # columns a second
+SHORTEST = 0.8  # seconds that even one word is shown
+LINGER = 1.0  # seconds that a subtitle stays after its last word was added
+LONGEST = 6.0  # seconds after which a subtitle takes no new word
+CLOSING = frozenset("\"'”’»›)]}」』）】》〉,.;:!?…、。，；：！？｡")  # never begins a line
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    JSONL = "jsonl"
+    SRT = "srt"
+    VTT = "vtt"
+
+
+class Writer(Protocol):
+    """Receives every commit and the end of every line; `close` comes last, even after a failure."""
+
+    def commit(self, commit: Commit) -> None: ...
+
+    def end_line(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_writer(style: Format, output: TextIO, clock: Callable[[], float] = time.monotonic) -> Writer:
+    """Return a writer of the given format; subtitles are timed by `clock`, in seconds."""
+    if style is Format.TEXT:
+        return TextWriter(output)
+    if style is Format.JSONL:
+        return JSONWriter(output)
+    return CaptionWriter(output, style, clock)
+
+
+class TextWriter:
+    """Writes a line for each source line, growing as it is translated."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+
+    def commit(self, commit: Commit) -> None:
+        self._write(commit.text)
+
+    def end_line(self) -> None:
+        self._write("\n")
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+    def _write(self, text: str) -> None:
+        self._output.write(text)
+        self._output.flush()
+
+
+class JSONWriter:
+    """An object a commit: `sentence` counts the lines from 0, `seq` the commits of all lines from 1."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+        self._sentence = 0
+        self._seq = 0
+
+    def commit(self, commit: Commit) -> None:
+        self._seq += 1
+        parts = ("recognition", "policy", "queue", "compute")
+        record = {
+            "sentence": self._sentence,
+            "seq": self._seq,
+            "text": commit.text,
+            "source_words": commit.source_words,
+            "lag_ms": {part: round(getattr(commit.lag, part), 3) for part in parts},
+        }
+        self._output.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._output.flush()
+
+    def end_line(self) -> None:
+        self._sentence += 1
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class CaptionWriter:
+    """Subtitles, timed by when their text was committed, counted from when the writer was made.
+
+    A subtitle begins with its first word, or when the one before it ends, and stays until it can have been read.
+    So subtitles never overlap, and a text that comes in all at once is laid out at reading speed.
+    """
+
+    def __init__(self, output: TextIO, style: Format, clock: Callable[[], float] = time.monotonic) -> None:
+        self._output = output
+        self._style = style
+        self._clock = clock
+        self._origin = clock()
+        self._text = ""  # of the subtitle that is being filled
+        self._begun = self._added = 0.0  # when its first and its last text came
+        self._shown_until = 0.0
+        self._count = 0
+        if style is Format.VTT:
+            self._write("WEBVTT\n\n")
+
+    def commit(self, commit: Commit) -> None:
+        now = self._clock() - self._origin
+        if self._text and now - self._begun > LONGEST and _begins_word(commit.text, self._text):
+            self._show(wrap(self._text), now)
+            self._text = ""
+        if not self._text:
+            self._begun = self._added = now
+        lines = wrap(self._text + commit.text)
+        while len(lines) > LINES:
+            self._show(lines[:LINES], now)
+            lines = lines[LINES:]
+            self._begun = self._added = now
+        self._text = "".join(lines)
+        self._added = now
+
+    def end_line(self) -> None:
+        if self._text:
+            self._show(wrap(self._text))
+        self._text = ""
+
+    def close(self) -> None:
+        self.end_line()
+
+    def _show(self, lines: list[str], next_begins: float = math.inf) -> None:
+        start = max(self._begun, self._shown_until)
+        reading_time = max(SHORTEST, sum(map(width, lines)) / READING_SPEED)
+        end = max(min(self._added + LINGER, next_begins), start + reading_time)
+        self._count += 1
+        self._shown_until = end
+        text = "\n".join(line.strip() for line in lines)
+        if self._style is Format.VTT:
+            text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+            self._write(f"{_timestamp(start, '.')} --> {_timestamp(end, '.')}\n{text}\n\n")
+        else:
+            self._write(f"{self._count}\n{_timestamp(start, ',')} --> {_timestamp(end, ',')}\n{text}\n\n")
+
+    def _write(self, text: str) -> None:
+        self._output.write(text)
+        self._output.flush()
+
+
+def wrap(text: str) -> list[str]:
+    """Text cut into lines of a subtitle; joined, they are the text. Only a longer word makes a longer line."""
+    lines = [""]
+    for unit in _units(text):
+        if lines[-1] and width(lines[-1] + unit) > COLUMNS:
+            lines.append("")
+        lines[-1] += unit
+    return lines
+
+
+def width(text: str) -> int:
+    """Columns that a text takes on a screen, spaces at its ends apart."""
+    return sum(2 if _is_wide(character) else 1 for character in text.strip())
+
+
+def _units(text: str) -> list[str]:
+    """What stays together on a line: a word with the space before it, an ideograph, each with the marks behind it."""
+    units: list[str] = []
+    previous = " "
+    for character in text:
+        is_apart = (_is_wide(character) or _is_wide(previous)) and character not in CLOSING
+        is_word_start = character == " " or is_apart
+        if not units or (is_word_start and previous != " "):
+            units.append("")
+        units[-1] += character
+        previous = character
+    for index in range(len(units) - 1, 0, -1):
+        if CLOSING.issuperset(units[index].strip()):
+            units[index - 1] += units.pop(index)
+    return units
+
+
+def _begins_word(text: str, before: str) -> bool:
+    """Whether a line may be broken between two texts."""
+    last = len(_units(before)) - 1
+    return _units(before + text)[last] == _units(before)[last]
+
+
+def _is_wide(character: str) -> bool:
+    return unicodedata.east_asian_width(character) in "WF"
+
+
+def _timestamp(seconds: float, decimal_mark: str) -> str:
+    milliseconds = round(seconds * 1000)
+    minutes, milliseconds = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{milliseconds // 1000:02}{decimal_mark}{milliseconds % 1000:03}"

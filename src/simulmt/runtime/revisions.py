@@ -1,0 +1,207 @@
+"""Turn revised text, such as the hypotheses of a speech recogniser, into append-only text.
+
+    stabiliser = Stabiliser()
+    for hypothesis, now in hypotheses:
+        feed(stream, stabiliser.push(hypothesis, now), now)
+
+A word is stable when two consecutive updates agree on it (local agreement), when the recogniser declares it final, or
+when it has not changed for a while. The last word of an open segment is held back: it may be incomplete, and its
+punctuation is a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import takewhile
+from typing import NamedTuple
+
+from simulmt.config import require
+from simulmt.runtime.stream import Stream
+
+MARKS = ".,!?;:…。，、！？；：｡؟।"
+SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "｡", "؟", "।")
+CLOSING = "\"'”’»)]」』）"
+_DOUBLED = re.compile(",{2,}")
+MOST_DROPPED = 2  # stable words that a revised hypothesis may lack; more would repeat what was said
+WINDOW = 48  # stable words that a revised hypothesis is aligned with
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """The text of a segment as recognised so far, always from its beginning."""
+
+    text: str
+    is_final: bool = False
+    segment: int | str = 0  # a new value starts a new segment
+    stable: int = 0  # number of leading words declared final
+    start: float | None = None  # of the audio, on the clock of `Stabiliser.push`
+    end: float | None = None
+
+
+class Word(NamedTuple):
+    """A stable word; an empty one only ends the sentence."""
+
+    text: str
+    spoken: float  # when it ended in the audio, or if unknown, when it first appeared
+    ends_sentence: bool = False
+
+
+class Stabiliser:
+    """Returns every word of revised text once, when it is stable; `now` is in seconds on any monotonic clock."""
+
+    def __init__(self, timeout: float = 2.5, pause: float = 2.0) -> None:
+        require(timeout > 0, f"timeout must be above 0, got {timeout}")
+        require(pause > 0, f"pause must be above 0, got {pause}")
+        self._timeout = timeout  # seconds without a change until open words are stable
+        self._pause = pause  # seconds without an open segment until the sentence ends
+        self._segment: int | str | None = None
+        self._passed: list[str] = []  # keys of the stable words of the segment
+        self._open: list[Word] = []  # its other words, as in the latest hypothesis
+        self._changed = 0.0  # when they last changed
+        self._is_punctuated = False  # whether the recogniser writes punctuation
+        self._in_sentence = False
+
+    @property
+    def tentative(self) -> str:
+        """Words that may still be revised."""
+        return " ".join(word.text for word in self._open)
+
+    def push(self, hypothesis: Hypothesis, now: float) -> list[Word]:
+        """Add a hypothesis; return the words that are now stable."""
+        passed = self._end_segment(now) if self._is_new(hypothesis) else []
+        self._segment = hypothesis.segment
+        words = _words(hypothesis.text)
+        done = _position(self._passed, [_key(word) for word in words])
+        before = self._open
+        agreed = _agreement(before, words[done:])
+        self._open = _timed(words, done, hypothesis, before[:agreed], now)
+        if len(self._open) != len(before) or agreed < len(before):
+            self._changed = now
+        if hypothesis.is_final:
+            return passed + self._end_segment(now, hypothesis.text)
+        declared = max(0, hypothesis.stable - len(self._passed))
+        agreed = max(0, min(agreed, len(self._open) - 1))
+        return passed + self._pass_on(declared, verbatim=True) + self._pass_on(agreed - declared, before[declared:])
+
+    def tick(self, now: float) -> list[Word]:
+        """Return words that have timed out, or the end of the sentence after a pause; call regularly."""
+        if self._open and now - self._changed >= self._timeout:
+            passed = self._pass_on(len(self._open))
+            self._changed = now
+            return passed
+        if self._segment is None and self._in_sentence and now - self._changed >= self._pause:
+            self._in_sentence = False
+            return [Word("", now, ends_sentence=True)]
+        return []
+
+    def flush(self, now: float) -> list[Word]:
+        """End the text; return the remaining words."""
+        passed = self._end_segment(now)
+        if self._in_sentence:
+            passed.append(Word("", now, ends_sentence=True))
+        self._in_sentence = False
+        return passed
+
+    def _is_new(self, hypothesis: Hypothesis) -> bool:
+        return self._segment is not None and hypothesis.segment != self._segment
+
+    def _pass_on(self, count: int, before: Sequence[Word] = (), verbatim: bool = False) -> list[Word]:
+        """Make open words stable; unless verbatim, drop punctuation on which two updates do not agree."""
+        words = []
+        for index, word in enumerate(self._open[: max(0, count)]):
+            following = self._open[index + 1].text if index + 1 < len(self._open) else ""
+            is_agreed = index < len(before) and before[index].text == word.text
+            keeps_mark = is_agreed and not (word.text.endswith(SENTENCE_ENDS) and following[:1].islower())
+            words.append(word if verbatim or keeps_mark else word._replace(text=_bare(word.text)))
+        self._take(len(words))
+        return words
+
+    def _end_segment(self, now: float, text: str | None = None) -> list[Word]:
+        """Make all open words stable; `text` is the final text of the segment, or None if it was abandoned."""
+        words = list(self._open)
+        self._take(len(words))
+        self._passed, self._segment = [], None
+        self._changed = now
+        if not self._in_sentence:
+            return words
+        self._is_punctuated |= text is not None and any(word.endswith(tuple(MARKS)) for word in text.split())
+        if (text or "").rstrip(CLOSING).endswith(SENTENCE_ENDS) or (text is not None and not self._is_punctuated):
+            self._in_sentence = False
+            words.append(Word("", words[-1].spoken if words else now, ends_sentence=True))
+        return words
+
+    def _take(self, count: int) -> None:
+        self._passed += [_key(word.text) for word in self._open[:count]]
+        self._in_sentence |= count > 0
+        del self._open[:count]
+
+
+def feed(stream: Stream, words: Sequence[Word], now: float, arrived: float | None = None) -> None:
+    """Push stable words into a stream; `now` is on the clock of their times, `arrived` on that of the translator."""
+    for word in words:
+        if word.text:
+            stream.accept(f"{word.text} ", arrived, recognition=max(0.0, now - word.spoken))
+        if word.ends_sentence:
+            stream.accept_end(arrived)
+
+
+def _words(text: str) -> list[str]:
+    """Split a hypothesis into words; drop stray punctuation and doubled commas."""
+    return [_DOUBLED.sub(",", word) for word in text.split() if word.strip(MARKS)]
+
+
+def _bare(word: str) -> str:
+    """Strip trailing punctuation."""
+    return word.rstrip(MARKS)
+
+
+def _key(word: str) -> str:
+    """Normalise a word for comparison."""
+    return _bare(word).casefold()
+
+
+def _agreement(before: Sequence[Word], words: Sequence[str]) -> int:
+    """Count the leading words that agree."""
+    same = (_key(old.text) == _key(new) for old, new in zip(before, words, strict=False))
+    return sum(takewhile(bool, same))
+
+
+def _timed(words: Sequence[str], done: int, hypothesis: Hypothesis, before: Sequence[Word], now: float) -> list[Word]:
+    """Estimate when each word from `done` on was spoken, by its position in the audio of the segment."""
+    if hypothesis.start is None or hypothesis.end is None:
+        seen = [word.spoken for word in before]
+        return [Word(word, seen[index] if index < len(seen) else now) for index, word in enumerate(words[done:])]
+    characters = sum(len(word) + 1 for word in words)
+    pace = (hypothesis.end - hypothesis.start) / max(1, characters)
+    position = sum(len(word) + 1 for word in words[:done])
+    timed = []
+    for word in words[done:]:
+        position += len(word) + 1
+        timed.append(Word(word, hypothesis.start + pace * position))
+    return timed
+
+
+def _position(passed: Sequence[str], keys: Sequence[str]) -> int:
+    """Count the words of a hypothesis that correspond to the stable ones, which it may have revised."""
+    count = len(passed)
+    if list(keys[:count]) == list(passed):
+        return count
+    anchor = max(0, count - WINDOW)
+    tail, rest = passed[anchor:], keys[anchor : count + WINDOW]
+    costs = [float(n) for n in range(len(rest) + 1)]  # of turning the tail, so far, into the first n of the rest
+    for key in tail:
+        diagonal, costs[0] = costs[0], costs[0] + 1
+        for n, other in enumerate(rest, start=1):
+            cost = min(diagonal + _difference(key, other), costs[n] + 1, costs[n - 1] + 1)
+            diagonal, costs[n] = costs[n], cost
+    fewest = min(max(0, len(tail) - MOST_DROPPED), len(rest))
+    candidates = range(fewest, len(costs))
+    return anchor + min(candidates, key=lambda n: (costs[n], rest[n - 1 : n] != tail[-1:], abs(n - len(tail))))
+
+
+def _difference(one: str, other: str) -> float:
+    """Return the substitution cost: less than a deletion for similar words, more for others."""
+    return 0.0 if one == other else 1.5 - SequenceMatcher(None, one, other).ratio()

@@ -1,0 +1,422 @@
+"""Live translation: text in, append-only commits out.
+
+    translator = simulmt.load("en-zh")
+    stream = translator.stream(delay=3)
+    for chunk in source:
+        for commit in stream.push(chunk):
+            print(commit.text, end="", flush=True)
+
+Output depends only on the text, the delay and the model, not on how the text was split into chunks or which streams
+were batched together. A stream is `open` until `finish`, then `finished`.
+
+To advance many streams in one batch use `Translator.push_many` or, in a scheduler, `Stream.accept` (buffer text),
+`Translator.step` (compute a little for every stream that is due) and `Stream.take` (collect the output).
+
+A call that fails loses nothing: accepted text is still due, and output is returned by the next call.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from simulmt.config import require
+from simulmt.errors import StreamError
+from simulmt.runtime.bundle import Bundle, Kind, find
+from simulmt.runtime.caches import Caches
+from simulmt.runtime.ctc import CTCDecoder
+from simulmt.runtime.decoding import Sentence, Written
+from simulmt.runtime.rules import DoubledPunctuation
+from simulmt.runtime.seq2seq import Seq2SeqDecoder
+from simulmt.runtime.transducer import TransducerDecoder
+from simulmt.text import Detokenizer, WordSplitter
+from simulmt.text.segmentation import ends_sentence
+
+WHOLE_SENTENCE = sys.maxsize  # the delay of a model that waits for the end
+UNDOABLE = 20  # sentences that can be taken back
+LINES_TOGETHER = 32  # lines of a text that `translate` works on at the same time
+
+
+@dataclass(frozen=True)
+class Lag:
+    """Milliseconds from a source word to its commit, by cause."""
+
+    policy: float  # until the look-ahead that the delay asks for had arrived as well
+    queue: float  # until its computation began
+    compute: float
+    recognition: float = 0.0  # from the end of the spoken word until its text arrived; 0 for text
+
+    @property
+    def total(self) -> float:
+        return self.recognition + self.policy + self.queue + self.compute
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A piece of output; the joined texts of all commits are the translation."""
+
+    seq: int  # counts the commits of a stream from 1
+    text: str
+    source_words: int  # words of the whole stream that had been read for it
+    lag: Lag
+    sentence: int  # counts the sentences of a stream from 0
+
+
+class Undone(NamedTuple):
+    """A sentence that was undone."""
+
+    sentence: int
+    source: str
+
+
+class StreamState(enum.Enum):
+    OPEN = "open"
+    FINISHED = "finished"
+
+
+class Decoder(Protocol):
+    """Protocol of the decoders of each kind of model."""
+
+    caches: Caches
+
+    def open(self, beam: int = 1, reads_on: bool = True) -> Sentence:
+        """Begin a sentence."""
+
+    def advance(self, sentences: Sequence[Any]) -> list[list[Written]]:
+        """Compute a step for sentences that are due; return what each wrote."""
+
+
+DECODERS: Mapping[Kind, Callable[[Bundle, int], Decoder]] = {
+    "ctc": CTCDecoder,
+    "transducer": TransducerDecoder,
+    "wait-k": Seq2SeqDecoder,
+    "full-sentence": Seq2SeqDecoder,
+}
+
+
+class _Passage:
+    """A sentence of a stream, and the source word of each of its tokens."""
+
+    def __init__(
+        self, sentence: Sentence, number: int, detokenizer: Detokenizer, text_filter: DoubledPunctuation | None
+    ) -> None:
+        self.sentence = sentence
+        self.number = number
+        self._detokenizer = detokenizer
+        self._text_filter = text_filter
+        self.has_text = False  # whether something of it was committed
+        self.words: list[int] = []  # for each token, the words of the stream read by then
+        self.arrived: list[float] = []  # for each token, when its word was complete
+        self.recognition: list[float] = []  # for each token, how long it took until then from speech to text
+
+    def read(self, tokens: Sequence[int], delay: int, words_read: int, arrived: float, recognition: float) -> None:
+        """Read the tokens of a word."""
+        self.sentence.read(tokens, delay)
+        self._note(len(tokens), words_read, arrived, recognition)
+
+    def close(self, delay: int, words_read: int, arrived: float) -> None:
+        self.sentence.close(delay)
+        self._note(1, words_read, arrived, 0.0)
+
+    def _note(self, count: int, words_read: int, arrived: float, recognition: float) -> None:
+        self.words += [words_read] * count
+        self.arrived += [arrived] * count
+        self.recognition += [recognition] * count
+
+    def write(self, tokens: Iterable[int], is_last: bool) -> str:
+        """Return the text that tokens append; at the end, also the text held back."""
+        text = "".join(map(self._detokenizer.push, tokens))
+        if self._text_filter is not None:
+            text = self._text_filter.push(text)
+            if is_last:
+                text += self._text_filter.finish()
+        return text
+
+    def lag(self, position: int, trigger: int, started: float, now: float) -> Lag:
+        policy = self.arrived[trigger] - self.arrived[position]
+        queue, compute = started - self.arrived[trigger], now - started
+        return Lag(policy * 1000, queue * 1000, compute * 1000, self.recognition[position] * 1000)
+
+
+class Stream:
+    """A live translation, opened by `Translator.stream`."""
+
+    def __init__(
+        self, translator: Translator, delay: int, beam: int = 1, segment: bool = True, reads_on: bool = True
+    ) -> None:
+        self._translator = translator
+        self._delay = delay
+        self._beam = beam
+        self._segment = segment
+        self._reads_on = reads_on
+        self._state = StreamState.OPEN
+        self._splitter = WordSplitter()
+        self._passages: deque[_Passage] = deque()  # the first is translated, the last is read
+        self._words = 0
+        self._sentences = 0
+        self._commits = 0
+        self._untaken: list[Commit] = []
+        self._recent: deque[tuple[int, list[str]]] = deque(maxlen=UNDOABLE)  # number and words of sentences
+
+    @property
+    def state(self) -> StreamState:
+        return self._state
+
+    @property
+    def delay(self) -> int | None:
+        """The delay k, or None for a full-sentence model."""
+        return None if self._delay == WHOLE_SENTENCE else self._delay
+
+    @property
+    def sentences_finished(self) -> int:
+        """Number of sentences read and translated completely."""
+        return self._sentences - len(self._passages)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to compute for the text accepted so far."""
+        return bool(self._passages) and self.current.is_due
+
+    @property
+    def current(self) -> Sentence:
+        """The sentence being translated; the stream must be due."""
+        return self._passages[0].sentence
+
+    def push(self, text: str) -> list[Commit]:
+        """Push a chunk of text of any size; return what can now be written.
+
+        A word is read once it is complete, that is, when white space or an ideograph follows. Line breaks are plain
+        white space; call `end_sentence` where they end a sentence.
+
+        If this or `end_sentence` fails while computing, the text has still been accepted: continue with the text that
+        follows, or with `push("")`, to get the rest.
+        """
+        self.accept(text)
+        return self._translator.drain([self])[0]
+
+    def end_sentence(self) -> list[Commit]:
+        """End the sentence, even without a full stop; return the rest of its translation."""
+        self.accept_end()
+        return self._translator.drain([self])[0]
+
+    def finish(self) -> list[Commit]:
+        """End the text; return the rest of the translation. Nothing may be pushed afterwards.
+
+        If it fails while computing, call it again to get the rest.
+        """
+        self.accept_finish()
+        return self._translator.drain([self])[0]
+
+    def set_delay(self, delay: int) -> None:
+        """Change the delay, from the next source word on."""
+        self._require_open("set_delay")
+        self._delay = self._translator.checked_delay(delay)
+
+    def accept(self, text: str, arrived: float | None = None, recognition: float = 0.0) -> None:
+        """`push` without computing.
+
+        `arrived` is the arrival time by the translator's clock, and `recognition` the seconds since its last word was
+        spoken.
+        """
+        self._require_open("push")
+        arrived = self._translator.clock() if arrived is None else arrived
+        for word in self._splitter.push(text):
+            self._read_word(word, arrived, recognition)
+
+    def accept_end(self, arrived: float | None = None) -> None:
+        """`end_sentence` without computing."""
+        self._require_open("end_sentence")
+        arrived = self._translator.clock() if arrived is None else arrived
+        for word in self._splitter.flush():
+            self._read_word(word, arrived)
+        self._close(arrived)
+
+    def accept_finish(self, arrived: float | None = None) -> None:
+        """`finish` without computing."""
+        if self._state is StreamState.FINISHED and (self.is_due or self._untaken):
+            return  # it was called before, and failed
+        self._require_open("finish")
+        self.accept_end(arrived)
+        self._state = StreamState.FINISHED
+
+    def undo(self) -> Undone | None:
+        """Undo the last sentence; return it, or None if there is none.
+
+        A sentence that is still open is dropped. Its commits stay, but a display may strike them out. Nothing may be
+        due, so that the effect depends on the text only.
+        """
+        self._require_open("undo")
+        if self.is_due:
+            raise StreamError("undo: compute what is due first, for example with push('')")
+        unread = self._splitter.flush()
+        if self._is_reading():
+            self._passages.pop()
+        elif unread:
+            self._recent.append((self._sentences, []))
+            self._sentences += 1
+        if not self._recent:
+            return None
+        sentence, words = self._recent.pop()
+        separator = " " if self._translator.bundle.source.spaced else ""
+        return Undone(sentence, separator.join(words + unread))
+
+    def take(self) -> list[Commit]:
+        """Return the commits written since the last call."""
+        taken, self._untaken = self._untaken, []
+        return taken
+
+    def _require_open(self, call: str) -> None:
+        if self._state is not StreamState.OPEN:
+            raise StreamError(f"{call}: this stream is finished; open another with Translator.stream()")
+
+    def _read_word(self, word: str, arrived: float, recognition: float = 0.0) -> None:
+        config = self._translator.config
+        pieces = self._translator.bundle.source.encode_word(word)
+        limit = config.longest - 1  # END comes on top
+        self._words += 1  # before a cut: what that makes due was due to this word
+        if self._is_reading() and len(self._passages[-1].words) + len(pieces) > limit:
+            self._close(arrived)
+        is_first = not self._is_reading()
+        while pieces:
+            passage = self._open_passage()
+            free = limit - len(passage.words)
+            for tokens in self._translator.bundle.source.part_words(pieces[:free]):
+                passage.read(tokens, self._delay, self._words, arrived, recognition)
+            if len(passage.words) == limit:
+                self._close(arrived)
+            pieces = pieces[free:]
+        if self._recent:
+            self._recent[-1][1].append(word)
+        if self._segment and ends_sentence(word, config.source_language, is_first):
+            self._close(arrived)
+
+    def _is_reading(self) -> bool:
+        return bool(self._passages) and not self._passages[-1].sentence.closed
+
+    def _open_passage(self) -> _Passage:
+        """Return the open sentence, or start one."""
+        if not self._is_reading():
+            sentence = self._translator.decoder.open(self._beam, self._reads_on)
+            detokenizer = Detokenizer(self._translator.bundle.target)
+            text_filter = self._translator.config.rules.text_filter()
+            self._passages.append(_Passage(sentence, self._sentences, detokenizer, text_filter))
+            self._recent.append((self._sentences, []))
+            self._sentences += 1
+        return self._passages[-1]
+
+    def _close(self, arrived: float) -> None:
+        if self._is_reading():
+            self._passages[-1].close(self._delay, self._words, arrived)
+        self._drop_finished()
+
+    def _drop_finished(self) -> None:
+        while self._passages and self._passages[0].sentence.is_over:
+            self._passages.popleft()
+
+    def commit(self, written: Sequence[Written], started: float, now: float) -> None:
+        """Convert what `current` wrote in a step from `started` to `now` to commits for `take`."""
+        for number, (tokens, position, trigger) in enumerate(written, start=1):
+            passage = self._passages[0]
+            text = passage.write(tokens, is_last=passage.sentence.is_over and number == len(written))
+            if text:
+                is_parted = self._commits > 0 and not passage.has_text and self._translator.bundle.target.spaced
+                passage.has_text = True
+                self._commits += 1
+                lag = passage.lag(position, trigger, started, now)
+                text = f" {text}" if is_parted else text
+                self._untaken.append(Commit(self._commits, text, passage.words[trigger], lag, passage.number))
+        self._drop_finished()
+
+
+class Translator:
+    """A loaded model; opens any number of streams, and may be shared by threads."""
+
+    def __init__(self, bundle: Bundle, threads: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+        require(threads >= 0, f"threads must be 0, for all physical cores, or more, got {threads}")
+        self.bundle = bundle
+        self.config = bundle.config
+        self.clock = clock
+        self.decoder: Decoder = DECODERS[bundle.config.kind](bundle, threads)
+        self._lock = threading.Lock()
+
+    def stream(self, delay: int | None = None, beam: int = 1, segment: bool = True, reads_on: bool = True) -> Stream:
+        """Open a stream; without a delay at the model's own.
+
+        A `beam` above 1 is for full-sentence models. With `segment=False` punctuation does not end a sentence: only
+        `end_sentence` and `finish` do, and the maximum length of the model. With `reads_on=False` a wait-k model that
+        ends its translation before the source has ended is not asked to go on.
+        """
+        if beam < 1:
+            raise StreamError(f"beam must be at least 1, got {beam}")
+        if beam > 1 and self.config.kind != "full-sentence":
+            raise StreamError(f"beam {beam}: a {self.config.kind} model writes while it reads; use beam 1")
+        return Stream(self, self.checked_delay(delay), beam, segment, reads_on)
+
+    def translate(self, text: str, delay: int | None = None, beam: int = 1) -> str:
+        """Translate a whole text, line by line: every line ends a sentence and gives one line.
+
+        Nobody waits for the words of a whole text, so the delay is by default the model's largest, its best.
+        """
+        if delay is None:
+            delay = self.config.largest_delay
+        lines = text.split("\n")
+        translated: list[str] = []
+        for start in range(0, len(lines), LINES_TOGETHER):
+            streams = [self.stream(delay, beam) for _ in lines[start : start + LINES_TOGETHER]]
+            for stream, line in zip(streams, lines[start:], strict=False):
+                stream.accept(line)
+                stream.accept_finish()
+            translated += ["".join(commit.text for commit in commits) for commits in self.drain(streams)]
+        return "\n".join(translated)
+
+    def push_many(self, chunks: Iterable[tuple[Stream, str]]) -> list[list[Commit]]:
+        """Push text into many streams in one batch; return the commits of each."""
+        chunks = list(chunks)
+        streams = [stream for stream, _ in chunks]
+        self._require_own(streams)
+        for stream, text in chunks:
+            stream.accept(text)
+        return self.drain(streams)
+
+    def drain(self, streams: Sequence[Stream]) -> list[list[Commit]]:
+        """Advance streams in batches until none is due; return the commits of each."""
+        while any(stream.is_due for stream in streams):
+            self.step(streams)
+        return [stream.take() for stream in streams]
+
+    def step(self, streams: Sequence[Stream]) -> None:
+        """Compute a step for every stream that is due, in as few batches as possible."""
+        self._require_own(streams)
+        with self._lock:
+            started = self.clock()
+            due = [stream for stream in dict.fromkeys(streams) if stream.is_due]
+            written = self.decoder.advance([stream.current for stream in due])
+            now = self.clock()
+            for stream, news in zip(due, written, strict=True):
+                stream.commit(news, started, now)
+
+    def checked_delay(self, delay: int | None) -> int:
+        """Return `delay` if the model was trained for it, or the default for None."""
+        if self.config.kind == "full-sentence" and delay is None:
+            return WHOLE_SENTENCE
+        delay = self.config.default_delay if delay is None else delay
+        if delay not in self.config.delays:
+            trained = ", ".join(map(str, self.config.delays)) or "whole sentences only"
+            raise StreamError(f"delay {delay}: {self.bundle.name} was trained for {trained}")
+        return delay
+
+    def _require_own(self, streams: Iterable[Stream]) -> None:
+        if any(stream._translator is not self for stream in streams):
+            raise StreamError(f"a stream of another translator cannot be advanced by this one ({self.bundle.name})")
+
+
+def load(name_or_path: str | Path, threads: int = 0) -> Translator:
+    """Load a model by the name of a shipped bundle or the path of any; `threads` 0 takes all physical cores."""
+    return Translator(Bundle(find(name_or_path)), threads)

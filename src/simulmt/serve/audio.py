@@ -1,0 +1,206 @@
+"""Speech recognition for sessions with audio.
+
+Recognition runs in threads, one for each recogniser of the pool; sessions share them, block by block. A client's audio
+is acknowledged once it is in memory here, so it is sent again only if it was lost on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from simulmt.errors import ConfigError
+from simulmt.runtime.revisions import Word
+from simulmt.serve.limits import Counted, Counters, Limits
+from simulmt.serve.metrics import Metrics
+from simulmt.serve.protocol import ErrorCode, Heard, RefusedError, Transcript
+from simulmt.speech.audio import RATE, Samples
+from simulmt.speech.live import Listener
+from simulmt.speech.recogniser import (
+    DEFAULT,
+    DEFAULT_LANGUAGE,
+    Recogniser,
+    Recognition,
+    check_name,
+    is_installed,
+    language_of,
+    open_recogniser,
+)
+
+SAMPLE_BYTES = 2
+ACKNOWLEDGED_EVERY = RATE // 2  # samples
+
+
+@dataclass(frozen=True)
+class Audio:
+    """A binary frame: 16-bit little-endian mono samples at 16 kHz."""
+
+    data: bytes
+
+    @staticmethod
+    def parse(data: bytes, most: int) -> Audio:
+        """Check a frame of a client."""
+        if len(data) > most:
+            raise RefusedError(ErrorCode.TOO_BIG, f"messages are limited to {most} bytes; send the audio in parts")
+        if len(data) % SAMPLE_BYTES:
+            raise RefusedError(ErrorCode.BAD_MESSAGE, f"expected 16-bit samples, got a frame of {len(data)} bytes")
+        return Audio(data)
+
+    @property
+    def length(self) -> int:
+        """The number of samples."""
+        return len(self.data) // SAMPLE_BYTES
+
+    def samples(self) -> Samples:
+        """Decode the samples."""
+        return (np.frombuffer(self.data, "<i2") / (1 << 15)).astype(np.float32)
+
+
+class Recognised(NamedTuple):
+    """Stable words, and the seconds of audio recognised so far."""
+
+    words: Sequence[Word]
+    seconds: float
+
+
+class _Worker:
+    """A recogniser with its own thread, loaded when it is first needed."""
+
+    def __init__(self, language: str, name: str) -> None:
+        self.language = language
+        self.thread = ThreadPoolExecutor(1, f"recogniser-{language}")
+        self._name = name
+        self._recogniser: Recogniser | None = None
+
+    def start(self) -> Recognition:
+        """Start recognising a speaker; called only in the thread."""
+        if self._recogniser is None:
+            self._recogniser = open_recogniser(self._name)
+        return self._recogniser.start()
+
+
+class RecogniserPool:
+    """Recognises the speech of a bounded number of sessions; maps languages to recognisers."""
+
+    def __init__(self, recognisers: Mapping[str, str], limits: Limits, metrics: Metrics, counters: Counters) -> None:
+        self._limits = limits
+        self._metrics = metrics
+        self._counters = counters
+        self._workers = {language: _Worker(language, name) for language, name in recognisers.items()}
+
+    @property
+    def languages(self) -> frozenset[str]:
+        """The languages that can be recognised."""
+        return frozenset(self._workers)
+
+    def open(self, language: str) -> SpeechInput:
+        """Start recognising a speaker."""
+        if language not in self._workers:
+            known = ", ".join(sorted(self._workers)) or "none"
+            raise RefusedError(ErrorCode.NO_RECOGNISER, f"no recogniser for {language}; languages: {known}")
+        if self._counters.total(Counted.AUDIO) >= self._limits.audio_streams:
+            most = self._limits.audio_streams
+            raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many audio streams (limit {most}); try again later")
+        return SpeechInput(self._workers[language], self._metrics, self._counters)
+
+    def close(self) -> None:
+        """Stop all threads."""
+        for worker in self._workers.values():
+            worker.thread.shutdown(wait=False, cancel_futures=True)
+
+
+class SpeechInput:
+    """The audio input of one session; called by one task at a time."""
+
+    def __init__(self, worker: _Worker, metrics: Metrics, counters: Counters) -> None:
+        self.received = 0  # samples
+        self._acknowledged = 0
+        self._worker = worker
+        self._metrics = metrics
+        self._counters = counters
+        self._listener: Listener | None = None
+        self._is_open = True
+        self._transcripts = 0
+        self._shown = ""  # the tentative words that the client has
+        self._count(1)
+
+    def receive(self, audio: Audio) -> Heard | None:
+        """Count audio that was accepted; return an acknowledgement when one is due."""
+        self.received += audio.length
+        if self.received - self._acknowledged < ACKNOWLEDGED_EVERY:
+            return None
+        self._acknowledged = self.received
+        return Heard(self.received)
+
+    async def recognise(self, audio: Audio) -> Recognised:
+        """Recognise received audio; return the words that are now stable."""
+        return await self._run(lambda listener: listener.push(audio.samples()))
+
+    async def finish(self) -> Recognised:
+        """End the audio; return the remaining words."""
+        return await self._run(lambda listener: listener.finish())
+
+    def transcript(self, words: Sequence[Word]) -> Transcript | None:
+        """Return the transcript message for new words or a changed tentative text, if any."""
+        tentative = self._listener.tentative if self._listener else ""
+        text = "".join(f"{word.text} " for word in words if word.text)
+        if not text and tentative == self._shown:
+            return None
+        self._transcripts += 1
+        self._shown = tentative
+        return Transcript(self._transcripts, text, tentative)
+
+    def close(self) -> None:
+        """Free the recogniser; may be called more than once."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._count(-1)
+        if self._listener is not None:
+            with suppress(RuntimeError):  # when the pool is closed
+                self._worker.thread.submit(self._listener.close)
+
+    def _count(self, change: int) -> None:
+        self._counters.add(Counted.AUDIO, "", change)
+        self._metrics.audio.inc(change)
+
+    async def _run(self, work: Callable[[Listener], list[Word]]) -> Recognised:
+        return await asyncio.get_running_loop().run_in_executor(self._worker.thread, self._work, work)
+
+    def _work(self, work: Callable[[Listener], list[Word]]) -> Recognised:
+        """Run in the recogniser's thread."""
+        if self._listener is None:
+            self._listener = Listener(self._worker.start())
+        before, started = self._listener.seconds, time.perf_counter()
+        words = work(self._listener)
+        language = self._worker.language
+        self._metrics.audio_seconds.labels(language).inc(self._listener.seconds - before)
+        self._metrics.recognition_seconds.labels(language).inc(time.perf_counter() - started)
+        return Recognised(words, self._listener.seconds)
+
+
+def find_recognisers(options: Sequence[str]) -> dict[str, str]:
+    """Return the names of recognisers by language, from options [LANGUAGE=]NAME[:DIR].
+
+    The default is moonshine, if it is installed; `none` disables recognition.
+    """
+    if not options:
+        return {DEFAULT_LANGUAGE: DEFAULT} if is_installed(DEFAULT) else {}
+    found: dict[str, str] = {}
+    for option in options if list(options) != ["none"] else []:
+        language, equals, name = option.rpartition("=")
+        check_name(name)
+        language = language if equals else language_of(name) or ""
+        if not language:
+            raise ConfigError(f"--recogniser {option}: its model does not say its language; give LANGUAGE={name}")
+        if language in found:
+            raise ConfigError(f"--recogniser {option}: there is already one for {language}")
+        found[language] = name
+    return found

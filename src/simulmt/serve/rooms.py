@@ -1,0 +1,340 @@
+"""Rooms: the output of one speaker, read by any number of viewers.
+
+A room keeps the messages of the last sentences in a log. Every viewer reads the log at its own pace, so a slow viewer
+costs no memory: once the log has been trimmed past its position, it is sent away.
+
+With several workers, every room has a home worker, chosen by its name. Speakers at other workers publish to the home
+worker; the workers of viewers subscribe to it once per room and serve their viewers from a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from itertools import islice
+from typing import NamedTuple
+
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from simulmt.serve.limits import Limits
+from simulmt.serve.models import ModelInfo
+from simulmt.serve.peers import Peers
+from simulmt.serve.protocol import (
+    Closed,
+    Commit,
+    Error,
+    ErrorCode,
+    RefusedError,
+    Retract,
+    Room,
+    RoomMessage,
+    Sentence,
+    Waiting,
+    parse_room,
+    write,
+)
+
+logger = logging.getLogger("simulmt.serve")
+
+KEPT_MESSAGES = 500  # of a room, however long its sentences are
+NORMAL_CLOSURE = 1000  # close code
+RETRY_SECONDS = 0.2
+OPENING_SECONDS = 5.0  # for the home worker of a room to answer
+RECOVERY_SECONDS = 15.0  # for a speech to be back after its home worker was restarted
+LOST = (OSError, ConnectionClosed, InvalidHandshake, TimeoutError, RefusedError)
+
+Spoken = Commit | Sentence | Retract
+
+
+class Entry(NamedTuple):
+    text: str  # the encoded message
+    sentence: int
+
+
+class RoomLog:
+    """The messages of a room, readable by many viewers at their own pace.
+
+    A speech that is published again after a lost connection is recognised by its `speech` id, and what the log already
+    has of it is dropped.
+    """
+
+    def __init__(self, name: str, kept_sentences: int) -> None:
+        self.name = name
+        self.readers = 0
+        self.speech: Room | None = None
+        self._kept_sentences = kept_sentences
+        self._entries: deque[Entry] = deque()
+        self._trimmed = 0  # entries dropped at the front; positions count from there
+        self._start = 0  # position at which a new viewer begins
+        self._last_commit = 0
+        self._last_sentence = -1
+        self._retracted: set[int] = set()
+        self._news = asyncio.Event()
+
+    def begin(self, speech: Room) -> None:
+        """Begin a speech, or continue the current one."""
+        if self.speech != speech:
+            self.speech = speech
+            self._last_commit, self._last_sentence = 0, -1
+            self._retracted.clear()
+            self._append(Entry(write(speech), 0))
+            self._start = self._end
+
+    def put(self, message: Spoken) -> None:
+        """Add a message, unless it is known already."""
+        match message:
+            case Commit(seq=seq):
+                is_new = seq > self._last_commit
+                self._last_commit = max(seq, self._last_commit)
+            case Sentence(sentence=sentence):
+                is_new = sentence > self._last_sentence
+                self._last_sentence = max(sentence, self._last_sentence)
+            case Retract(sentence=sentence):
+                is_new = sentence not in self._retracted
+                self._retracted.add(sentence)
+        if is_new:
+            self._append(Entry(write(message), message.sentence))
+            oldest = message.sentence - self._kept_sentences
+            while self._start < self._end and self._entries[self._start - self._trimmed].sentence < oldest:
+                self._start += 1
+
+    def end(self) -> None:
+        """End the speech."""
+        if self.speech is not None:
+            self.speech = None
+            self._append(Entry(write(Closed(self.name)), 0))
+            self._append(Entry(write(Waiting(self.name)), 0))
+            self._start = self._end
+
+    def finish(self) -> None:
+        """Add the end of the speech, but keep the speech, so that it can still be published again."""
+        self._append(Entry(write(Closed(self.name)), self._last_sentence))
+
+    def recent(self) -> list[str]:
+        """Return what a new viewer gets first."""
+        first = write(self.speech or Waiting(self.name))
+        return [first, *(entry.text for entry in islice(self._entries, self._start - self._trimmed, None))]
+
+    async def read(self) -> AsyncIterator[str]:
+        """Yield the messages for a viewer: recent ones, then live ones."""
+        position = self._end
+        for text in self.recent():
+            yield text
+        while True:
+            news = self._news
+            while position < self._end:
+                if position < self._trimmed:
+                    raise RefusedError(ErrorCode.SLOW_READER, "the viewer does not keep up")
+                position += 1
+                yield self._entries[position - 1 - self._trimmed].text
+            await news.wait()
+
+    @property
+    def _end(self) -> int:
+        return self._trimmed + len(self._entries)
+
+    def _append(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        if len(self._entries) > KEPT_MESSAGES:
+            self._entries.popleft()
+            self._trimmed += 1
+            self._start = max(self._start, self._trimmed)
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+class Publisher:
+    """A speaker's hold on a room: what it publishes reaches the viewers of all workers."""
+
+    def __init__(self, log: RoomLog) -> None:
+        self.log = log
+
+    def put(self, message: Spoken) -> None:
+        self.log.put(message)
+
+    def close(self) -> None:
+        self.log.end()
+
+
+class Rooms:
+    """The rooms of a worker: those it is the home of, and copies of those that its viewers read."""
+
+    def __init__(self, limits: Limits, peers: Peers) -> None:
+        self._limits = limits
+        self._peers = peers
+        self._logs: dict[str, RoomLog] = {}
+        self._owners: dict[str, Publisher] = {}  # of the rooms that are open, by name
+        self._subscriptions: dict[str, asyncio.Task[None]] = {}
+
+    async def open(self, name: str, key: str, model: ModelInfo) -> Publisher:
+        """Open a room for a speaker, or take it over with the same key."""
+        speech = Room(name, model.name, model.source, model.target, _speech_id(name, key))
+        home = self._peers.home(name)
+        if home == self._peers.worker:
+            return self.open_here(speech)
+        publisher = RemotePublisher(speech, RoomLog(name, self._limits.kept_sentences), self._peers, home)
+        await publisher.opened()
+        return publisher
+
+    def open_here(self, speech: Room) -> Publisher:
+        """Open a room whose home is this worker."""
+        name = speech.room
+        log = self._log(name)
+        if log.speech is not None and log.speech.speech != speech.speech:
+            raise RefusedError(ErrorCode.ROOM_TAKEN, f"another speaker has opened the room {name}")
+        if name not in self._owners and len(self._owners) >= self._limits.rooms:
+            raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many rooms (limit {self._limits.rooms})")
+        log.begin(speech)
+        self._owners[name] = LocalPublisher(log, self)
+        return self._owners[name]
+
+    def close_here(self, publisher: Publisher) -> None:
+        """Close a room, unless its speaker has opened it again in the meantime."""
+        name = publisher.log.name
+        if self._owners.get(name) is publisher:
+            del self._owners[name]
+            publisher.log.end()
+            self._discard(name)
+
+    async def watch(self, name: str) -> AsyncIterator[str]:
+        """Yield the messages of a room for a viewer."""
+        log = self._log(name)
+        home = self._peers.home(name)
+        if home != self._peers.worker and name not in self._subscriptions:
+            self._subscriptions[name] = asyncio.create_task(self._subscribe(log, home))
+        log.readers += 1
+        try:
+            async for text in log.read():
+                yield text
+        finally:
+            log.readers -= 1
+            self._discard(name)
+
+    def _log(self, name: str) -> RoomLog:
+        return self._logs.setdefault(name, RoomLog(name, self._limits.kept_sentences))
+
+    def _discard(self, name: str) -> None:
+        """Forget a room that nobody speaks in or reads."""
+        if self._logs[name].readers == 0 and name not in self._owners:
+            del self._logs[name]
+            subscription = self._subscriptions.pop(name, None)
+            if subscription is not None:
+                subscription.cancel()
+
+    async def _subscribe(self, log: RoomLog, home: int) -> None:
+        """Copy a room from its home worker, as long as somebody reads it."""
+        while True:
+            with suppress(*LOST):
+                async with self._peers.connect(home, f"/v1/rooms/{log.name}") as connection:
+                    first = parse_room(str(await connection.recv()))
+                    if isinstance(first, Waiting) and log.speech is not None:
+                        first = await self._await_return(connection) or first
+                    _copy(first, log)
+                    async for text in connection:
+                        _copy(parse_room(str(text)), log)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _await_return(self, connection: ClientConnection) -> RoomMessage | None:
+        """Give the speaker a moment to find the home worker that was restarted."""
+        try:
+            async with asyncio.timeout(RECOVERY_SECONDS):
+                return parse_room(str(await connection.recv()))
+        except TimeoutError:
+            return None
+
+
+class LocalPublisher(Publisher):
+    """The publisher of a room whose home is this worker."""
+
+    def __init__(self, log: RoomLog, rooms: Rooms) -> None:
+        super().__init__(log)
+        self._rooms = rooms
+
+    def close(self) -> None:
+        self._rooms.close_here(self)
+
+
+class RemotePublisher(Publisher):
+    """Publishes to the home worker of a room, again and again if that worker is restarted."""
+
+    def __init__(self, speech: Room, log: RoomLog, peers: Peers, home: int) -> None:
+        super().__init__(log)
+        self._speech = speech
+        self._peers = peers
+        self._home = home
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._gives_up = math.inf
+        log.begin(speech)
+        self._task = asyncio.create_task(self._publish())
+
+    async def opened(self) -> None:
+        """Wait for the answer of the home worker; if it is being restarted, go on without."""
+        try:
+            async with asyncio.timeout(OPENING_SECONDS):
+                await asyncio.shield(self._opened)
+        except TimeoutError:
+            logger.warning("the home worker of a room does not answer")
+        except RefusedError:
+            self._task.cancel()
+            raise
+
+    def close(self) -> None:
+        self.log.finish()
+        self._gives_up = time.monotonic() + RECOVERY_SECONDS
+
+    async def _publish(self) -> None:
+        while time.monotonic() < self._gives_up:
+            with suppress(*LOST):
+                async with self._peers.connect(self._home, "/internal/publish") as connection:
+                    await connection.send(write(self._speech))
+                    answer = parse_room(str(await connection.recv()))
+                    if isinstance(answer, Error):
+                        self._settle(RefusedError(ErrorCode(answer.code), answer.message))
+                        return
+                    self._settle(None)
+                    await self._send_all(connection)
+                    return
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _send_all(self, connection: ClientConnection) -> None:
+        """Send the log to its end, and wait until the home worker has closed the room."""
+        sender = asyncio.create_task(self._send(connection))
+        try:
+            await connection.wait_closed()  # also notices a lost worker while nobody speaks
+            if not sender.done() or connection.close_code != NORMAL_CLOSURE:
+                raise ConnectionError
+            sender.result()
+        finally:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+
+    async def _send(self, connection: ClientConnection) -> None:
+        async for text in self.log.read():
+            await connection.send(text)
+            if isinstance(parse_room(text), Closed):
+                return
+
+    def _settle(self, refusal: RefusedError | None) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(refusal) if refusal else self._opened.set_result(None)
+
+
+def _copy(message: RoomMessage, log: RoomLog) -> None:
+    match message:
+        case Room():
+            log.begin(message)
+        case Waiting() | Closed():
+            log.end()
+        case Commit() | Sentence() | Retract():
+            log.put(message)
+
+
+def _speech_id(name: str, key: str) -> str:
+    return hashlib.blake2b(f"{name} {key}".encode(), digest_size=8).hexdigest()

@@ -1,0 +1,153 @@
+/** Sharing the translation with an audience: a room, its address and a QR code of it. */
+
+import { copy } from "./export.js";
+import { qrImage } from "./qr.js";
+import { roomName } from "./room.js";
+
+const SYLLABLES = "ba be bo da do fa fe ka ko la le li ma mi mo na no pa pe ra ro sa so ta te to va vi zo".split(" ");
+const CONFIRMATION_MS = 1500;
+const ONLY_HERE =
+  "Other devices cannot open this address, since it names this computer. Start the server with --host 0.0.0.0, " +
+  "and open this page by the computer's name or IP address.";
+const RENEWAL_MS = 5000;
+
+/** @typedef {{name: string, key: string}} Room */
+
+export class Sharing {
+  #dialog;
+  #button;
+  #share;
+  /** @type {Room | null} */
+  #room = null;
+  #lastName = "";
+  #renewedAt = -Infinity;
+
+  /**
+   * @param {HTMLDialogElement} dialog
+   * @param {HTMLButtonElement} button opens it
+   * @param {(audience: {room?: string, room_key?: string}) => void} share called when the room changes
+   */
+  constructor(dialog, button, share) {
+    this.#dialog = dialog;
+    this.#button = button;
+    this.#share = share;
+    button.addEventListener("click", () => this.#open());
+    this.#find("[name=room]").addEventListener("change", () => this.#rename());
+    this.#find(".stop").addEventListener("click", () => this.#use(null));
+    dialog.addEventListener("close", () => this.#complain(""));
+    for (const copyButton of dialog.querySelectorAll("[data-copy]")) {
+      copyButton.addEventListener("click", () => this.#copy(copyButton));
+    }
+  }
+
+  /** The room, if there is one; as it is kept over a reload. */
+  get room() {
+    return this.#room;
+  }
+
+  /** What `start` says of it. */
+  get audience() {
+    return this.#room ? { room: this.#room.name, room_key: this.#room.key } : {};
+  }
+
+  /** Go on with a room after a reload. @param {Room | null} room */
+  restore(room) {
+    this.#room = room ?? null;
+    this.#show();
+  }
+
+  /** Use a new key: the server closes a room with its text, and opens it for another one. */
+  renew() {
+    if (!this.#room) return;
+    this.#room = { name: this.#room.name, key: secret() };
+    this.#renewedAt = performance.now();
+  }
+
+  /** Whether the room may still be closing, and belongs to nobody else. */
+  get isRenewed() {
+    return performance.now() - this.#renewedAt < RENEWAL_MS;
+  }
+
+  /** Somebody else has the room. */
+  refuse() {
+    const name = this.#room?.name;
+    this.#room = null;
+    this.#lastName = "";
+    this.#show();
+    this.#complain(`Somebody else speaks in the room “${name}”. Choose another name.`);
+    if (!this.#dialog.open) this.#dialog.showModal();
+  }
+
+  #open() {
+    if (!this.#room) this.#use({ name: this.#lastName || freshName(), key: secret() });
+    this.#dialog.showModal();
+  }
+
+  #rename() {
+    const name = roomName(this.#find("[name=room]").value);
+    this.#complain("");
+    if (!name) this.#complain("A room's name has letters a to z, digits and hyphens.");
+    else if (name !== this.#room?.name) this.#use({ name, key: secret() });
+  }
+
+  /** @param {Room | null} room */
+  #use(room) {
+    this.#room = room;
+    this.#lastName = room?.name ?? this.#lastName;
+    this.#show();
+    this.#share(this.audience);
+  }
+
+  #show() {
+    this.#button.setAttribute("aria-pressed", String(this.#room !== null));
+    this.#find(".invitation").hidden = this.#find(".stop").hidden = this.#room === null;
+    if (!this.#room) return;
+    const address = this.#address();
+    this.#find("[name=room]").value = this.#room.name;
+    this.#find(".link").href = address;
+    this.#find(".link").textContent = address.replace(/^https?:\/\//, "");
+    this.#find(".code").replaceChildren(qrImage(address));
+    this.#find(".hint").textContent = isOnlyHere()
+      ? ONLY_HERE
+      : "For OBS: add a browser source with the copied address.";
+  }
+
+  /** @param {string} text */
+  #complain(text) {
+    this.#find(".trouble").textContent = text;
+  }
+
+  #address() {
+    return new URL(`captions/${this.#room.name}`, document.baseURI).href;
+  }
+
+  /** @param {HTMLButtonElement} button */
+  async #copy(button) {
+    const { textContent } = button;
+    if (textContent === "Copied") return;
+    await copy(button.dataset.copy === "overlay" ? `${this.#address()}?overlay` : this.#address(), this.#dialog);
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = textContent), CONFIRMATION_MS);
+  }
+
+  /** @param {string} selector */
+  #find(selector) {
+    return this.#dialog.querySelector(selector);
+  }
+}
+
+/** Whether this page was opened by a name that other devices take for their own. */
+function isOnlyHere() {
+  return /^(localhost|127\.|\[::1\])/.test(location.hostname);
+}
+
+/** A name that is easy to say and hard to guess. */
+function freshName() {
+  const [...numbers] = crypto.getRandomValues(new Uint32Array(6));
+  const syllables = numbers.map((number) => SYLLABLES[number % SYLLABLES.length]);
+  return `${syllables.slice(0, 3).join("")}-${syllables.slice(3).join("")}`;
+}
+
+function secret() {
+  return [...crypto.getRandomValues(new Uint32Array(4))].map((number) => number.toString(36)).join("");
+}

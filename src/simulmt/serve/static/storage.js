@@ -1,0 +1,116 @@
+/** What the page keeps in the browser, so that a reload or a closed tab loses no text.
+ *
+ * Every tab keeps a text of its own. A tab that is opened anew goes on with the text that was used last and that no
+ * other tab has open.
+ */
+
+const PREFIX = "simulmt.text.";
+const TAB = "simulmt.tab";
+const SAVE_MS = 500;
+const SAVING_SHARE = 0.02; // of the time that saving may take
+const HEARTBEAT_MS = 30_000;
+const ABANDONED_MS = 5 * 60_000; // without a heartbeat; those of hidden tabs are rare
+const MOST_TEXTS = 8;
+
+/** @typedef {{isOpen: boolean, savedAt: number, text: any}} Entry */
+
+export class TextStorage {
+  #key;
+  #read;
+  #timer = 0;
+  #lastTook = 0; // milliseconds
+  #isLeft = false; // by its tab, which is closed or shows another page
+  /** @type {any} what was saved, if there is something */
+  saved;
+
+  /** @param {() => any} read gives what is to be saved, null for an empty text */
+  constructor(read) {
+    this.#read = read;
+    const tab = attempt(() => sessionStorage.getItem(TAB));
+    const own = tab ? entry(tab) : null;
+    const isCopy = own !== null && isInUse(own); // the tab was duplicated, session storage and all
+    const adopted = own && !isCopy ? tab : unused()[0];
+    const isOwn = !isCopy && adopted !== undefined;
+    this.#key = isOwn ? adopted : `${PREFIX}${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
+    this.saved = isCopy ? withoutSession(own.text) : isOwn ? entry(this.#key)?.text : null;
+    attempt(() => sessionStorage.setItem(TAB, this.#key));
+    addEventListener("pagehide", () => this.#leave(true));
+    addEventListener("pageshow", () => this.#leave(false));
+    document.addEventListener("visibilitychange", () => this.#save());
+    setInterval(() => this.#save(), HEARTBEAT_MS);
+  }
+
+  /** Save soon. */
+  changed() {
+    this.#timer ||= setTimeout(() => this.#save(), Math.max(SAVE_MS, this.#lastTook / SAVING_SHARE));
+  }
+
+  /** @param {boolean} isLeft */
+  #leave(isLeft) {
+    this.#isLeft = isLeft;
+    this.#save();
+  }
+
+  #save() {
+    clearTimeout(this.#timer);
+    this.#timer = 0;
+    const began = performance.now();
+    const text = this.#read();
+    if (text === undefined) return; // the page is not set up yet
+    if (text === null) return attempt(() => localStorage.removeItem(this.#key));
+    const content = JSON.stringify({ isOpen: !this.#isLeft, savedAt: Date.now(), text });
+    attempt(() => {
+      unused().slice(MOST_TEXTS).forEach((key) => localStorage.removeItem(key));
+      try {
+        localStorage.setItem(this.#key, content);
+      } catch {
+        unused().forEach((key) => localStorage.removeItem(key)); // full: older texts make way
+        localStorage.setItem(this.#key, content);
+      }
+    });
+    this.#lastTook = performance.now() - began;
+  }
+}
+
+/** A setting that all tabs share; with a value, it is changed. @param {string} name @param {string} [value] */
+export function preference(name, value) {
+  return attempt(() => {
+    if (value !== undefined) localStorage.setItem(`simulmt.${name}`, value);
+    return localStorage.getItem(`simulmt.${name}`);
+  });
+}
+
+/** The texts that no tab has open, the latest first. */
+function unused() {
+  const keys = attempt(() => Object.keys(localStorage).filter((key) => key.startsWith(PREFIX))) ?? [];
+  const entries = keys.map((key) => ({ key, entry: entry(key) })).filter(({ entry }) => entry && !isInUse(entry));
+  return entries.sort((one, other) => other.entry.savedAt - one.entry.savedAt).map(({ key }) => key);
+}
+
+/** @param {string} key @returns {Entry | null} */
+function entry(key) {
+  return attempt(() => JSON.parse(localStorage.getItem(key) ?? "null"));
+}
+
+/** @param {Entry} entry */
+function isInUse({ isOpen, savedAt }) {
+  return isOpen && Date.now() - savedAt < ABANDONED_MS;
+}
+
+/** A copy of a text starts a session of its own, without an audience. */
+function withoutSession(text) {
+  const copy = structuredClone(text);
+  delete copy.room;
+  copy.lane.session.session = null;
+  copy.lane.session.start = { model: copy.lane.session.start.model, delay: copy.lane.session.start.delay };
+  return copy;
+}
+
+/** A result, or null where the browser is told to keep nothing. @template T @param {() => T} act */
+function attempt(act) {
+  try {
+    return act();
+  } catch {
+    return null;
+  }
+}

@@ -1,0 +1,292 @@
+"""HTTP and WebSocket connections that hold out against slow, silent and flooding peers.
+
+Subclasses of uvicorn's protocols: they cap the number of connections, give requests a deadline, and end every WebSocket
+with an `error` message that says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Collection
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import PayloadTooBig
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State
+
+from simulmt.serve.limits import Counted, Counters, Limits, Throttle
+from simulmt.serve.metrics import Metrics
+from simulmt.serve.protocol import Error, ErrorCode, write
+
+logger = logging.getLogger("simulmt.serve")
+
+CLOSING_SECONDS = 5.0  # for a peer to read the last message and close its side
+ANY_PROXY = "*"
+INVALID_TEXT = 1007  # close code
+QUEUED_MESSAGES = 16  # received and not yet taken by the application; then reading pauses
+# Pings, pongs and continuation frames a second, and at once, that one peer may send.
+CONTROL_FRAMES_PER_SECOND, CONTROL_FRAMES_BURST = 100.0, 1_000
+
+
+class Gate:
+    """Counts open connections, and refuses those above the limits.
+
+    When a server is full, the connection that has waited longest without sending a request gives way, so that idle
+    connections cannot lock others out. Peers in `proxies` connect on behalf of many clients and are not limited per
+    address.
+    """
+
+    def __init__(
+        self, limits: Limits, counters: Counters, metrics: Metrics, most: int, proxies: Collection[str] = ()
+    ) -> None:
+        self._limits = limits
+        self._metrics = metrics
+        self._counters = counters
+        self._most = most  # of this process
+        self._proxies = proxies
+        self._addresses: dict[asyncio.Transport, str] = {}
+        self._silent: dict[asyncio.Transport, None] = {}  # no request yet, oldest first
+
+    def enter(self, transport: asyncio.Transport, address: str) -> str | None:
+        """Count a new connection; return why it is refused, if it is."""
+        limits, counters = self._limits, self._counters
+        at_address = counters.of(Counted.CONNECTIONS, address)
+        is_limited = address not in self._proxies and ANY_PROXY not in self._proxies
+        if is_limited and at_address >= limits.connections_per_address:
+            return f"too many connections from this address; the limit is {limits.connections_per_address}"
+        if len(self._addresses) >= self._most or counters.total(Counted.CONNECTIONS) >= limits.connections:
+            if not self._silent:
+                return "too many connections; try again later"
+            oldest = next(iter(self._silent))
+            self.leave(oldest)
+            oldest.abort()
+        self._addresses[transport] = address
+        self._silent[transport] = None
+        counters.add(Counted.CONNECTIONS, address)
+        return None
+
+    def count_error(self, code: ErrorCode) -> None:
+        self._metrics.errors.labels(code).inc()
+
+    def note_request(self, transport: asyncio.Transport) -> None:
+        """Note that a connection has sent a whole request."""
+        self._silent.pop(transport, None)
+
+    def leave(self, transport: asyncio.Transport) -> None:
+        """Stop counting a connection; harmless when it is not counted."""
+        self._silent.pop(transport, None)
+        address = self._addresses.pop(transport, None)
+        if address is not None:
+            self._counters.add(Counted.CONNECTIONS, address, -1)
+
+
+class HttpProtocol(H11Protocol):
+    """HTTP/1.1 with a limit on connections and a deadline for every request to arrive."""
+
+    def __init__(self, *, gate: Gate, limits: Limits, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._gate = gate
+        self._limits = limits
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.client is not None:  # else a Unix socket: another worker of this server
+            refusal = self._gate.enter(transport, self.client[0])
+            if refusal is not None:
+                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, refusal)
+                return
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_deadline()
+        self._gate.leave(self.transport)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        super().data_received(data)
+        if self.transport.get_protocol() is not self:  # it is a WebSocket now
+            return
+        if self._is_awaiting_request():
+            if self._deadline is None:
+                self._set_deadline()
+        else:
+            self._gate.note_request(self.transport)
+            self._clear_deadline()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._clear_deadline()
+        self._gate.note_request(self.transport)
+        super().handle_websocket_upgrade(event)
+
+    def on_response_complete(self) -> None:
+        self._clear_deadline()  # from here on the keep-alive timeout counts
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(HTTPStatus.BAD_REQUEST, msg)
+
+    def _is_awaiting_request(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete or cycle.more_body
+
+    def _set_deadline(self) -> None:
+        self._deadline = self.loop.call_later(self._limits.request_seconds, self._time_out)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _time_out(self) -> None:
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"no complete request within {self._limits.request_seconds:g} seconds")
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        """Answer with an error, whatever state the request is in, and close the connection."""
+        self._is_refused = True
+        if self.transport.is_closing():
+            return
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            body = json.dumps({"error": message}).encode()
+            head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """A WebSocket that bounds what a peer can make it do, and explains why it closes."""
+
+    def __init__(self, *, gate: Gate, limits: Limits, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._gate = gate
+        self._limits = limits
+        self._sending_deadline: asyncio.TimerHandle | None = None
+        self.close_timeout = CLOSING_SECONDS
+        self._is_failed = False
+        self._control_frames = Throttle(CONTROL_FRAMES_PER_SECOND, CONTROL_FRAMES_BURST, self.loop.time)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gate.leave(self.transport)
+        self._clear_sending_deadline()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._sending_deadline = self.loop.call_later(self._limits.sending_seconds, self._give_up_sending)
+
+    def resume_writing(self) -> None:
+        self._clear_sending_deadline()
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_failed:  # else it is only read so that the peer gets to read the explanation
+            super().data_received(data)
+
+    def handle_events(self) -> None:
+        if not self._is_failed:
+            super().handle_events()
+
+    def handle_ping(self) -> None:
+        if self._admit_control_frame():
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._admit_control_frame():
+            super().handle_pong(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        if self._admit_control_frame():
+            super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Queue a message; unlike uvicorn, stop reading only when several are queued, not after each one."""
+        data, self.frames = b"".join(self.frames), []
+        if self.close_sent:
+            return
+        if self.curr_msg_data_type == "text":
+            try:
+                self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
+            except UnicodeDecodeError:
+                self.fail(ErrorCode.BAD_MESSAGE, "the text is not valid UTF-8", INVALID_TEXT)
+        else:
+            self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
+        if self.queue.qsize() >= QUEUED_MESSAGES and not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def handle_parser_exception(self) -> None:
+        if isinstance(self.conn.parser_exc, PayloadTooBig):
+            self.fail(ErrorCode.TOO_BIG, "the message is far too long; send the text in smaller parts")
+        else:
+            self.fail(ErrorCode.BAD_MESSAGE, f"invalid WebSocket frame: {self.conn.parser_exc}")
+
+    def keepalive_timeout(self) -> None:
+        if self.read_paused:  # the pong may be waiting behind messages that are not read yet
+            self.pong_timer = self.pending_ping_payload = None
+            self.schedule_ping()
+        else:
+            self.fail(ErrorCode.UNRESPONSIVE, f"no answer to a ping within {self.ping_timeout:g} seconds")
+
+    def shutdown(self) -> None:
+        if self.handshake_complete and not self.close_sent:
+            self.fail(ErrorCode.DRAINING, "the server is shutting down")
+        super().shutdown()
+
+    async def send(self, message: Any) -> None:
+        await self.writable.wait()
+        if self._is_failed:
+            raise ClientDisconnected
+        await super().send(message)
+        if message["type"] == "websocket.close" and self.close_timer is not None:
+            # transport.close() would wait, perhaps forever, for the peer to read what was sent.
+            self.close_timer.cancel()
+            self.close_timer = self.loop.call_later(self.close_timeout, self.transport.abort)
+
+    def fail(self, code: ErrorCode, message: str, close_code: int | None = None) -> None:
+        """Send an error, close, and discard whatever the peer still sends."""
+        if self.close_sent or self.transport.is_closing():
+            return
+        if not self.handshake_complete:
+            self.transport.close()
+            return
+        logger.info("connection closed: %s", code)
+        self._gate.count_error(code)
+        self._is_failed = self.close_sent = True
+        self.stop_keepalive()
+        self.writable.set()  # whoever waits to send is to find out
+        close_code = code.info.close_code if close_code is None else close_code
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": close_code, "reason": code})
+        if self.conn.state is State.OPEN:  # else the parser has failed and brings its own close frame
+            self.conn.send_close(close_code, code)
+        explanation = Frame(Opcode.TEXT, write(Error(code, message)).encode()).serialize(mask=False)
+        self.transport.write(explanation + b"".join(self.conn.data_to_send()))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.close_timer = self.loop.call_later(self.close_timeout, self.transport.abort)
+
+    def _give_up_sending(self) -> None:
+        self.fail(ErrorCode.SLOW_READER, "the client does not read what is sent")
+
+    def _clear_sending_deadline(self) -> None:
+        if self._sending_deadline is not None:
+            self._sending_deadline.cancel()
+            self._sending_deadline = None
+
+    def _admit_control_frame(self) -> bool:
+        if self._control_frames.take(1) > 0:
+            self.fail(ErrorCode.FLOODING, f"more than {CONTROL_FRAMES_PER_SECOND:g} pings or fragments a second")
+        return not self._is_failed

@@ -1,0 +1,1 @@
+"""Speech recognition in front of the runtime."""

@@ -1,0 +1,43 @@
+"""Convert text to token ids and back, word by word.
+
+Whole-sentence functions are built on incremental ones, so a live stream sees exactly what training saw:
+
+    characters --WordSplitter--> words --Tokenizer.encode_word--> ids
+    ids --Detokenizer--> characters, append-only
+"""
+
+from simulmt.text.segmentation import ends_sentence
+from simulmt.text.tokenizer import (
+    BLANK,
+    END,
+    MASK,
+    PAD,
+    SPACE,
+    SPECIAL_SYMBOLS,
+    START,
+    UNK,
+    Detokenizer,
+    Normalization,
+    Tokenizer,
+    VocabularySpec,
+)
+from simulmt.text.words import LONGEST_WORD, WordSplitter, split_words
+
+__all__ = [
+    "BLANK",
+    "END",
+    "LONGEST_WORD",
+    "MASK",
+    "PAD",
+    "SPACE",
+    "SPECIAL_SYMBOLS",
+    "START",
+    "UNK",
+    "Detokenizer",
+    "Normalization",
+    "Tokenizer",
+    "VocabularySpec",
+    "WordSplitter",
+    "ends_sentence",
+    "split_words",
+]

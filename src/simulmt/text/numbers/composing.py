@@ -1,0 +1,83 @@
+"""The arithmetic of number words: two hundred fifty thousand is ((2 * 100) + 50) * 1000."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import NamedTuple
+
+Vague = dict[str, tuple[Fraction | int, ...]]  # words that may be numbers or not, with their values
+FIGURES = r"\d{1,30}+(?:\.\d{1,30}+)?+"  # possessive and bounded, so that no text takes long
+VERSION = r"\d{1,30}+(?:\.\d{1,30}+){2,}"  # or a date: several numbers
+_YEAR_BEGINNINGS = range(13, 21)  # nineteen ninety-five, twenty twenty-six
+
+
+class Part(NamedTuple):
+    """A word or figure of a number; a multiplier (hundred, 万) takes all smaller terms before it."""
+
+    value: Fraction
+    multiplies: bool = False
+    is_word: bool = True
+
+
+def compose(parts: Iterable[Part]) -> list[Fraction]:
+    """The numbers that parts in a row make: mostly one, several where one cannot continue another."""
+    numbers: list[Fraction] = []
+    terms: list[Fraction] = []
+    last = Part(Fraction(0))
+    for part in parts:
+        term = part.value
+        if part.multiplies:
+            smaller = Fraction(0)
+            while terms and terms[-1] < part.value:
+                smaller += terms.pop()
+            term *= smaller or 1
+        if _is_year(terms, last, part):
+            terms = [100 * last.value + term]
+        elif terms and (terms[-1] <= term or not (part.multiplies or _continues(last, part))):
+            numbers.append(sum(terms, Fraction(0)))
+            terms = [term]
+        else:
+            terms.append(term)
+        last = part
+    return [*numbers, sum(terms, Fraction(0))] if terms else numbers
+
+
+def _continues(last: Part, part: Part) -> bool:
+    """Twenty is continued by one to nine, a multiplier by what is smaller."""
+    if last.multiplies:
+        return part.value < last.value
+    return last.is_word and part.is_word and last.value >= 20 and last.value % 10 == 0 and 0 < part.value < 10
+
+
+def _is_year(terms: list[Fraction], last: Part, part: Part) -> bool:
+    if part.multiplies or last.multiplies or not (part.is_word and last.is_word):
+        return False
+    return terms == [last.value] and last.value in _YEAR_BEGINNINGS and 10 <= part.value < 100
+
+
+def figures(value: Fraction) -> str:
+    """A value in figures: 1500, 0.25, or 1⁄3 where no decimal ends."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    places = next((n for n in range(1, 13) if 10**n % value.denominator == 0), 0)
+    if not places:
+        return f"{value.numerator}⁄{value.denominator}"
+    whole, rest = divmod(value.numerator * 10**places // value.denominator, 10**places)
+    return f"{whole}.{rest:0{places}d}"
+
+
+def words(text: str) -> list[str]:
+    """A list of words, written as a text."""
+    return text.split()
+
+
+def meaning(text: str, *values: Fraction | int) -> Vague:
+    """Words of one meaning, with the values they may stand for."""
+    return dict.fromkeys(text.split(), values)
+
+
+def any_of(words: Iterable[str]) -> str:
+    """A pattern for any of the words, the longest first."""
+    return "|".join(map(re.escape, sorted(words, key=len, reverse=True)))

@@ -1,0 +1,131 @@
+"""German numbers in figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from simulmt.text.numbers.composing import FIGURES, VERSION, Part, Vague, any_of, compose, figures, meaning, words
+
+# Case-folded, hence with ss for ß.
+_ONES = words("ein zwei drei vier fünf sechs sieben acht neun")
+_TEENS = words("zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn")
+_TENS = words("zwanzig dreissig vierzig fünfzig sechzig siebzig achtzig neunzig")
+_ORDINALS = words("zweite dritte vierte fünfte sechste siebte achte neunte zehnte elfte zwölfte")
+_MONTHS = words("januar februar märz april mai juni juli august september oktober november dezember")
+_ENDINGS = ("", "n", "r", "s", "m")
+
+_VALUES = {
+    **{word: value for value, word in enumerate(_ONES, start=1)},
+    **{word: value for value, word in enumerate(_TEENS, start=10)},
+    **{word: 10 * value for value, word in enumerate(_TENS, start=2)},
+    **{f"{o}und{t}": 10 * ten + one for one, o in enumerate(_ONES, start=1) for ten, t in enumerate(_TENS, start=2)},
+    "eins": 1,
+    "zwo": 2,
+}
+_VALUES |= {word.replace("ü", "ue").replace("ö", "oe"): value for word, value in _VALUES.items()}
+_MULTIPLIERS = {"hundert": 10**2, "tausend": 10**3, "million": 10**6, "milliarde": 10**9, "billion": 10**12}
+_BEHIND_NUMBERS = {"millionen": 10**6, "milliarden": 10**9, "billionen": 10**12, "tsd": 10**3, "mio": 10**6}
+_BEHIND_NUMBERS |= {"mrd": 10**9, "dutzend": 12, "jahrzehnte": 10, "jahrzehnten": 10}
+_PARTS = {
+    "drittel": 3,
+    "viertel": 4,
+    "fünftel": 5,
+    "sechstel": 6,
+    "siebtel": 7,
+    "achtel": 8,
+    "neuntel": 9,
+    "zehntel": 10,
+}
+
+VAGUE: Vague = {
+    **meaning("null", 0),
+    **meaning("ein eine einen einem einer eines eins einmal erste ersten erster erstes erstem", 1),
+    **meaning("beide beiden beider beides paar doppelt doppelte zweit", 2),
+    **meaning("dritt", 3),
+    **meaning("jahrzehnt", 10),
+    **meaning("dutzend mittag", 12),
+    **meaning("mitternacht", 0, 12, 24),
+    **meaning("halb halbe halben halbem halber halbes hälfte", Fraction(1, 2), 30),
+    **meaning("drittel", Fraction(1, 3)),
+    **meaning("viertel", Fraction(1, 4), 15),
+    **{f"{word}{ending}": (value,) for value, word in enumerate(_ORDINALS, start=2) for ending in _ENDINGS},
+    **{word: (value,) for value, word in enumerate(_MONTHS, start=1)},
+}
+VAGUE_WORD = re.compile(rf"\b(?:{any_of(VAGUE)})\b")
+
+_MORPHEMES = any_of([*_VALUES, "hundert", "tausend"])
+_COMPOUND = (  # but not "ein" or "einfach"
+    rf"(?!ein(?:s|mal|fach)?(?:e[nrsm]?)?\b)(?:{_MORPHEMES})(?:(?!einhalb)(?:und)?+(?:{_MORPHEMES}))*+"
+    r"(?:einhalb|(?:mal|malig|fach|spurig|jährig|stündig|tägig|wöchig|monatig|köpfig|stellig)(?:e[nrsm]?)?|s?te[nrsm]?)?"
+)
+_WORD = rf"\b(?:{_COMPOUND}|million|milliarde|billion)\b"
+_NEXT = rf"\b(?:{_COMPOUND}|{any_of([*_MULTIPLIERS, *_BEHIND_NUMBERS])})\b"
+_RUN = rf"(?:{FIGURES}|{_WORD})(?:[\s-]+(?:{FIGURES}|{_NEXT}))*"
+_TOKEN = re.compile(rf"{FIGURES}|einhalb|{any_of([*_VALUES, *_MULTIPLIERS, *_BEHIND_NUMBERS])}")
+_SCALE = rf"(?:\s?%|\s+prozent\b|\s+(?:{any_of([*_MULTIPLIERS, *_BEHIND_NUMBERS])})\b)"
+_SMALL = rf"(?:(?<![\d.,])\d{{1,3}}(?:\.\d+)?|\b(?:{any_of(_VALUES)})\b)"
+_HOUR = rf"(\d{{1,2}}|{any_of([*_ONES, 'eins', *_TEENS[:3]])})\b"
+_VALUE = rf"(?:{FIGURES}|\b(?:{any_of(_VALUES)})\b)"
+
+
+def _value(text: str) -> Fraction:
+    return Fraction(_VALUES[text]) if text in _VALUES else Fraction(text)
+
+
+def _plain(match: re.Match[str]) -> str:
+    return re.sub("[^0-9,]", "", match[0]).replace(",", ".")
+
+
+def _clock(match: re.Match[str]) -> str:
+    hour = int(_value(match[2]))
+    before = hour - 1 or 12
+    return {"halb": f"{before}:30", "viertel nach": f"{hour}:15", "viertel vor": f"{before}:45"}[match[1]]
+
+
+def _run(match: re.Match[str]) -> str:
+    """The numbers that words in a row make; "ein" and the smaller ordinals stay words."""
+    if match[0] in VAGUE or match[0].isdecimal():
+        return match[0]
+    parts = []
+    half = Fraction(0)
+    for token in _TOKEN.findall(match[0]):
+        multiplier = _MULTIPLIERS.get(token) or _BEHIND_NUMBERS.get(token)
+        if token == "einhalb":
+            half = Fraction(1, 2)
+        else:
+            value = Fraction(multiplier) if multiplier else _value(token)
+            parts.append(Part(value, bool(multiplier), token.isalpha()))
+    *numbers, last = compose(parts)
+    return " ".join(map(figures, [*numbers, last + half]))
+
+
+_RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (r"\b(\d{1,2})[.:](\d{2})(?=\s*uhr\b)", r"\1:\2"),
+    (r"\b(\d{1,2})\s+uhr\s+(\d{2})\b", r"\1:\2"),
+    (r"\b(?:mehrere|einige|viele|paar)n? (?:hundert|tausend|million|milliarde)(?:en?)?\b", ""),
+    (r"\bausser acht\b|\bacht(?= (?:zu )?(?:geb|gib|lass|lässt))", ""),
+    (r"\d{1,3}(?:[. \u00a0\u202f]\d{3})+(?!\d)(?:,\d+)?|\d+,\d+", _plain),
+    (VERSION, lambda match: match[0].replace(".", " ")),
+    (rf"({_SMALL})(\s*[-–—]\s*|\s+(?:bis|oder)\s+)({_VALUE})({_SCALE})", r"\1\4\2\3\4"),
+    (rf"(?<=zwischen )({_SMALL})(\s+und\s+)({_VALUE})({_SCALE})", r"\1\4\2\3\4"),
+    (r"\banderthalb\b", "1.5"),
+    (r"\beine[rn]?\s+halben?\s+(?=million|milliarde|billion)", "0.5 "),
+    (r"\beine[rn]?\s+(?=million|milliarde|billion)", "1 "),
+    (rf"\b(halb|viertel nach|viertel vor)\s+{_HOUR}", _clock),
+    (rf"({_VALUE})\s+komma\s+(\d+|{any_of(_ONES)})\b", lambda m: f"{_value(m[1])}.{_value(m[2])}"),
+    (rf"({_VALUE})\s+({any_of(_PARTS)})\b", lambda m: f"{_value(m[1])}⁄{_PARTS[m[2]]}"),
+    (_RUN, _run),
+    (r"(?<=\d)[\s-]*prozent(?:punkten?)?\b", "%"),
+    (r"(?<![\d:.])(\d{1,2})(?=\s*uhr\b)", r"\1:00"),
+    (r"(?<![\d:.])(\d{1,2})(?=\s*(?:[-–]|bis|und|oder)\s*\d{1,2}:\d\d)", r"\1:00"),
+]
+_COMPILED = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
+
+
+def in_figures(text: str) -> str:
+    """A case-folded text with all its numbers in figures: 1.000,5 as 1000.5, halb vier as 3:30."""
+    for pattern, replacement in _COMPILED:
+        text = pattern.sub(replacement, text)
+    return text

@@ -1,0 +1,185 @@
+"""SentencePiece tokenizers with shared special symbols."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import sentencepiece
+
+from simulmt.config import require
+from simulmt.errors import VocabularyError
+from simulmt.files import write_whole
+from simulmt.text.words import is_spaceless, split_runs, split_words
+
+# The same ids in every vocabulary, source and target.
+PAD, UNK, START, END, BLANK, MASK = range(6)
+SPECIAL_SYMBOLS = ("<pad>", "<unk>", "<s>", "</s>", "<blank>", "<mask>")
+
+SPACE = "▁"  # how SentencePiece writes a space inside a piece
+WORD_CACHE_SIZE = 1 << 16
+LONGEST_CACHED_WORD = 24  # characters; bounds memory for untrusted input
+
+Normalization = Literal["nmt_nfkc_cf", "nmt_nfkc", "nfkc_cf", "nfkc", "identity"]
+
+
+@dataclass(frozen=True)
+class VocabularySpec:
+    """How to train a vocabulary; `spaced` is False for languages written without spaces."""
+
+    size: int = 32_000
+    normalization: Normalization = "nmt_nfkc"
+    character_coverage: float = 1.0
+    spaced: bool = True
+    sample: int = 2_000_000  # random sample of sentences to train on
+
+    def __post_init__(self) -> None:
+        require(self.size > len(SPECIAL_SYMBOLS), f"size must be above {len(SPECIAL_SYMBOLS)}, got {self.size}")
+        require(
+            0.98 <= self.character_coverage <= 1.0,
+            f"character_coverage must be in 0.98..1.0, got {self.character_coverage}",
+        )
+        require(self.sample > 100, f"sample must be above 100, got {self.sample}")
+
+
+class Tokenizer:
+    """A SentencePiece vocabulary; encodes word by word, so streams and files agree exactly."""
+
+    def __init__(self, model: bytes, origin: str = "vocabulary") -> None:
+        self.model = model
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+            self.size: int = self._processor.vocab_size()
+            self.pieces: list[str] = self._processor.id_to_piece(list(range(self.size)))
+        except (RuntimeError, UnicodeDecodeError):
+            raise VocabularyError(f"{origin}: not a SentencePiece model") from None
+        if tuple(self.pieces[: len(SPECIAL_SYMBOLS)]) != SPECIAL_SYMBOLS:
+            raise VocabularyError(
+                f"{origin}: its first pieces must be {' '.join(SPECIAL_SYMBOLS)}; train it with simulmt"
+            )
+        # Models for text without spaces are trained without a leading space before each word.
+        self.spaced: bool = self._processor.normalize("a").startswith(SPACE)
+        # Whether each piece begins a word; END does.
+        self.word_starts = [piece.startswith(SPACE) or token == END for token, piece in enumerate(self.pieces)]
+        self._encode_short = lru_cache(maxsize=WORD_CACHE_SIZE)(self._encode)
+
+    @staticmethod
+    def load(path: Path) -> Tokenizer:
+        """Read a vocabulary from its .model file."""
+        try:
+            return Tokenizer(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            raise VocabularyError(f"{path}: no such vocabulary file") from None
+        except OSError as error:
+            raise VocabularyError(f"{path}: cannot be read: {error.strerror}") from None
+
+    @staticmethod
+    def train(lines: Iterable[str], path: Path, spec: VocabularySpec) -> Tokenizer:
+        """Train a vocabulary on lines of text and write it to `path`."""
+        model = io.BytesIO()
+        failures: list[BaseException] = []
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=_training_text(lines, spec.spaced, failures),
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=spec.size,
+                character_coverage=spec.character_coverage,
+                normalization_rule_name=spec.normalization,
+                add_dummy_prefix=spec.spaced,
+                split_digits=True,  # so that numbers can be copied digit by digit
+                input_sentence_size=spec.sample,
+                pad_id=PAD,
+                unk_id=UNK,
+                bos_id=START,
+                eos_id=END,
+                pad_piece=SPECIAL_SYMBOLS[PAD],
+                control_symbols=[SPECIAL_SYMBOLS[BLANK], SPECIAL_SYMBOLS[MASK]],
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            if failures:
+                raise failures[0] from None
+            reason = str(error).rsplit("] ", 1)[-1].strip() or "there is no text"
+            raise VocabularyError(f"cannot learn {spec.size} pieces for {path}: {reason}") from None
+        tokenizer = Tokenizer(model.getvalue(), str(path))
+        write_whole(path, tokenizer.model)
+        return tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a sentence, without END."""
+        if not self.spaced:
+            ids: list[int] = self._processor.encode(_unspaced_text(text))
+            return ids
+        return [token for word in split_words(text) for token in self.encode_word(word)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decode ids, skipping special symbols."""
+        detokenizer = Detokenizer(self)
+        return "".join(detokenizer.push(token) for token in ids)
+
+    def part_words(self, ids: Sequence[int]) -> list[list[int]]:
+        """Split ids at word starts."""
+        words: list[list[int]] = []
+        for token in ids:
+            if not words or self.word_starts[token]:
+                words.append([])
+            words[-1].append(token)
+        return words
+
+    def encode_word(self, word: str) -> tuple[int, ...]:
+        """Encode one word."""
+        return self._encode_short(word) if len(word) <= LONGEST_CACHED_WORD else self._encode(word)
+
+    def _encode(self, word: str) -> tuple[int, ...]:
+        return tuple(self._processor.encode(word))
+
+
+class Detokenizer:
+    """Converts ids to text incrementally; output is append-only."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._pieces = tokenizer.pieces
+        self._last = ""  # the last character written; empty at the start of a sentence
+        self._space_due = False
+
+    def push(self, token: int) -> str:
+        """Return the text that `token` adds, possibly none."""
+        if not 0 <= token < len(self._pieces):
+            raise VocabularyError(f"token id {token} is not in 0..{len(self._pieces) - 1}")
+        if token < len(SPECIAL_SYMBOLS):
+            return ""
+        text = self._pieces[token].replace(SPACE, " ")
+        # A space is held back until something follows it, so no sentence begins or ends with one.
+        body = text.lstrip(" ")
+        self._space_due |= len(body) < len(text)
+        if not body:
+            return ""
+        space = " " if self._space_due and self._last and not self._is_gapless(body[0]) else ""
+        stripped = body.rstrip(" ")
+        self._space_due = len(stripped) < len(body)
+        self._last = stripped[-1]
+        return space + stripped
+
+    def _is_gapless(self, following: str) -> bool:
+        """Return whether two characters are joined without a space, as ideographs are."""
+        return bool(is_spaceless(self._last) and is_spaceless(following))
+
+
+def _unspaced_text(text: str) -> str:
+    return " ".join(split_runs(text))
+
+
+def _training_text(lines: Iterable[str], spaced: bool, failures: list[BaseException]) -> Iterator[str]:
+    """Yield lines as `encode` sees them, and keep any error, which the trainer would hide in its own."""
+    try:
+        for line in lines:
+            yield " ".join(split_words(line)) if spaced else _unspaced_text(line)
+    except (Exception, KeyboardInterrupt) as failure:
+        failures.append(failure)
+        raise

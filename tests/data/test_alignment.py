@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulmt.data.alignment import (
+    Link,
+    alignment_error_rate,
+    anticipation_rate,
+    corpus_alignment_error_rate,
+    corpus_anticipation_rate,
+    format_pharaoh,
+    parse_gold,
+    parse_pharaoh,
+    read_alignments,
+    reorder_target,
+)
+from simulmt.errors import ConfigError, DataError
+
+# "she has the book read" -> "she has read the book": the verb, source word 5, is written third.
+VERB_FINAL = {(1, 1), (2, 2), (5, 3), (3, 4), (4, 5)}
+
+link_sets = st.sets(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=15)
+
+
+@st.composite
+def targets_with_links(draw: st.DrawFn) -> tuple[list[int], set[Link]]:
+    """Target words, named by their position so that all differ, and any links that fit them."""
+    length = draw(st.integers(0, 7))
+    link = st.tuples(st.integers(1, 9), st.integers(1, max(length, 1)))
+    return list(range(length)), draw(st.sets(link, max_size=10 if length else 0))
+
+
+@pytest.mark.parametrize(
+    ("k", "rate"),
+    [
+        (1, 1 / 5),  # 5 > 3, and no other source position exceeds its target position
+        (2, 1 / 5),  # 5 - 1 = 4 > 3
+        (3, 0.0),  # 5 - 2 = 3: word 5 has just been read when target word 3 is due
+    ],
+)
+def test_anticipation_rate_by_hand(k: int, rate: float) -> None:
+    assert anticipation_rate(VERB_FINAL, k) == rate
+
+
+def test_anticipation_rate_of_nothing_is_zero() -> None:
+    assert anticipation_rate([], 1) == 0.0
+    assert corpus_anticipation_rate([[], []], 1) == 0.0
+
+
+def test_scaled_positions_leave_out_that_the_target_is_shorter() -> None:
+    # Six source words, three target words, each of which translates two: nothing is reordered.
+    pairs = {(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (6, 3)}
+    assert corpus_anticipation_rate([pairs], 1) == 5 / 6
+    assert corpus_anticipation_rate([pairs], 1, [(6, 3)]) == 0.0
+    # The last two source words are written first: due at source positions 2 and 4 of 6, they come at 5 and 6.
+    swapped = {(5, 1), (6, 1), (1, 2), (2, 2), (3, 3), (4, 3)}
+    assert [corpus_anticipation_rate([swapped], k, [(6, 3)]) for k in (1, 3, 4, 5)] == [2 / 6, 2 / 6, 1 / 6, 0.0]
+
+
+def test_scaled_positions_keep_links_apart_that_come_to_the_same_place() -> None:
+    assert corpus_anticipation_rate([{(2, 1), (2, 2), (1, 4)}], 1, [(2, 8)]) == 2 / 3
+    assert corpus_anticipation_rate([VERB_FINAL, set()], 1, [(5, 5), (3, 0)]) == anticipation_rate(VERB_FINAL, 1)
+
+
+def test_corpus_anticipation_rate_weighs_links_not_sentences() -> None:
+    assert corpus_anticipation_rate([VERB_FINAL, {(2, 1)}], 1) == 2 / 6
+    assert corpus_anticipation_rate(iter([iter(VERB_FINAL), iter([(2, 1)])]), 2) == 1 / 6
+
+
+def test_a_repeated_link_counts_once() -> None:
+    assert anticipation_rate([(2, 1), (2, 1), (1, 1)], 1) == 1 / 2
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_anticipation_rate_needs_a_positive_delay(k: int) -> None:
+    with pytest.raises(ConfigError, match=f"k = {k}"):
+        anticipation_rate(VERB_FINAL, k)
+
+
+@settings(deadline=None, max_examples=100)
+@given(link_sets, st.integers(1, 9))
+def test_a_longer_delay_never_anticipates_more(links: set[Link], k: int) -> None:
+    assert anticipation_rate(links, k + 1) <= anticipation_rate(links, k)
+
+
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ({(1, 1), (2, 2), (3, 3), (4, 4)}, "a b c d"),
+        ({(4, 1), (3, 2), (2, 3), (1, 4)}, "d c b a"),
+        (set(), "a b c d"),
+        ({(2, 1), (1, 3)}, "c d a b"),  # b follows a and d follows c, wherever they go
+        ({(2, 3), (1, 4)}, "a b d c"),  # a and b have nothing to follow: they stay first
+        ({(1, 1), (4, 1), (2, 2), (3, 3), (4, 4)}, "b c a d"),  # a waits for its last source word, 4
+        ({(1, 2), (1, 1), (1, 4), (1, 3)}, "a b c d"),  # ties keep their order
+    ],
+)
+def test_reorder_target_by_hand(links: set[Link], expected: str) -> None:
+    assert reorder_target(["a", "b", "c", "d"], links) == expected.split()
+
+
+@settings(deadline=None, max_examples=150)
+@given(targets_with_links())
+def test_reordering_permutes_words_into_source_order(case: tuple[list[int], set[Link]]) -> None:
+    words, links = case
+    reordered = reorder_target(words, links)
+    assert sorted(reordered) == words
+    last_source = {word: max((i for i, j in links if j == word + 1), default=None) for word in words}
+    aligned = [position for word in reordered if (position := last_source[word]) is not None]
+    assert aligned == sorted(aligned)
+    for before, word in zip([None, *reordered], reordered, strict=False):
+        if last_source[word] is None:
+            assert before == (word - 1 if word else None)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_reordering_is_the_least_disturbing_sort(sources: list[int]) -> None:
+    """Of all orders sorted by source position, the one with the fewest exchanged pairs."""
+    words = list(range(len(sources)))
+    in_source_order = [order for order in permutations(words) if [sources[w] for w in order] == sorted(sources)]
+
+    def exchanged_pairs(order: tuple[int, ...]) -> int:
+        return sum(a > b for n, a in enumerate(order) for b in order[n:])
+
+    expected = min(in_source_order, key=exchanged_pairs)
+    assert reorder_target(words, [(i, j) for j, i in enumerate(sources, start=1)]) == list(expected)
+
+
+@pytest.mark.parametrize("link", [(1, 0), (0, 1), (1, 3)])
+def test_reorder_target_names_a_link_that_does_not_fit(link: Link) -> None:
+    with pytest.raises(DataError, match=rf"link \({link[0]}, {link[1]}\) does not fit a target of 2 words"):
+        reorder_target(["a", "b"], [link])
+
+
+def test_alignment_error_rate_by_hand() -> None:
+    sure, possible = {(1, 1), (2, 2)}, {(3, 2)}
+    assert alignment_error_rate(sure, sure, possible) == 0.0
+    # Of A = {1-1, 3-2, 4-4}: one is sure, two are possible (1-1 by being sure); |A| + |S| = 5.
+    assert alignment_error_rate({(1, 1), (3, 2), (4, 4)}, sure, possible) == pytest.approx(1 - (1 + 2) / 5)
+    assert alignment_error_rate({(7, 7)}, sure, possible) == 1.0
+    assert alignment_error_rate([], [], possible) == 0.0
+
+
+def test_corpus_alignment_error_rate_sums_counts() -> None:
+    predicted = [{(1, 1)}, {(1, 2), (2, 2), (3, 3)}]
+    gold: list[tuple[set[Link], set[Link]]] = [({(1, 1)}, set()), ({(2, 2)}, {(3, 3)})]
+    # First sentence: 1 sure + 1 possible of 1 + 1. Second: 1 sure + 2 possible of 3 + 1.
+    assert corpus_alignment_error_rate(iter(predicted), iter(gold)) == pytest.approx(1 - (2 + 3) / (2 + 4))
+
+
+def test_corpus_alignment_error_rate_needs_parallel_corpora() -> None:
+    with pytest.raises(DataError, match="1 predicted alignments cannot be held to 0 gold"):
+        corpus_alignment_error_rate([{(1, 1)}], [])
+
+
+def test_parse_pharaoh() -> None:
+    assert parse_pharaoh("0-0 1-2\n") == {(1, 1), (2, 3)}
+    assert parse_pharaoh(" 1-1  2-3 ", base=1) == {(1, 1), (2, 3)}
+    assert parse_pharaoh("\n") == set()
+
+
+@settings(deadline=None, max_examples=50)
+@given(link_sets)
+def test_pharaoh_round_trip(links: set[Link]) -> None:
+    assert parse_pharaoh(format_pharaoh(links)) == links
+
+
+def test_format_pharaoh_is_sorted_and_counts_from_zero() -> None:
+    assert format_pharaoh([(3, 1), (1, 2), (1, 1), (3, 1)]) == "0-0 0-1 2-0"
+
+
+def test_parse_gold_separates_sure_from_possible() -> None:
+    assert parse_gold("1-1 2p4 3?5\n") == ({(1, 1)}, {(1, 1), (2, 4), (3, 5)})
+    assert parse_gold("1-1 2p4", swapped=True) == ({(1, 1)}, {(1, 1), (4, 2)})
+    assert parse_gold("0-3", base=0, swapped=True) == ({(4, 1)}, {(4, 1)})
+
+
+@pytest.mark.parametrize("token", ["1", "1-", "-1-2", "1-2-3", "a-b", "1:2", "1--2", "²-1"])
+def test_parsers_name_a_malformed_token(token: str) -> None:
+    for parse in (parse_pharaoh, parse_gold):
+        with pytest.raises(DataError, match=f"'{token}'"):
+            parse(f"1-1 {token} 2-2")
+
+
+def test_parsers_check_the_base() -> None:
+    with pytest.raises(DataError, match="'0-1': positions of this file count from 1"):
+        parse_gold("0-1")
+    with pytest.raises(DataError, match="'2-0'"):
+        parse_pharaoh("2-0", base=1)
+
+
+def test_pharaoh_has_no_possible_links() -> None:
+    with pytest.raises(DataError, match="'1p2': a possible link"):
+        parse_pharaoh("0-0 1p2")
+
+
+def test_read_alignments_parses_each_line(tmp_path: Path) -> None:
+    path = tmp_path / "gold"
+    path.write_text("1-1 2p1\n\n3-1\n")
+    assert list(read_alignments(path, partial(parse_gold, swapped=True))) == [
+        ({(1, 1)}, {(1, 1), (1, 2)}),
+        (set(), set()),
+        ({(1, 3)}, {(1, 3)}),
+    ]
+
+
+@pytest.mark.parametrize("second_line", [b"0-x", b"0-\xff"])
+def test_read_alignments_names_file_and_line(tmp_path: Path, second_line: bytes) -> None:
+    path = tmp_path / "train.links"
+    path.write_bytes(b"0-0\n" + second_line + b"\n")
+    with pytest.raises(DataError, match=r"train\.links:2: alignment link '0-"):
+        list(read_alignments(path, parse_pharaoh))
+
+
+def test_read_alignments_names_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.links: cannot be read: No such file"):
+        list(read_alignments(tmp_path / "nowhere.links", parse_pharaoh))

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.text import Annotation
+
+from simulmt.errors import DataError
+from simulmt.eval.report.figure import MARKERS, PALETTE, svg_text
+from simulmt.eval.report.plots import (
+    FAINTEST,
+    ReadWritePath,
+    anticipation_figure,
+    heat_map_figure,
+    looks,
+    ngram_gain_figure,
+    ngram_gains,
+    path_figure,
+    quality_latency_figure,
+)
+from simulmt.eval.results import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def result(system: str, delay: int | None, BLEU: float, AL: float, **more: Any) -> Result:
+    return Result(system, delay, "test", "word", BLEU=BLEU, AL=AL, **more)
+
+
+RESULTS = [
+    result("ctc", 3, 20.0, 4.0, chrF2=50.0, AL_CA=60.0, BLEU_interval=(19.0, 21.0)),
+    result("ctc", 1, 18.0, 2.0, chrF2=48.0, AL_CA=50.0, BLEU_interval=(17.0, 19.0)),
+    result("wait-k", 1, 15.0, 1.5, chrF2=45.0, AL_CA=900.0),
+    result("teacher", None, 30.0, 20.0, chrF2=60.0),
+]
+
+
+def nodes(axes: Axes, look_of: str) -> list[tuple[float, float]]:
+    """Where the markers of a colour are."""
+    lines = [line for line in axes.lines if line.get_marker() in MARKERS and to_hex(str(line.get_color())) == look_of]
+    return [(x, y) for line in lines for x, y in np.asarray(line.get_xydata()).tolist()]
+
+
+def labels(axes: Axes) -> list[tuple[str, tuple[float, float]]]:
+    return [(text.get_text(), text.xy) for text in axes.texts if isinstance(text, Annotation)]
+
+
+def legend_of(figure: Figure) -> list[str]:
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_looks_differ_for_as_many_systems_as_there_can_be() -> None:
+    names = [f"system {number}" for number in range(len(PALETTE) * len(MARKERS))]
+    assert len(set(looks(names).values())) == len(names)
+    assert looks(["a", "b", "a"]) == looks(["a", "b"])
+
+
+def test_quality_against_latency_has_a_line_a_system_and_a_labelled_node_a_delay() -> None:
+    figure = quality_latency_figure(RESULTS)
+    by_al, by_ca, chrf, _ = figure.axes
+    styles = looks(["ctc", "wait-k", "teacher"])
+    assert nodes(by_al, styles["ctc"].colour) == [(2, 18), (4, 20)]
+    assert nodes(by_al, styles["wait-k"].colour) == [(1.5, 15)]
+    assert nodes(by_ca, styles["ctc"].colour) == [(50, 18), (60, 20)]
+    assert nodes(chrf, styles["ctc"].colour) == [(2, 48), (4, 50)]
+    assert labels(by_al) == [("1", (2, 18)), ("3", (4, 20)), ("1", (1.5, 15))]
+    assert sorted(legend_of(figure)) == ["ctc", "teacher", "wait-k"]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["BLEU", "", "chrF2", ""]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "AL (source words)", "AL-CA (ms)"]
+
+
+def test_a_system_that_waits_for_the_end_is_a_line_across() -> None:
+    for axes, height in zip(quality_latency_figure(RESULTS).axes, (30, 30, 60, 60), strict=True):
+        (across,) = [line for line in axes.lines if line.get_label() == "teacher"]
+        assert set(np.asarray(across.get_ydata()).tolist()) == {height}
+        assert nodes(axes, looks(["ctc", "wait-k", "teacher"])["teacher"].colour) == []
+
+
+def test_times_that_lie_far_apart_are_drawn_on_a_logarithmic_scale() -> None:
+    assert [axes.get_xscale() for axes in quality_latency_figure(RESULTS).axes] == ["linear", "log"] * 2
+    assert [axes.get_xscale() for axes in quality_latency_figure(RESULTS[:2]).axes] == ["linear", "linear"] * 2
+
+
+def test_intervals_are_bands_where_they_are_known() -> None:
+    by_al, *_, by_chrf = quality_latency_figure(RESULTS).axes
+    (band,) = by_al.collections
+    ends = band.get_paths()[0].get_extents()
+    assert (ends.ymin, ends.ymax) == (17, 21)
+    assert len(by_chrf.collections) == 0
+
+
+def test_what_was_not_measured_has_no_panel() -> None:
+    (axes,) = quality_latency_figure([result("published", 1, 20.0, 3.0)]).axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("AL (source words)", "BLEU")
+    with pytest.raises(DataError, match="no results to draw"):
+        quality_latency_figure([])
+
+
+def test_anticipation_is_drawn_in_percent_over_k() -> None:
+    figure = anticipation_figure({"En-Zh": [0.5, 0.25], "De-En": [0.1, 0.0]})
+    (axes,) = figure.axes
+    assert [np.asarray(line.get_xydata()).tolist() for line in axes.lines] == [[[1, 50], [2, 25]], [[1, 10], [2, 0]]]
+    assert legend_of(figure) == ["En-Zh", "De-En"]
+    assert axes.get_ylim()[0] == 0
+
+
+def test_long_names_do_not_squeeze_the_picture() -> None:
+    svg_text(anticipation_figure({"x" * 200: [0.5], "y" * 200: [0.4]}))
+    svg_text(quality_latency_figure([result("z" * 200, 1, 20.0, 3.0)]))
+    svg_text(heat_map_figure(np.eye(1), ["c" * 40], ["r" * 40]))
+
+
+BASE = [
+    result("base", 3, 0, 0, precisions=(50.0, 30.0, 20.0, 10.0)),
+    result("base", 1, 0, 0, precisions=(40.0, 20.0, 10.0, 5.0)),
+    result("base", 5, 0, 0, precisions=(40.0, 20.0, 10.0, 5.0)),
+]
+OTHER = [
+    result("other", 1, 0, 0, precisions=(41.0, 22.0, 13.0, 9.0)),
+    result("other", 3, 0, 0, precisions=(49.0, 30.5, 21.0, 12.0)),
+    result("other", 9, 0, 0, precisions=(40.0, 20.0, 10.0, 5.0)),
+]
+
+
+def test_ngram_gains_are_differences_at_shared_delays() -> None:
+    assert ngram_gains(BASE, OTHER) == {"k = 1": [1, 2, 3, 4], "k = 3": [-1, 0.5, 1, 2]}
+    with pytest.raises(DataError, match="no delay in common"):
+        ngram_gains(BASE[2:], OTHER)
+    with pytest.raises(DataError, match="no delay in common"):
+        ngram_gains([result("base", 1, 0, 0)], OTHER)
+
+
+def test_a_group_of_bars_an_n_and_a_bar_a_delay() -> None:
+    figure = ngram_gain_figure(BASE, OTHER)
+    (axes,) = figure.axes
+    bars = [
+        [(round(bar.get_x() + bar.get_width() / 2), bar.get_height()) for bar in group] for group in axes.containers
+    ]
+    assert bars == [[(1, 1), (2, 2), (3, 3), (4, 4)], [(1, -1), (2, 0.5), (3, 1), (4, 2)]]
+    assert axes.get_title() == "other over base"
+    assert legend_of(figure) == ["k = 1", "k = 3"]
+
+
+def test_the_heat_map_shows_every_cell_by_its_weight() -> None:
+    Z = np.array([[0.75, 0.25], [FAINTEST / 2, 1.0]])
+    (axes,) = heat_map_figure(Z, ["$5", "$6"], ["四 ·", "六 </s>"]).axes
+    (cells,) = axes.collections
+    middles = [path.get_extents() for path in cells.get_paths()]
+    places = [((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2) for box in middles]
+    alphas = np.asarray(cells.get_facecolor())[:, 3].tolist()
+    assert dict(zip(places, alphas, strict=True)) == {(0, 0): 0.75, (1, 0): 0.25, (1, 1): 1.0}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["$5", "$6"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["四 ·", "六 </s>"]
+    assert axes.get_ylim() == (1.5, -0.5)
+
+
+def test_tokens_are_text_and_not_formulas() -> None:
+    svg = svg_text(heat_map_figure(np.eye(2), ["a$x^2$", "$\\nonsense$"], ["b", "c"]))
+    assert "a$x^2$" in svg
+    assert "$\\nonsense$" in svg
+
+
+def test_the_path_is_a_staircase_with_anticipated_links_to_its_right() -> None:
+    path = ReadWritePath(["a", "b", "c"], ["x", "y", "z"], [1, 1, 3], frozenset({(1, 1), (3, 2), (3, 3)}))
+    (axes,) = path_figure(path).axes
+    stairs, read, ahead = axes.lines
+    corners = [(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (0.5, 0.5), (0.5, 1.5), (2.5, 1.5), (2.5, 2.5)]
+    assert list(map(tuple, np.asarray(stairs.get_xydata()).tolist())) == corners
+    assert np.asarray(read.get_xydata()).tolist() == [[0, 0], [2, 2]]
+    assert np.asarray(ahead.get_xydata()).tolist() == [[2, 1]]
+    assert "not yet read" in str(ahead.get_label())
+
+
+def test_a_path_without_links_or_words() -> None:
+    figure = path_figure(ReadWritePath(["a", "b"], ["x"], [2]))
+    assert len(figure.axes[0].lines) == 1
+    assert figure.legends == []
+    svg_text(path_figure(ReadWritePath(["a"], [], [])))

@@ -1,0 +1,203 @@
+"""Scores of translated speech: tables worked by hand, and a recording from end to end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.helpers import call
+from simulmt.errors import DataError
+from simulmt.eval import speech
+from simulmt.eval.speech import (
+    PAUSE,
+    Recording,
+    Segment,
+    laal,
+    resegment,
+    score_speech,
+    stream_laal,
+    word_error_rate,
+)
+from simulmt.runtime.revisions import Hypothesis
+from simulmt.runtime.stream import Translator
+from simulmt.speech import recogniser as recognisers
+from simulmt.speech import synthesis
+from simulmt.speech.audio import RATE, Samples
+from simulmt.speech.live import SpeechClock
+from simulmt.text import Tokenizer
+from tiny_models import trained, translator
+
+SAID = ("the old bridge was closed.", "nobody is listening.")
+
+
+@pytest.fixture(scope="module")
+def model(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Translator:
+    network = trained("ctc", source_tokenizer, target_tokenizer)
+    return translator(network, "ctc", "fp32", tmp_path_factory.mktemp("bundle"))
+
+
+class FakeRecogniser:
+    """Hears each sentence as it ends, two seconds after the other and a pause."""
+
+    language: str | None = "en"
+
+    def start(self) -> FakeRecogniser:
+        self._heard = 0.0
+        self._said = 0
+        return self
+
+    def push(self, samples: Samples) -> list[Hypothesis]:
+        self._heard += len(samples) / RATE
+        start = self._said * (2 + PAUSE)
+        if self._said == len(SAID) or self._heard < start + 2:
+            return []
+        self._said += 1
+        return [Hypothesis(SAID[self._said - 1], True, self._said, start=start, end=start + 2)]
+
+    def finish(self) -> list[Hypothesis]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "reference", "rate"),
+    [
+        ("Good morning, everyone.", "good morning everyone", 0),
+        ("good evening everyone", "good morning everyone", 100 / 3),
+        ("good everyone", "good morning everyone", 100 / 3),
+        ("a good good morning everyone", "good morning everyone", 200 / 3),
+        ("", "good morning", 100),
+    ],
+)
+def test_word_error_rate(hypothesis: str, reference: str, rate: float) -> None:
+    assert word_error_rate(hypothesis, reference) == pytest.approx(rate)
+
+
+def test_word_error_rate_needs_words() -> None:
+    with pytest.raises(DataError, match="the reference has no words"):
+        word_error_rate("a", "...")
+
+
+@pytest.mark.parametrize(
+    ("units", "references", "parts"),
+    [
+        ("abcd", ["ab", "cd"], ["ab", "cd"]),
+        ("abXcd", ["ab", "cd"], ["abX", "cd"]),  # what is aligned with nothing goes with what is before it
+        ("acd", ["ab", "cd"], ["a", "cd"]),
+        ("Xabcd", ["ab", "cd"], ["Xab", "cd"]),
+        ("cd", ["ab", "cd"], ["", "cd"]),
+        ("ABCD", ["ab", "cd"], ["AB", "CD"]),
+        ("", ["ab", "cd"], ["", ""]),
+        ("ab", ["ab", "", "cd"], ["ab", "", ""]),
+    ],
+)
+def test_output_is_cut_into_the_sentences_of_the_reference(units: str, references: list[str], parts: list[str]) -> None:
+    found = resegment(units, references)
+    assert ["".join(units[index] for index in part) for part in found] == parts
+    assert sorted(index for part in found for index in part) == list(range(len(units)))
+
+
+@pytest.mark.parametrize(
+    ("delays", "duration", "length", "lag"),
+    [
+        ([1, 2, 3, 4], 4, 4, 1.0),  # one second behind an interpreter of one unit a second
+        ([1, 2, 3, 4], 4, 8, (1 + 1.5 + 2 + 2.5) / 4),  # a longer reference: the ideal is faster
+        ([2, 4, 5, 6], 4, 4, (2 + 3) / 2),  # up to the first unit after the end
+        ([5, 6], 4, 2, 5.0),  # all after the end: the first alone counts
+    ],
+)
+def test_laal(delays: Sequence[float], duration: float, length: int, lag: float) -> None:
+    assert laal(delays, duration, length) == pytest.approx(lag)
+
+
+def test_laal_is_that_of_omnisteval() -> None:
+    scoring = pytest.importorskip("omnisteval.scoring")
+    data = pytest.importorskip("omnisteval.data")
+    for delays in ([500.0, 900.0, 1700.0, 2500.0], [1200.0, 1300.0], [2100.0, 2200.0]):
+        instance = data.Instance("x", "a b c", "word", 0, 2000.0, delays, delays, 2000.0, True)
+        assert laal(delays, 2000.0, 3) == pytest.approx(scoring.LAALScorer().compute(instance))
+
+
+def test_stream_laal_counts_from_the_start_of_each_sentence() -> None:
+    segments = [Segment("a", ("a",), 0.0, 4.0), Segment("b", ("b",), 5.0, 2.0), Segment("c", ("c",), 8.0, 2.0)]
+    assert stream_laal([[1, 2, 3, 4], [6.0, 7.0], []], segments, [4, 2, 3]) == pytest.approx(1000 * (1 + 1) / 2)
+
+
+def test_sentences_are_joined_with_pauses() -> None:
+    second = np.ones(RATE, np.float32)
+    recording = Recording.join([(second, "a", ("b",)), (second, "c", ("d",))])
+    assert [segment.start for segment in recording.segments] == [0.0, 1 + PAUSE]
+    assert recording.seconds == pytest.approx(2 * (1 + PAUSE))
+    with pytest.raises(DataError, match="no audio"):
+        Recording.join([])
+
+
+def test_a_recording_from_end_to_end(model: Translator) -> None:
+    references = [model.translate(text, 2) for text in SAID]
+    silence = np.zeros(2 * RATE, np.float32)
+    recording = Recording.join([(silence, text, (ref,)) for text, ref in zip(SAID, references, strict=True)])
+    scores = score_speech(model, FakeRecogniser(), recording, 2, "word")
+    assert scores.word_error_rate == 0
+    assert pytest.approx(scores.BLEU_clean) == scores.BLEU
+    # Everything is written when a sentence has been heard: for each, the first unit alone counts.
+    assert scores.stream_laal == pytest.approx(2000, abs=110)
+    assert scores.stream_laal_ca >= scores.stream_laal
+    assert scores.lag["total"] >= scores.lag["recognition"] >= 0
+    assert scores.recognition_rtf > 0
+    assert scores.translation_rtf > 0
+
+
+def test_peak_memory_counts_children() -> None:
+    alone = speech.peak_memory_mb()
+    waiting = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # it is up
+        assert speech.peak_memory_mb() > alone + 1
+        child.communicate(b"\n")
+
+
+def test_a_clock_that_goes_with_the_audio() -> None:
+    clock = SpeechClock()
+    clock.hear(100.0)
+    assert 100 <= clock() < 101
+    clock.hear(50.0)  # the work has taken longer than the audio
+    assert 100 <= clock() < 101
+
+
+def test_the_command(
+    model: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recognisers, "open_recogniser", lambda _: FakeRecogniser())
+    monkeypatch.setattr(synthesis, "synthesise", lambda _: np.zeros(2 * RATE, np.float32))
+    source, reference = tmp_path / "dev.en", tmp_path / "dev.de"
+    source.write_text("\n".join(SAID) + "\n", encoding="utf-8")
+    reference.write_text("\n".join(model.translate(text, 2) for text in SAID) + "\n", encoding="utf-8")
+    common = ("--source", source, "--reference", reference, "--output", tmp_path / "results")
+    bundle = ("--model", f"mine={model.bundle.directory}", "--delay", "2")
+    done = call("evaluate", *common, *bundle, "--audio", "espeak-ng", capture=capsys)
+    assert done.returncode == 0
+    written = json.loads((tmp_path / "results" / "speech.json").read_text(encoding="utf-8"))
+    (scores,) = written["results"]
+    assert (scores["system"], scores["delay"], scores["word_error_rate"]) == ("mine", 2, 0)
+    assert set(scores["lag"]) == {"total", *speech.CAUSES}
+    assert "mine" in done.stdout
+    refused = call("evaluate", *common, *bundle, "--audio", tmp_path, capture=capsys)
+    assert refused.returncode == 2
+    assert "0 WAV files for 2 sentences" in refused.stderr
+
+
+def test_synthesis_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthesis, "COMMAND", "espeak-that-is-not-there")
+    with pytest.raises(Exception, match="espeak-that-is-not-there is not installed"):
+        synthesis.synthesise("hello")

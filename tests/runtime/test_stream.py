@@ -1,0 +1,628 @@
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from simulmt.errors import ConfigError, StreamError
+from simulmt.model.ctc import CTCModel
+from simulmt.runtime.bundle import Kind
+from simulmt.runtime.ctc import Collapse
+from simulmt.runtime.decoding import Written
+from simulmt.runtime.rules import Context, DecodingRules, RulesConfig, SourcePrefix
+from simulmt.runtime.stream import Commit, Lag, Stream, StreamState, Translator, load
+from simulmt.text import BLANK, END, Tokenizer, split_words
+from simulmt.text.segmentation import ends_sentence
+from simulmt.train.export import Trained
+from tiny_models import DELAYS, LONGEST, collapse, facts, joined, penalty_of, reference, trained, translator
+
+SYSTEMS: list[tuple[Kind, str]] = [
+    ("ctc", "fp32"),
+    ("ctc", "int8"),
+    ("ctc", "rules"),
+    ("ctc", "whole words"),
+    ("transducer", "fp32"),
+    ("transducer", "int8"),
+    ("wait-k", "fp32"),
+    ("wait-k", "int8"),
+    ("full-sentence", "fp32"),
+    ("full-sentence", "int8"),
+]
+# fmt: off
+WORDS = [
+    "the", "old", "bridge", "over", "river", "wind's", "closed,", "driver", "河", "大", "(frozen)", "10:45", "Mr.",
+    "window!?", "end.", "。", "\u00ad", "x", "7.",
+]
+# fmt: on
+texts = st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join)
+# In fp32 and with all decoding rules: "rules", of the network that "ctc" is otherwise, and "whole words", of one that
+# sees words whole.
+RULES = RulesConfig(repeated_symbol=3.0, restarted_noun=3.0, unknown_word=2.0, doubled_punctuation=True)
+KNOWN = ["aber", "der", "die", "im", "kinder", "regen", "und", "weiter"]
+RULED = "河 河 河 河 河 河"  # where a rule changes the translation
+BLANK_DECIDES = (
+    "waiter is from tickets knew"  # where at delay 3 the blank's own penalty decides what is written instead
+)
+delays = st.sampled_from(DELAYS)
+fuzz = settings(max_examples=25, deadline=None)
+
+
+@pytest.fixture(scope="session")
+def networks(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[Kind, Trained]:
+    kinds: tuple[Kind, ...] = ("ctc", "transducer", "wait-k", "full-sentence")
+    return {kind: trained(kind, source_tokenizer, target_tokenizer) for kind in kinds}
+
+
+@pytest.fixture(scope="session")
+def seeing_words(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Trained:
+    """A CTC network that sees words whole."""
+    return trained("ctc", source_tokenizer, target_tokenizer, whole_words=True)
+
+
+@pytest.fixture(scope="session")
+def translators(
+    networks: dict[Kind, Trained], seeing_words: Trained, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Translator]:
+    folder = tmp_path_factory.mktemp("bundles")
+    made: dict[tuple[str, str], Translator] = {
+        (kind, precision): translator(networks[kind], kind, precision, folder)  # type: ignore[arg-type]
+        for kind, precision in SYSTEMS
+        if precision in ("fp32", "int8")
+    }
+    for name, network in (("rules", networks["ctc"]), ("whole words", seeing_words)):
+        knowing = replace(network, words=KNOWN)
+        made["ctc", name] = translator(knowing, "ctc", "fp32", folder, name.replace(" ", "-"), rules=RULES)
+    return made
+
+
+@pytest.fixture(scope="session")
+def ctc(translators: dict[tuple[str, str], Translator]) -> Translator:
+    return translators["ctc", "fp32"]
+
+
+def delay_for(system: tuple[str, str], delay: int) -> int | None:
+    return None if system[0] == "full-sentence" else delay
+
+
+def open_stream(model: Translator, delay: int | None = None, beam: int = 1) -> Stream:
+    """A stream that cannot live on what earlier ones left in the caches."""
+    for pool in model.decoder.caches.pools.values():
+        for row in range(pool.block.shape[1]):
+            if pool.holder(row) is None:
+                pool.block[:, row] = 1e3
+    return model.stream(delay, beam)
+
+
+def at_once(model: Translator, text: str, delay: int | None, beam: int = 1) -> list[Commit]:
+    stream = open_stream(model, delay, beam)
+    return stream.push(text) + stream.finish()
+
+
+def sentences_of(text: str, tokenizer: Tokenizer) -> list[str]:
+    """The sentences that a stream is to make of a text, by the definition of where they end."""
+    sentences, words = list[str](), list[str]()
+    for word in split_words(text):
+        words.append(word)
+        read = sum(len(tokenizer.encode_word(before)) for before in words[:-1])
+        if ends_sentence(word, "en", is_first=read == 0):
+            sentences.append(" ".join(words))
+            words = []
+    return [sentence for sentence in [*sentences, " ".join(words)] if tokenizer.encode(sentence)]
+
+
+class TestAgainstPyTorch:
+    @given(text=texts, delay=delays)
+    @fuzz
+    def test_whole_sentences(
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], text: str, delay: int
+    ) -> None:
+        for kind, network in networks.items():
+            k = delay_for((kind, ""), delay)
+            sentences = [s for s in sentences_of(text, network.source) if len(network.source.encode(s)) < LONGEST]
+            commits = [at_once(translators[kind, "fp32"], sentence, k) for sentence in sentences]
+            assert [joined(c) for c in commits] == [reference(network, sentence, k) for sentence in sentences]
+
+    @given(text=texts, delay=delays)
+    @example(text=RULED, delay=1)
+    @example(text=BLANK_DECIDES, delay=3)
+    @fuzz
+    def test_decoding_rules(
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], text: str, delay: int
+    ) -> None:
+        network = networks["ctc"]
+        for sentence in sentences_of(text, network.source):
+            if len(network.source.encode(sentence)) < LONGEST:
+                found = joined(at_once(translators["ctc", "rules"], sentence, delay))
+                assert found == RULES.filter_text(network.target.decode(by_rules(network, sentence, delay)))
+
+    @given(text=texts, delay=delays)
+    @example(text="driver bridge closed, driver.", delay=1)
+    @fuzz
+    def test_whole_words_are_seen(
+        self, translators: dict[tuple[str, str], Translator], seeing_words: Trained, text: str, delay: int
+    ) -> None:
+        network, model = seeing_words, translators["ctc", "whole words"]
+        assert model.config.whole_words
+        for sentence in sentences_of(text, network.source):
+            if len(network.source.encode(sentence)) < LONGEST:
+                found = joined(at_once(model, sentence, delay))
+                assert found == RULES.filter_text(network.target.decode(by_rules(network, sentence, delay)))
+
+    def test_to_see_whole_words_matters(self, networks: dict[Kind, Trained], seeing_words: Trained) -> None:
+        """The two networks have the same weights."""
+        sentence = "driver bridge closed, driver."
+        assert by_rules(networks["ctc"], sentence, 1) != by_rules(seeing_words, sentence, 1)
+        plain, whole = (network.model.encoder.embedding.weight for network in (networks["ctc"], seeing_words))
+        assert torch.equal(plain, whole)
+
+    def test_a_word_that_is_too_long_for_a_sentence_is_cut(
+        self, translators: dict[tuple[str, str], Translator], seeing_words: Trained
+    ) -> None:
+        word = 30 * "xz"
+        pieces = seeing_words.source.encode_word(word)
+        room = LONGEST - 1
+        assert room < len(pieces) < 2 * room
+        parts = [
+            seeing_words.target.decode(by_rules_of(seeing_words, [*part, END], 1))
+            for part in (pieces[:room], pieces[room:])
+        ]
+        found = joined(at_once(translators["ctc", "whole words"], word, 1))
+        assert found == " ".join(map(RULES.filter_text, parts))
+
+    def test_a_rule_changes_something(self, networks: dict[Kind, Trained]) -> None:
+        network = networks["ctc"]
+        assert network.target.decode(by_rules(network, RULED, 1)) != reference(network, RULED, 1)
+
+    def test_the_blank_penalty_changes_something(self, networks: dict[Kind, Trained]) -> None:
+        network = networks["ctc"]
+        raw, scores = logits_of(network, BLANK_DECIDES, 3), penalised(logits_of(network, BLANK_DECIDES, 3), 3)
+        read, symbols = read_at_frames(network, BLANK_DECIDES, 3), scores.argmax(-1).tolist()
+        for shown, is_right in ((scores, True), (raw, False)):
+            chosen = rules_of(network).choose(symbols, shown.numpy(), read, BLANK, Context())
+            assert (Collapse().push(chosen) == by_rules(network, BLANK_DECIDES, 3)) == is_right
+
+    @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
+    @fuzz
+    def test_steps_with_changing_delays(
+        self, ctc: Translator, networks: dict[Kind, Trained], text: str, changes: list[int], every: int
+    ) -> None:
+        """The delay changes every few words, in the stream as in the network's own `step`."""
+        words = [word for word in split_words(text) if not ends_sentence(word, "en")][:12]
+        schedule = [changes[index // every % len(changes)] for index in range(len(words))]
+        stream, written = open_stream(ctc, schedule[0] if schedule else 1), ""
+        for word, delay in zip(words, schedule, strict=True):
+            stream.set_delay(delay)
+            written += joined(stream.push(f"{word} "))
+        assert written + joined(stream.finish()) == by_steps(networks["ctc"], words, schedule)
+
+    @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
+    @fuzz
+    @example(text="driver bridge driver bridge driver", changes=[5, 5, 1], every=2)
+    def test_decoding_rules_with_changing_delays(
+        self,
+        translators: dict[tuple[str, str], Translator],
+        networks: dict[Kind, Trained],
+        seeing_words: Trained,
+        text: str,
+        changes: list[int],
+        every: int,
+    ) -> None:
+        """The source prefix of a frame is what it looks at, which is less again when the delay falls."""
+        words = [word for word in split_words(text) if not ends_sentence(word, "en")][:12]
+        schedule = [changes[index // every % len(changes)] for index in range(len(words))]
+        for name, network in (("rules", networks["ctc"]), ("whole words", seeing_words)):
+            stream, written = open_stream(translators["ctc", name], schedule[0] if schedule else 1), ""
+            for word, delay in zip(words, schedule, strict=True):
+                stream.set_delay(delay)
+                written += joined(stream.push(f"{word} "))
+            scores, prefixes = frames_by_steps(network, words, schedule)
+            expected = choose_by_rules(rules_of(network), scores, prefixes)
+            assert written + joined(stream.finish()) == RULES.filter_text(network.target.decode(expected))
+
+    @given(text=texts, beam=st.integers(2, 3))
+    @settings(max_examples=10, deadline=None)
+    def test_beam_search_of_whole_sentences(
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], text: str, beam: int
+    ) -> None:
+        network = networks["full-sentence"]
+        sentences = [s for s in sentences_of(text, network.source) if len(network.source.encode(s)) < LONGEST][:2]
+        for sentence in sentences:
+            found = joined(at_once(translators["full-sentence", "fp32"], sentence, None, beam))
+            assert found == reference(network, sentence, None, beam)
+
+
+@pytest.mark.parametrize(("bundle", "at_first", "in_all"), [("rules", "und", "und.,"), ("fp32", "und,", "und,.,")])
+def test_a_mark_waits_for_what_follows_it_if_doubled_ones_are_dropped(
+    translators: dict[tuple[str, str], Translator], bundle: str, at_first: str, in_all: str
+) -> None:
+    model = translators["ctc", bundle]
+    word, comma = model.bundle.target.encode("und"), model.bundle.target.encode("und,")[-1]
+    stop = model.bundle.target.encode("und.")[-1]
+    stream = model.stream(1)
+    stream.accept("the ")
+    stream.commit([Written([*word, comma], 0, 0)], 0.0, 0.0)
+    written = joined(stream.take())
+    assert written == at_first
+    stream.accept_end()
+    stream.current.due.clear()  # the model itself has nothing to say here
+    stream.commit([Written([stop], 0, 0), Written([comma], 1, 1)], 0.0, 0.0)
+    assert written + joined(stream.take()) == in_all
+    assert not stream.is_due
+
+
+def by_steps(network: Trained, words: Sequence[str], schedule: Sequence[int]) -> str:
+    scores, _ = frames_by_steps(network, words, schedule)
+    return network.target.decode(collapse(scores, 0.0)) if len(scores) else ""
+
+
+@torch.inference_mode()
+def frames_by_steps(
+    network: Trained, words: Sequence[str], schedule: Sequence[int]
+) -> tuple[torch.Tensor, list[SourcePrefix]]:
+    """The scores [F V] of the network's own steps, and what each frame looks at."""
+    model = network.model
+    assert isinstance(model, CTCModel)
+    state, frames, prefixes, tokens = (
+        model.encoder.start(),
+        [torch.zeros(0, network.target.size)],
+        list[SourcePrefix](),
+        list[int](),
+    )
+
+    def step(word: list[int], delay: int, end: bool = False) -> None:
+        nonlocal state
+        tokens.extend(word)
+        logits, state = model.step(torch.tensor([word]), state, delay, end)
+        frames.append(penalised(logits[0], delay))
+        first = len(prefixes) // model.mu
+        for position in range(first, first + logits.shape[1] // model.mu):
+            prefixes.extend([SourcePrefix(tokens[: seen(network, tokens, position + delay)])] * model.mu)
+
+    for word, delay in zip(words, schedule, strict=True):
+        for pieces in network.source.part_words(network.source.encode_word(word)):
+            step(pieces, delay)
+    if state.read:
+        step([END], schedule[-1], end=True)
+    return torch.cat(frames), prefixes
+
+
+def seen(network: Trained, tokens: Sequence[int], count: int) -> int:
+    """How many of the tokens are looked at where the first `count` were waited for."""
+    assert isinstance(network.model, CTCModel)
+    if network.model.encoder.word_starts is not None:
+        while count < len(tokens) and tokens[count] != END and network.source.pieces[tokens[count]][0] != "▁":
+            count += 1
+    return count
+
+
+def logits_of(network: Trained, sentence: str, delay: int) -> torch.Tensor:
+    """The scores [F V] of a whole sentence."""
+    return logits_of_tokens(network, [*network.source.encode(sentence), END], delay)
+
+
+@torch.inference_mode()
+def logits_of_tokens(network: Trained, tokens: Sequence[int], delay: int) -> torch.Tensor:
+    assert isinstance(network.model, CTCModel)
+    return network.model(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay)[0]
+
+
+def read_at_frames(network: Trained, sentence: str, delay: int) -> list[SourcePrefix]:
+    """What each frame of a sentence may look at."""
+    assert isinstance(network.model, CTCModel)
+    return read_at_frames_of(network, [*network.source.encode(sentence), END], delay)
+
+
+def read_at_frames_of(network: Trained, tokens: Sequence[int], delay: int) -> list[SourcePrefix]:
+    assert isinstance(network.model, CTCModel)
+    prefixes = [SourcePrefix(tokens[: seen(network, tokens, position + delay)]) for position in range(len(tokens))]
+    return [each for each in prefixes for _ in range(network.model.mu)]
+
+
+def rules_of(network: Trained) -> DecodingRules:
+    return DecodingRules.of(RULES, network.source, network.target, KNOWN)
+
+
+def by_rules(network: Trained, sentence: str, delay: int) -> list[int]:
+    """Translate a sentence with all rules."""
+    return by_rules_of(network, [*network.source.encode(sentence), END], delay)
+
+
+def by_rules_of(network: Trained, tokens: Sequence[int], delay: int) -> list[int]:
+    scores = penalised(logits_of_tokens(network, tokens, delay), delay)
+    return choose_by_rules(rules_of(network), scores, read_at_frames_of(network, tokens, delay))
+
+
+def choose_by_rules(rules: DecodingRules, scores: torch.Tensor, prefixes: Sequence[SourcePrefix]) -> list[int]:
+    """Greedy choice frame by frame, among all symbols."""
+    written, previous, context = list[int](), BLANK, Context()
+    for frame, read in zip(scores.clone().numpy(), prefixes, strict=True):
+        for symbol in {*range(len(frame))} - {BLANK, previous}:
+            frame[symbol] -= rules.penalty(symbol, context, read)
+        symbol = int(frame.argmax())
+        if symbol not in (BLANK, previous):
+            written.append(symbol)
+            context = rules.extend(context, symbol)
+        previous = symbol
+    return written
+
+
+def penalised(logits: torch.Tensor, delay: int) -> torch.Tensor:
+    logits = logits.clone()
+    logits[:, BLANK] -= penalty_of(delay)
+    return logits
+
+
+class TestContract:
+    @pytest.mark.parametrize("system", SYSTEMS)
+    @given(text=texts, delay=delays, cuts=st.lists(st.integers(0, 12), max_size=40))
+    @fuzz
+    def test_chunks_do_not_matter(
+        self,
+        translators: dict[tuple[str, str], Translator],
+        system: tuple[str, str],
+        text: str,
+        delay: int,
+        cuts: list[int],
+    ) -> None:
+        model, k = translators[system], delay_for(system, delay)
+        stream, commits, rest = open_stream(model, k), list[Commit](), text
+        for cut in cuts:
+            commits += stream.push(rest[:cut])
+            rest = rest[cut:]
+        commits += stream.push(rest) + stream.finish()
+        assert facts(commits) == facts(at_once(model, text, k))
+
+    @pytest.mark.parametrize("system", SYSTEMS)
+    @given(data=st.data(), several=st.lists(st.tuples(texts, delays), min_size=2, max_size=5))
+    @settings(max_examples=15, deadline=None)
+    def test_company_does_not_matter(
+        self,
+        translators: dict[tuple[str, str], Translator],
+        system: tuple[str, str],
+        data: st.DataObject,
+        several: list[tuple[str, int]],
+    ) -> None:
+        """Streams of different texts, delays and ages, advanced together in ever changing groups."""
+        model = translators[system]
+        streams = [open_stream(model, delay_for(system, delay)) for _, delay in several]
+        rests = [text for text, _ in several]
+        commits: list[list[Commit]] = [[] for _ in several]
+        for _ in range(6):
+            group = data.draw(st.lists(st.integers(0, len(several) - 1), unique=True))
+            sizes = [data.draw(st.integers(0, 40)) for _ in group]
+            chunks = [(streams[index], rests[index][:size]) for index, size in zip(group, sizes, strict=True)]
+            for index, size, news in zip(group, sizes, model.push_many(chunks), strict=True):
+                rests[index] = rests[index][size:]
+                commits[index] += news
+        for stream, rest in zip(streams, rests, strict=True):
+            stream.accept(rest)
+            stream.accept_finish()
+        for mine, news in zip(commits, model.drain(streams), strict=True):
+            mine += news
+        alone = [at_once(model, text, delay_for(system, delay)) for text, delay in several]
+        assert list(map(facts, commits)) == list(map(facts, alone))
+
+    @given(text=texts, delay=delays)
+    @fuzz
+    def test_commits_count_up(self, ctc: Translator, text: str, delay: int) -> None:
+        commits = at_once(ctc, text, delay)
+        assert [commit.seq for commit in commits] == list(range(1, len(commits) + 1))
+        assert all(commit.text for commit in commits)
+        for before, after in pairwise(commits):
+            assert (before.sentence, before.source_words) <= (after.sentence, after.source_words)
+        assert all(commit.source_words <= len(split_words(text)) for commit in commits)
+
+    @given(text=texts)
+    @fuzz
+    def test_sentences_are_translated_apart_and_joined_by_spaces(
+        self, ctc: Translator, networks: dict[Kind, Trained], text: str
+    ) -> None:
+        sentences = sentences_of(text, networks["ctc"].source)
+        short = [s for s in sentences if len(networks["ctc"].source.encode(s)) < LONGEST]
+        whole = joined(at_once(ctc, " ".join(short), 2))
+        assert whole == " ".join(filter(None, (reference(networks["ctc"], sentence, 2) for sentence in short)))
+
+    @pytest.mark.parametrize("system", SYSTEMS)
+    @given(text=st.text(max_size=60), cut=st.integers(0, 60))
+    @fuzz
+    def test_any_text_is_translated(
+        self, translators: dict[tuple[str, str], Translator], system: tuple[str, str], text: str, cut: int
+    ) -> None:
+        stream = open_stream(translators[system])
+        assert facts(stream.push(text[:cut]) + stream.push(text[cut:]) + stream.finish()) == facts(
+            at_once(translators[system], text, None)
+        )
+
+    @pytest.mark.parametrize("text", ["", " \n\t", "\x00\x01", "\ud83d", "a\udc80b", "\ufeff", "\u200b", "e" * 1000])
+    def test_odd_text_is_translated(self, ctc: Translator, text: str) -> None:
+        assert joined(at_once(ctc, text, 1)).strip() == joined(at_once(ctc, text, 1))
+
+    def test_an_unfinished_word_waits(self, ctc: Translator) -> None:
+        stream = open_stream(ctc, 1)
+        assert stream.push("bridg") == []
+        assert stream.push("e") == []
+        assert stream.push(" ")[0].source_words == 1
+
+    def test_a_stream_is_not_in_step_with_its_neighbours(self, ctc: Translator) -> None:
+        """A stream that has nothing to do stays as it is while others advance."""
+        idle, busy = open_stream(ctc, 3), open_stream(ctc, 1)
+        idle.push("the old ")
+        alone = facts(at_once(ctc, "the old bridge", 3))
+        for word in WORDS:
+            busy.push(f"{word} ")
+        assert facts(idle.push("bridge") + idle.finish()) == alone
+
+
+class TestSentences:
+    def test_an_endless_sentence_is_cut_at_the_bound(self, ctc: Translator, networks: dict[Kind, Trained]) -> None:
+        network = networks["ctc"]
+        words = ["window"] * 100
+        pieces = len(network.source.encode_word("window"))
+        each, left = divmod(LONGEST - 1, pieces)
+        assert left > 0, "the bound must fall into the middle of a word"
+        expected = [reference(network, " ".join(words[i : i + each]), 2) for i in range(0, len(words), each)]
+        commits = at_once(ctc, " ".join(words), 2)
+        assert joined(commits) == " ".join(expected)
+        assert commits[-1].sentence == len(expected) - 1
+
+    def test_a_word_beyond_the_bound_is_cut_too(self, ctc: Translator) -> None:
+        word = "q" * 127
+        assert len(ctc.bundle.source.encode_word(word)) > LONGEST
+        stream = open_stream(ctc, 1)
+        stream.push(f"{word} the bridge")
+        stream.finish()
+        assert stream.sentences_finished > 1
+
+    def test_a_number_that_begins_what_a_cut_left_does_not_end_it(self, ctc: Translator) -> None:
+        """As in a list, "3." is a heading wherever it comes first."""
+        source = ctc.bundle.source
+        filler = next(word for word in ("a", "the", "we") if len(source.encode_word(word)) == 1)
+        stream = open_stream(ctc, 2)
+        stream.push(f"{filler} " * (LONGEST - 2) + "1234. the old bridge ")
+        assert len(source.encode_word("1234.")) > 1
+        assert stream.sentences_finished == 1
+        stream.finish()
+        assert stream.sentences_finished == 2
+
+    def test_only_its_end_ends_a_sentence_that_is_not_segmented(self, ctc: Translator) -> None:
+        stream = ctc.stream(2, segment=False)
+        stream.push("wait. is it closed? no! ")
+        assert stream.sentences_finished == 0
+        stream.end_sentence()
+        assert stream.sentences_finished == 1
+
+    def test_end_sentence_ends_it_without_a_full_stop(self, ctc: Translator, networks: dict[Kind, Trained]) -> None:
+        stream = open_stream(ctc, 3)
+        written = joined(stream.push("the old bridge") + stream.end_sentence())
+        assert written == reference(networks["ctc"], "the old bridge", 3)
+        assert stream.sentences_finished == 1
+        assert stream.end_sentence() == []
+
+    def test_a_line_gives_a_line(self, translators: dict[tuple[str, str], Translator]) -> None:
+        lines = ["the old bridge", "", "  ", "We waited. The wind!", *(f"river {n}" for n in range(70))]
+        for model in translators.values():
+            found = model.translate("\n".join(lines)).split("\n")
+            assert found == [joined(at_once(model, line, model.config.largest_delay)) for line in lines]
+            found = model.translate("\n".join(lines), model.config.default_delay).split("\n")
+            assert found == [joined(at_once(model, line, None)) for line in lines]
+
+    def test_sentences_of_an_unspaced_target_are_not_parted(
+        self, source_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer, tmp_path: Path
+    ) -> None:
+        network = trained("ctc", source_tokenizer, ideograph_tokenizer)
+        model = translator(network, "ctc", "fp32", tmp_path)
+        first, second = "the old bridge.", "the river."
+        expected = reference(network, first, 1) + reference(network, second, 1)
+        assert joined(at_once(model, f"{first} {second}", 1)) == expected
+
+
+class TestState:
+    def test_a_finished_stream_refuses_everything(self, ctc: Translator) -> None:
+        stream = open_stream(ctc)
+        states = [stream.state, stream.finish() or stream.state]
+        assert states == [StreamState.OPEN, StreamState.FINISHED]
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("push", lambda: stream.push("more")),
+            ("end_sentence", stream.end_sentence),
+            ("finish", stream.finish),
+            ("set_delay", lambda: stream.set_delay(1)),
+            ("push", lambda: stream.accept("more")),
+        ]
+        for name, call in calls:
+            with pytest.raises(StreamError, match=f"^{name}: this stream is finished"):
+                call()
+
+    def test_streams_of_another_translator_are_refused(self, ctc: Translator) -> None:
+        mine, foreign = open_stream(ctc, 1), Translator(ctc.bundle, threads=1).stream(1)
+        with pytest.raises(StreamError, match="another translator"):
+            ctc.push_many([(mine, "the old bridge "), (foreign, "the river ")])
+        assert not mine.is_due
+        mine.accept("the old bridge ")
+        foreign.accept("the river ")
+        for call in (ctc.drain, ctc.step):
+            with pytest.raises(StreamError, match="another translator"):
+                call([mine, foreign])
+        assert joined(mine.push("")) == joined(open_stream(ctc, 1).push("the old bridge "))
+
+    def test_fewer_than_no_threads_are_refused(self, ctc: Translator) -> None:
+        with pytest.raises(ConfigError, match=r"threads .* got -1"):
+            load(ctc.bundle.directory, threads=-1)
+
+    def test_only_trained_delays_are_taken(self, translators: dict[tuple[str, str], Translator]) -> None:
+        stream = translators["ctc", "fp32"].stream()
+        assert stream.delay == DELAYS[0]
+        with pytest.raises(StreamError, match=r"delay 4: .* trained for 1, 2, 3, 5"):
+            stream.set_delay(4)
+        with pytest.raises(StreamError, match="whole sentences"):
+            translators["full-sentence", "fp32"].stream(3)
+        assert translators["full-sentence", "fp32"].stream().delay is None
+
+    def test_impossible_beams_are_refused(self, translators: dict[tuple[str, str], Translator]) -> None:
+        with pytest.raises(StreamError, match="beam"):
+            translators["ctc", "fp32"].stream(beam=0)
+        with pytest.raises(StreamError, match="wait-k"):
+            translators["wait-k", "fp32"].stream(beam=2)
+        with pytest.raises(StreamError, match="ctc model writes while it reads"):
+            translators["ctc", "fp32"].stream(beam=2)
+
+
+class TestLag:
+    @pytest.mark.parametrize("delay", [1, 2, 3])
+    def test_lag_is_split_by_cause(self, ctc: Translator, delay: int) -> None:
+        """Words arrive at seconds 10, 11, ... and are computed from second 25 to 26."""
+        ticks = iter([25.0, 26.0])
+        model = Translator(ctc.bundle, threads=1, clock=lambda: next(ticks))
+        stream = open_stream(model, delay)
+        words = [word for word in ("the", "river", "in", "was", "we") if len(ctc.bundle.source.encode_word(word)) == 1]
+        for second, word in enumerate(words, start=10):
+            stream.accept(f"{word} ", arrived=float(second))
+        model.step([stream])
+        commits = stream.take()
+        assert commits
+        for commit in commits:
+            queue = 1000 * (25 - 10 - (commit.source_words - 1))
+            assert commit.lag == Lag(policy=1000 * (delay - 1), queue=queue, compute=1000)
+
+    def test_total_is_the_sum(self) -> None:
+        assert Lag(1.0, 2.0, 4.0).total == 7.0
+
+
+def test_the_runtime_needs_no_pytorch(ctc: Translator) -> None:
+    program = (
+        "import sys, simulmt\n"
+        f"model = simulmt.load({str(ctc.bundle.directory)!r}, threads=1)\n"
+        "stream = model.stream(delay=3)\n"
+        "assert stream.push('the old bridge ') + stream.finish()\n"
+        "print(*sorted({'torch', 'onnx', 'jaxtyping', 'simulmt.model', 'simulmt.train'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.slow
+def test_a_million_words_cost_the_same_a_word_and_leave_no_trace(ctc: Translator) -> None:
+    stream, page = open_stream(ctc, 3), " ".join(WORDS) + " "
+    pages = 1_000_000 // len(WORDS)
+    marks = []  # seconds and bytes, taken ten times on the way
+    for number in range(pages):
+        if number % (pages // 10) == 0:
+            marks.append((time.process_time(), resident_bytes()))
+        stream.push(page)
+    paces = [after[0] - before[0] for before, after in pairwise(marks)]
+    assert statistics.median(paces[5:]) < 1.3 * statistics.median(paces[:4])
+    assert marks[-1][1] - marks[1][1] < 20e6
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,0 +1,128 @@
+"""Sentences that are taken back, and typed anew."""
+
+from __future__ import annotations
+
+from playwright.sync_api import BrowserContext, Page, expect
+
+from .support import FIRST, SECOND, THIRD, Complaints, choose, draft, offline, open_page, serving, wait_for_translation
+
+
+def test_the_last_sentence_is_taken_back_and_typed_anew(page: Page) -> None:
+    draft(page).press_sequentially(FIRST + SECOND)
+    wait_for_translation(page, offline([FIRST, SECOND]))
+    draft(page).press("Backspace")
+    expect(draft(page)).to_have_value(SECOND.strip())
+    expect(page.locator(".sent .text")).to_have_text(FIRST.strip())
+    expect(page.get_by_role("deletion")).to_have_text(offline([SECOND]))
+    draft(page).press("Control+a")
+    draft(page).press_sequentially(THIRD)
+    expect(page.locator(".lane .text p:not([role])")).to_have_text([offline([FIRST]), offline([THIRD])])
+    expect(page.locator(".sent .text p")).to_have_text([FIRST.strip(), THIRD.strip()])
+
+
+def test_a_change_to_what_was_read_takes_the_sentence_back(page: Page) -> None:
+    draft(page).press_sequentially(f"{FIRST}felfun nolbos faltin mir")
+    wait_for_translation(page, offline([FIRST, "felfun nolbos faltin "]))
+    for _ in range(len("faltin mir")):
+        draft(page).press("Backspace")
+    expect(draft(page)).to_have_value("felfun nolbos ")
+    expect(page.get_by_role("deletion")).to_have_text(offline(["felfun nolbos faltin "]))
+    expect(page.locator(".ink span")).to_have_text("")
+    draft(page).press_sequentially("fisfi .\n")
+    expect(page.locator(".lane .text p:not([role])")).to_have_text(
+        [offline([FIRST]), offline(["felfun nolbos fisfi .\n"])]
+    )
+
+
+def test_undo_takes_back_one_sentence_after_the_other(page: Page) -> None:
+    draft(page).press_sequentially(FIRST + SECOND + THIRD)
+    wait_for_translation(page, offline([FIRST, SECOND, THIRD]))
+    draft(page).press("Control+z")
+    expect(draft(page)).to_have_value(THIRD.strip())
+    draft(page).press("Control+z")
+    expect(draft(page)).to_have_value(f"{SECOND}{THIRD.strip()}")
+    expect(page.get_by_role("deletion")).to_have_text([offline([SECOND]), offline([THIRD])])
+    draft(page).press("Enter")
+    expect(page.locator(".lane .text p:not([role])")).to_have_text(
+        [offline([FIRST]), offline([SECOND]), offline([THIRD])]
+    )
+
+
+def test_what_was_taken_back_stays_so_over_a_reload(page: Page) -> None:
+    draft(page).press_sequentially(FIRST + SECOND)
+    wait_for_translation(page, offline([FIRST, SECOND]))
+    page.get_by_role("button", name="Take back the last sentence").click()
+    expect(draft(page)).to_have_value(SECOND.strip())
+    page.reload()
+    page.wait_for_selector(".connection[data-state=live]")
+    expect(draft(page)).to_have_value(SECOND.strip())
+    expect(page.locator(".sent .text p")).to_have_text([FIRST.strip()])
+    expect(page.get_by_role("deletion")).to_have_text(offline([SECOND]))
+    choose(page, "Compare two settings")
+    wait_for_translation(page, offline([FIRST], delay=5), lane=1)
+
+
+def test_what_was_taken_back_is_not_exported(page: Page, context: BrowserContext) -> None:
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    draft(page).press_sequentially(FIRST + SECOND)
+    wait_for_translation(page, offline([FIRST, SECOND]))
+    page.get_by_role("button", name="Take back the last sentence").click()
+    expect(page.get_by_role("deletion")).to_have_count(1)
+    page.get_by_role("button", name="Copy: Translation").click()
+    page.wait_for_selector("[data-action=copy][data-state=done]")
+    assert page.evaluate("navigator.clipboard.readText()") == f"{offline([FIRST])}\n"
+
+
+def test_a_sentence_taken_back_while_the_server_is_away(
+    page: Page, context: BrowserContext, complaints: Complaints
+) -> None:
+    complaints.expected = ("ERR_INTERNET_DISCONNECTED",)
+    draft(page).press_sequentially(FIRST + SECOND)
+    wait_for_translation(page, offline([FIRST, SECOND]))
+    context.set_offline(True)
+    page.wait_for_selector(".connection[data-state=lost]")
+    draft(page).press("Backspace")
+    draft(page).press_sequentially(THIRD[:10])
+    context.set_offline(False)
+    expect(draft(page)).to_have_value(f"{SECOND}{THIRD[:10]}")
+    draft(page).press_sequentially(THIRD[10:])
+    expect(page.locator(".lane .text p:not([role])")).to_have_text(
+        [offline([FIRST]), offline([SECOND]), offline([THIRD])]
+    )
+
+
+def test_enter_waits_for_the_sentence_that_is_taken_back(
+    page: Page, context: BrowserContext, complaints: Complaints
+) -> None:
+    complaints.expected = ("ERR_INTERNET_DISCONNECTED",)
+    draft(page).press_sequentially(f"{FIRST}felfun nolbos faltin mir")
+    wait_for_translation(page, offline([FIRST, "felfun nolbos faltin "]))
+    context.set_offline(True)
+    page.wait_for_selector(".connection[data-state=lost]")
+    draft(page).press("Control+a")
+    draft(page).press_sequentially(SECOND)
+    context.set_offline(False)
+    expect(page.locator(".lane .text p:not([role])")).to_have_text([offline([FIRST]), offline([SECOND])])
+    expect(draft(page)).to_have_value("")
+    choose(page, "Compare two settings")
+    wait_for_translation(page, offline([FIRST, SECOND], delay=5), lane=1)
+
+
+def test_a_restarted_server_takes_nothing_back_twice(context: BrowserContext) -> None:
+    with serving() as server:
+        page = open_page(context, server)
+        draft(page).press_sequentially(FIRST + SECOND)
+        wait_for_translation(page, offline([FIRST, SECOND]))
+        draft(page).press("Backspace")
+        expect(draft(page)).to_have_value(SECOND.strip())
+        server.kill()
+        page.wait_for_selector(".connection[data-state=lost]")
+        draft(page).press("Control+a")
+        draft(page).press_sequentially(THIRD)
+        server.start()
+        expect(page.locator(".lane .text p:not([role])")).to_have_text(
+            [offline([FIRST]), offline([THIRD])], timeout=20_000
+        )
+        expect(page.get_by_role("deletion")).to_have_text([offline([SECOND])])
+        expect(page.locator(".sent .text p")).to_have_text([FIRST.strip(), THIRD.strip()])
+        expect(draft(page)).to_have_value("")

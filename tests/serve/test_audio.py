@@ -1,0 +1,242 @@
+"""Audio over the WebSocket: recognised, translated, acknowledged, resumed and bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulmt.errors import ConfigError, SpeechError
+from simulmt.runtime.revisions import Hypothesis
+from simulmt.runtime.stream import Translator
+from simulmt.serve import audio
+from simulmt.serve.audio import ACKNOWLEDGED_EVERY, find_recognisers
+from simulmt.speech.audio import RATE, Samples
+
+from .helpers import Served, Talk, eventually, synthetic_text, text_of
+
+LANGUAGE = "synthetic"  # of the toy model
+WORDS = [word for word in synthetic_text(3, seed=5).split() if word.isalpha()]
+FRAME = RATE // 10
+
+
+def speak(first: int, count: int) -> bytes:
+    """Frames of 0.1 s, each of which holds its number; the recogniser below hears word n in frame n."""
+    return np.repeat(np.arange(first, first + count), FRAME).astype("<i2").tobytes()
+
+
+class FakeRecogniser:
+    """Hears a word in every frame, by the frame's number, and revises the last one."""
+
+    language: str | None = LANGUAGE
+    started: list[FakeRecogniser] = []  # noqa: RUF012, a record for the tests
+    gate = threading.Event()  # nothing is heard while it is clear
+
+    def start(self) -> FakeRecogniser:
+        speaker = FakeRecogniser()
+        speaker.heard, speaker.is_closed = [], False
+        FakeRecogniser.started.append(speaker)
+        return speaker
+
+    heard: list[int]
+    is_closed: bool
+
+    def push(self, samples: Samples) -> list[Hypothesis]:
+        assert FakeRecogniser.gate.wait(30)
+        numbers = np.rint(samples * (1 << 15)).astype(int).tolist()
+        self.heard += [number for number in dict.fromkeys(numbers) if number not in self.heard]
+        said = " ".join(WORDS[number] for number in self.heard[:-1])
+        return [Hypothesis(f"{said} {WORDS[self.heard[-1]]}?", start=0.0, end=len(self.heard) / 10)]
+
+    def finish(self) -> list[Hypothesis]:
+        return [Hypothesis(" ".join(WORDS[number] for number in self.heard), is_final=True)] if self.heard else []
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture(autouse=True)
+def recognisers(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeRecogniser.started.clear()
+    FakeRecogniser.gate.set()
+    monkeypatch.setattr(audio, "open_recogniser", lambda _: FakeRecogniser())
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served]) -> Served:
+    return serve(recognisers={LANGUAGE: "fake"})
+
+
+def said(messages: list[dict[str, Any]]) -> str:
+    return "".join(message["text"] for message in messages if message["type"] == "transcript")
+
+
+def open_audio(talk: Talk, **fields: Any) -> dict[str, Any]:
+    return talk.start(input="audio", **fields)
+
+
+def test_speech_is_recognised_translated_and_acknowledged(served: Served, translator: Translator) -> None:
+    with served.talk() as talk:
+        assert open_audio(talk)["samples"] == 0
+        for number in range(len(WORDS)):
+            talk.socket.send(speak(number, 1))
+        talk.say("finish")
+        messages = talk.hear_all()
+    assert said(messages).split() == WORDS
+    assert text_of(messages) == translator.translate(" ".join(WORDS), 3)
+    assert messages[-1]["type"] == "done"
+    heard = [message["samples"] for message in messages if message["type"] == "heard"]
+    assert heard == list(range(ACKNOWLEDGED_EVERY, len(WORDS) * FRAME + 1, ACKNOWLEDGED_EVERY))
+    seqs = [message["seq"] for message in messages if message["type"] == "transcript"]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert any(message["tentative"].endswith("?") for message in messages if message["type"] == "transcript")
+    assert any("recognition" in message["lag_ms"] for message in messages if message["type"] == "commit")
+    eventually(lambda: FakeRecogniser.started[0].is_closed)
+
+
+def test_a_lost_connection_loses_no_speech(served: Served, translator: Translator) -> None:
+    with served.talk() as talk:
+        session = open_audio(talk)["session"]
+        for number in range(7):
+            talk.socket.send(speak(number, 1))
+        talk.hear_until("heard")
+    with served.talk() as talk:
+        ready = talk.say("resume", session=session, seq=0).hear()
+        assert ready["samples"] % FRAME == 0
+        assert ready["received"] == 0
+        for number in range(ready["samples"] // FRAME, len(WORDS)):
+            talk.socket.send(speak(number, 1))
+        talk.say("finish")
+        messages = talk.hear_all()
+    transcripts = {message["seq"]: message["text"] for message in messages if message["type"] == "transcript"}
+    assert "".join(transcripts[seq] for seq in sorted(transcripts)).split() == WORDS
+    assert text_of(messages) == translator.translate(" ".join(WORDS), 3)
+    assert FakeRecogniser.started[0].heard == list(range(len(WORDS)))
+
+
+def test_the_delay_can_be_changed_while_speaking(served: Served) -> None:
+    with served.talk() as talk:
+        open_audio(talk)
+        talk.socket.send(speak(0, 3))
+        talk.say("delay", k=1).say("finish")
+        assert talk.hear_all()[-1]["type"] == "done"
+
+
+def test_audio_that_is_not_recognised_yet_is_bounded(serve: Callable[..., Served]) -> None:
+    served = serve(recognisers={LANGUAGE: "fake"}, audio_seconds=1.0)
+    FakeRecogniser.gate.clear()
+    with served.talk() as talk:
+        session = open_audio(talk)["session"]
+        for number in range(len(WORDS)):
+            talk.socket.send(speak(number, 1))
+        (live,) = [each for each in served.sessions._sessions.values() if each.name == session]
+        eventually(lambda: live.speech.received >= RATE)
+        assert live.speech.received <= RATE + FRAME
+        FakeRecogniser.gate.set()
+        talk.say("finish")
+        assert said(talk.hear_all()).split() == WORDS
+
+
+def test_only_so_many_may_speak_at_once(serve: Callable[..., Served]) -> None:
+    served = serve(recognisers={LANGUAGE: "fake"}, audio_streams=1)
+    with served.talk() as first, served.talk() as second, served.talk() as text:
+        open_audio(first)
+        second.say("start", model="toy", input="audio")
+        assert second.hear_error() == ("too_many_streams", 1013)
+        assert text.start()["type"] == "ready"
+        first.say("finish").hear_all()
+    with served.talk() as third:
+        assert open_audio(third)["type"] == "ready"
+
+
+def test_a_language_that_is_not_recognised(serve: Callable[..., Served]) -> None:
+    with serve(recognisers={"xx": "fake"}).talk() as talk:
+        talk.say("start", model="toy", input="audio")
+        assert talk.hear_error() == ("no_recogniser", 1008)
+
+
+@pytest.mark.parametrize(
+    ("opening", "message", "code"),
+    [
+        ("audio", b"abc", "bad_message"),
+        ("audio", b"\0" * 70_000, "too_big"),
+        ("audio", '{"type":"source","text":"hello "}', "out_of_order"),
+        ("text", b"\0\0", "bad_message"),
+    ],
+)
+def test_what_does_not_fit_the_input_is_refused(served: Served, opening: str, message: str | bytes, code: str) -> None:
+    with served.talk() as talk:
+        talk.start(input=opening)
+        talk.socket.send(message)
+        assert talk.hear_error()[0] == code
+
+
+def test_a_recogniser_that_fails_ends_the_stream(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(FakeRecogniser, "push", fail)
+    with served.talk() as talk:
+        open_audio(talk)
+        talk.socket.send(speak(0, 1))
+        assert talk.hear_error() == ("internal", 1011)
+    with served.talk() as talk:
+        assert talk.start()["type"] == "ready"
+
+
+def test_a_server_that_shuts_down_translates_what_it_has_acknowledged(served: Served) -> None:
+    with served.talk() as talk:
+        open_audio(talk)
+        for number in range(5):
+            talk.socket.send(speak(number, 1))
+        messages = talk.hear_until("heard")
+        threading.Thread(target=served.stop).start()
+        messages += talk.hear_all()
+    assert said(messages).split() == WORDS[:5]
+    assert messages[-1]["code"] == "draining"
+
+
+def test_metrics_and_models_tell_of_audio(served: Served) -> None:
+    import httpx
+
+    (model,) = httpx.get(f"{served.http}/v1/models").json()["models"]
+    assert model["audio"] is True
+    with served.talk() as talk:
+        open_audio(talk)
+        talk.socket.send(speak(0, 3))
+        assert "simulmt_audio_streams 1.0" in httpx.get(f"{served.http}/metrics").text
+        talk.say("finish").hear_all()
+    metrics = httpx.get(f"{served.http}/metrics").text
+    assert "simulmt_audio_streams 0.0" in metrics
+    assert f'simulmt_audio_seconds_total{{language="{LANGUAGE}"}} 0.3' in metrics
+
+
+class TestOptions:
+    def test_the_default_is_moonshine_where_it_is_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(audio, "is_installed", lambda _: True)
+        assert find_recognisers([]) == {"en": "moonshine"}
+        monkeypatch.setattr(audio, "is_installed", lambda _: False)
+        assert find_recognisers([]) == {}
+        assert find_recognisers(["none"]) == {}
+
+    def test_names_by_language(self, tmp_path: Any) -> None:
+        (tmp_path / "base-es").mkdir()
+        options = ["moonshine", f"de=vosk:{tmp_path}", f"moonshine:{tmp_path}/base-es"]
+        assert find_recognisers(options) == {
+            "en": "moonshine",
+            "de": f"vosk:{tmp_path}",
+            "es": f"moonshine:{tmp_path}/base-es",
+        }
+
+    def test_mistakes(self, tmp_path: Any) -> None:
+        with pytest.raises(ConfigError, match="its model does not say its language; give LANGUAGE=vosk:"):
+            find_recognisers([f"vosk:{tmp_path}"])
+        with pytest.raises(ConfigError, match="there is already one for en"):
+            find_recognisers(["moonshine", f"en=vosk:{tmp_path}"])
+        with pytest.raises(SpeechError, match="no such directory"):
+            find_recognisers(["de=vosk:/nowhere"])
+        with pytest.raises(ConfigError, match="recogniser 'whisper': expected"):
+            find_recognisers(["whisper"])

@@ -1,0 +1,224 @@
+"""Rooms: what viewers see, whenever they come and whatever happens to the speaker; and undo."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from simulmt.runtime.stream import Translator
+from simulmt.serve.access import ApiKeys
+from simulmt.serve.protocol import Commit, ErrorCode, LagMs, RefusedError, Retract, Room, Sentence, parse_room
+from simulmt.serve.rooms import KEPT_MESSAGES, RoomLog
+
+from .helpers import Served, eventually, synthetic_text, text_of
+
+TEXT = synthetic_text(sentences=4, seed=81)
+SENTENCES = [f"{sentence.strip()}. " for sentence in TEXT.split(".") if sentence.strip()]
+Serve = Callable[..., Served]
+
+
+def spoken(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [message for message in messages if message["type"] in ("commit", "sentence")]
+
+
+def test_viewers_read_what_the_speaker_reads(served: Served) -> None:
+    with served.watch("hall") as early, served.talk() as speaker:
+        assert early.hear() == {"type": "waiting", "room": "hall"}
+        ready = speaker.start(room="hall", room_key="a")
+        assert (ready["room"], ready["captions"]) == ("hall", "/captions/hall")
+        room = early.hear()
+        assert {**room, "speech": ""} == {
+            "type": "room",
+            "room": "hall",
+            "model": "toy",
+            "source": "synthetic",
+            "target": "synthetic",
+            "speech": "",
+        }
+        speaker.say("source", text=TEXT).say("finish")
+        heard = speaker.hear_all()
+        assert early.hear_until("closed")[:-1] == heard[:-1]
+        assert early.hear() == {"type": "waiting", "room": "hall"}
+    assert httpx.get(f"{served.http}{ready['captions']}").status_code == 200
+
+
+def test_late_viewers_get_the_last_sentences(serve: Serve) -> None:
+    served = serve(kept_sentences=2)
+    with served.talk() as speaker:
+        speaker.start(room="hall")
+        speaker.say("source", text=f"{TEXT} ")
+        heard = [message for _ in range(4) for message in speaker.hear_until("sentence")]
+        with served.watch("hall") as late:
+            assert late.hear()["type"] == "room"
+            kept = [message for message in heard if message["sentence"] >= 1]
+            assert [late.hear() for _ in kept] == kept
+
+
+def test_a_room_has_one_speaker(served: Served) -> None:
+    with served.talk() as speaker, served.talk() as other:
+        speaker.start(room="hall", room_key="a")
+        assert other.say("start", model="toy", room="hall", room_key="b").hear_error() == ("room_taken", 1008)
+        speaker.say("finish")
+        speaker.hear_all()
+    with served.talk() as other:
+        assert other.start(room="hall", room_key="b")["type"] == "ready"
+        other.say("finish").hear_all()
+
+
+def test_a_speaker_that_starts_again_is_not_heard_twice(served: Served, translator: Translator) -> None:
+    with served.watch("hall") as viewer:
+        with served.talk() as speaker:
+            speaker.start(room="hall", room_key="a")
+            speaker.say("source", text=TEXT[:100])
+            speaker.hear()
+        with served.talk() as speaker:
+            speaker.start(room="hall", room_key="a")
+            speaker.say("source", text=TEXT).say("finish")
+            speaker.hear_all()
+        messages = viewer.hear_until("closed")
+    assert [message["type"] for message in messages[:2]] == ["waiting", "room"]
+    commits = [message for message in messages if message["type"] == "commit"]
+    assert [commit["seq"] for commit in commits] == list(range(1, len(commits) + 1))
+    assert text_of(commits) == translator.translate(TEXT, 3)
+    assert sum(message["type"] == "room" for message in messages) == 1
+
+
+def test_a_room_closes_when_its_lost_speaker_does_not_come_back(serve: Serve) -> None:
+    served = serve(grace_seconds=0.1)
+    with served.watch("hall") as viewer:
+        with served.talk() as speaker:
+            speaker.start(room="hall")
+        assert [message["type"] for message in viewer.hear_until("closed")] == ["waiting", "room", "closed"]
+
+
+def test_a_session_that_is_resumed_keeps_its_room(served: Served) -> None:
+    with served.talk() as speaker:
+        session = speaker.start(room="hall")["session"]
+    with served.watch("hall") as viewer, served.talk() as speaker:
+        assert viewer.hear()["type"] == "room"
+        assert speaker.say("resume", session=session, seq=0).hear()["captions"] == "/captions/hall"
+        speaker.say("finish").hear_all()
+        assert viewer.hear()["type"] == "closed"
+
+
+def test_viewers_need_a_key_if_the_server_says_so(serve: Serve) -> None:
+    served = serve(keys=ApiKeys(["sesame"]), room_keys=True)
+    with served.watch("hall") as viewer:
+        assert viewer.say("watch", api_key="sesame").hear() == {"type": "waiting", "room": "hall"}
+    with served.watch("hall") as viewer:
+        assert viewer.say("watch").hear_error() == ("unauthorized", 1008)
+    with serve(keys=ApiKeys(["sesame"])).watch("hall") as viewer:
+        assert viewer.hear() == {"type": "waiting", "room": "hall"}
+
+
+def test_viewers_are_bounded_and_only_read(serve: Serve) -> None:
+    served = serve(viewers=1, rooms=1)
+    with served.watch("hall") as viewer:
+        viewer.hear()
+        with served.watch("hall") as second:
+            assert second.hear_error() == ("too_many_streams", 1013)
+        assert viewer.say("source", text="hello").hear_error() == ("out_of_order", 1008)
+    with served.watch("No_such_room") as viewer:
+        assert viewer.hear_error() == ("bad_message", 1008)
+    with served.talk() as first, served.talk() as second:
+        first.start(room="one")
+        assert second.say("start", model="toy", room="two").hear_error() == ("too_many_streams", 1013)
+
+
+def test_rooms_leave_nothing_behind(serve: Serve) -> None:
+    served = serve()
+    with served.watch("hall") as viewer, served.talk() as speaker:
+        viewer.hear()
+        speaker.start(room="hall")
+        speaker.say("finish").hear_all()
+    eventually(lambda: not served.service.rooms._logs and not served.service.rooms._owners)
+
+
+def test_workers_publish_over_unix_sockets_only(served: Served) -> None:
+    with pytest.raises(Exception, match="403"), served.talk("/internal/publish"):
+        pass
+
+
+def test_a_viewer_that_does_not_keep_up_is_sent_away() -> None:
+    async def read() -> tuple[str, ErrorCode]:
+        log = RoomLog("hall", kept_sentences=2)
+        log.begin(Room("hall", "toy", "a", "b", "1"))
+        reader = log.read()
+        first = await anext(reader)
+        for seq in range(1, KEPT_MESSAGES + 10):
+            log.put(Commit(seq, 0, "a", 1, LagMs(0, 0, 0)))
+        with pytest.raises(RefusedError) as caught:
+            await anext(reader)
+        return first, caught.value.code
+
+    first, code = asyncio.run(read())
+    assert isinstance(parse_room(first), Room)
+    assert code is ErrorCode.SLOW_READER
+
+
+def test_the_last_messages_reach_viewers_before_the_end() -> None:
+    async def read() -> list[str]:
+        log = RoomLog("hall", kept_sentences=2)
+        log.begin(Room("hall", "toy", "a", "b", "1"))
+        reader = log.read()
+        await anext(reader)
+        log.put(Commit(1, 0, "a", 1, LagMs(0, 0, 0)))
+        log.put(Sentence(1, 0))
+        log.put(Retract(0))
+        log.end()
+        log.begin(Room("hall", "toy", "a", "b", "2"))
+        return [type(parse_room(await anext(reader))).__name__ for _ in range(6)]
+
+    assert asyncio.run(read()) == ["Commit", "Sentence", "Retract", "Closed", "Waiting", "Room"]
+
+
+def test_undo_takes_back_the_open_sentence_then_finished_ones(served: Served, translator: Translator) -> None:
+    first, second, third = SENTENCES[:3]
+    opened = " ".join(third.split()[:3])
+    with served.watch("hall") as viewer, served.talk() as speaker:
+        speaker.start(room="hall", delay=1)
+        speaker.say("source", text=first + second + opened).say("undo").say("undo").say("undo").say("undo")
+        undone = [speaker.hear_until("undone")[-1] for _ in range(4)]
+        assert [(each["sentence"], each["source"]) for each in undone] == [
+            (2, opened),
+            (1, second.strip()),
+            (0, first.strip()),
+            (None, ""),
+        ]
+        speaker.say("source", text=second).say("finish")
+        rest = spoken(speaker.hear_all())
+        assert {message["sentence"] for message in rest} == {3}
+        assert text_of(rest).strip() == translator.translate(second.strip(), 1)
+        messages = viewer.hear_until("closed")
+    assert [message["sentence"] for message in messages if message["type"] == "retract"] == [2, 1, 0]
+    assert 2 not in [message["sentence"] for message in messages if message["type"] == "sentence"]
+
+
+@pytest.mark.parametrize("chunk", [3, 1000])
+def test_undo_gives_the_same_commits_however_the_text_comes(served: Served, chunk: int) -> None:
+    text = SENTENCES[0] + " ".join(SENTENCES[1].split()[:5])
+
+    def commits(size: int) -> list[tuple[int, int, str]]:
+        with served.talk() as talk:
+            talk.start(delay=1)
+            for start in range(0, len(text), size):
+                talk.say("source", text=text[start : start + size])
+            talk.say("undo").say("source", text=SENTENCES[2]).say("finish")
+            return [(m["seq"], m["sentence"], m["text"]) for m in talk.hear_all() if m["type"] == "commit"]
+
+    assert commits(chunk) == commits(7)
+
+
+def test_a_viewer_cannot_be_spoken_to_after_the_server_has_gone(serve: Serve) -> None:
+    served = serve()
+    with served.watch("hall") as viewer:
+        viewer.hear()
+        served.stop()
+        assert viewer.hear()["code"] == "draining"
+        with pytest.raises(ConnectionClosed):
+            viewer.hear()

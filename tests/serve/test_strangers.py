@@ -1,0 +1,294 @@
+"""Peers that are slow, silent, rude or gone: none of them may cost others anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from simulmt.runtime.stream import Translator
+from simulmt.serve.access import FIRST_PENALTY, ApiKeys, Authenticator
+from simulmt.serve.limits import Counted, Counters, Limits
+from simulmt.serve.metrics import Metrics
+from simulmt.serve.server import RepeatFilter, announce, listen
+from simulmt.serve.transport import Gate
+
+from .helpers import Served, eventually, frame, free_port, raw_websocket, received, synthetic_text, text_of
+
+TEXT = synthetic_text(sentences=4, seed=71)
+PAIR = {"source": "synthetic", "target": "synthetic"}
+PING, CONTINUATION = 9, 0
+Serve = Callable[..., Served]
+
+
+def connect(served: Served) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", served.port))
+    client.settimeout(30)
+    return client
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"",
+        b"GET /health HTTP/1.1\r\nHost: a\r\n",
+        b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",
+    ],
+    ids=["silent", "slow headers", "slow body"],
+)
+def test_a_request_that_does_not_arrive_is_refused(serve: Serve, beginning: bytes) -> None:
+    with connect(serve(request_seconds=0.2)) as client:
+        client.sendall(beginning)
+        answer = received(client)
+    assert b"HTTP/1.1 408" in answer
+    assert b"no complete request within 0.2 seconds" in answer
+
+
+def test_a_second_request_that_does_not_arrive_is_refused(serve: Serve) -> None:
+    with connect(serve(request_seconds=0.2)) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert client.recv(10_000).startswith(b"HTTP/1.1 200")
+        client.sendall(b"GET /health HTTP/1.1\r\n")
+        assert b"HTTP/1.1 408" in received(client)
+
+
+def test_a_slow_answer_is_not_a_slow_request(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve(request_seconds=0.2)
+
+    async def translate(*_: object) -> str:
+        await asyncio.sleep(0.5)
+        return "late"
+
+    monkeypatch.setattr(served.service.models["toy"], "translate", translate)
+    answer = httpx.post(f"{served.http}/translate", json={"q": TEXT, **PAIR}, timeout=30)
+    assert answer.json() == {"translatedText": "late"}
+
+
+def test_silent_connections_give_way_to_others(serve: Serve) -> None:
+    served = serve(connections=8)
+    with ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(connect(served))
+        assert httpx.get(f"{served.http}/health").status_code == 200
+        assert served.service.counters.total(Counted.CONNECTIONS) <= 8
+
+
+@pytest.mark.parametrize("limit", ["connections", "connections_per_address"])
+def test_connections_in_use_do_not_give_way(serve: Serve, limit: str) -> None:
+    served = serve(**{limit: 2})
+    with served.talk() as first, served.talk():
+        refused = httpx.get(f"{served.http}/health")
+        assert refused.status_code == 503
+        assert "too many connections" in refused.json()["error"]
+        first.start()
+        first.say("source", text=TEXT).say("finish")
+        assert first.hear_all()[-1] == {"type": "done"}
+    eventually(lambda: served.service.counters.total(Counted.CONNECTIONS) == 0)
+    assert httpx.get(f"{served.http}/health").status_code == 200
+
+
+def test_more_connections_than_files_neither_stop_the_server_nor_fill_its_log(tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "log.txt"
+    command = [sys.executable, "-m", "simulmt", "serve", "--model", "toy", "--threads", "1", "--port", str(port)]
+
+    def allow_few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
+
+    with log.open("w") as file, subprocess.Popen(command, stderr=file, preexec_fn=allow_few_files) as process:
+        try:
+            eventually(lambda: _is_healthy(port))
+            with ExitStack() as stack:
+                for _ in range(600):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).status_code == 200
+        finally:
+            process.terminate()
+            process.wait()
+    assert len(log.read_text().splitlines()) < 10
+
+
+def _is_healthy(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_line_that_repeats_is_logged_once_in_a_while() -> None:
+    now = 0.0
+    repeats = RepeatFilter(lambda: now)
+
+    def log(text: str) -> str | None:
+        record = logging.LogRecord("a", logging.INFO, "", 0, "%s happened", (text,), None)
+        return record.getMessage() if repeats.filter(record) else None
+
+    assert [log("this"), log("this"), log("that"), log("this")] == ["this happened", None, "that happened", None]
+    now = 11.0
+    assert [log("this"), log("this")] == ["this happened (and 2 more)", None]
+
+
+def test_a_client_that_goes_away_takes_its_translation_with_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve()
+
+    async def never(*_: object) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr(served.service.models["toy"], "translate", never)
+    body = b'{"q": "kyo", "source": "auto", "target": "synthetic"}'
+    with connect(served) as client:
+        client.sendall(b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        eventually(lambda: served.service.counters.total(Counted.REQUESTS) == 1)
+    eventually(lambda: served.service.counters.total(Counted.REQUESTS) == 0)
+
+
+def test_translations_of_one_address_are_limited(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve(requests_per_address=1)
+
+    async def never(*_: object) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr(served.service.models["toy"], "translate", never)
+    body = b'{"q": "kyo", "source": "auto", "target": "synthetic"}'
+    with connect(served) as client:
+        client.sendall(b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        eventually(lambda: served.service.counters.total(Counted.REQUESTS) == 1)
+        answer = httpx.post(f"{served.http}/translate", json={"q": "kyo", **PAIR})
+        assert answer.status_code == 429
+        assert "address" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [1_100 * frame(b"x" * 100, PING), frame(b"", is_last=False) + 1_100 * frame(b"", CONTINUATION, is_last=False)],
+    ids=["pings", "empty fragments"],
+)
+def test_a_flood_of_frames_is_ended_with_a_reason(served: Served, flood: bytes) -> None:
+    with raw_websocket(served) as client:
+        client.sendall(flood)
+        answer = received(client)
+    assert b'"code":"flooding"' in answer
+    assert len(answer) < 200_000
+
+
+def test_a_bad_frame_gets_a_reason_and_one_line_in_the_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for bad in (frame(b"", opcode=3), frame(b"\xff"), b"\x81\x01a"):
+            caplog.clear()
+            with raw_websocket(served) as client:
+                client.sendall(bad)
+                answer = received(client)
+            assert b'"code":"bad_message"' in answer
+            lines = [record for record in caplog.records if record.name.startswith(("simulmt", "uvicorn", "asyncio"))]
+            assert [record.getMessage() for record in lines] == ["connection closed: bad_message"]
+            assert lines[0].exc_info is None
+
+
+def test_a_ping_is_answered_while_text_waits_to_be_translated(serve: Serve) -> None:
+    served = serve(characters_per_second=3_000, burst_characters=1)
+    with raw_websocket(served) as client:
+        client.sendall(frame(b'{"type": "start", "model": "toy"}'))
+        source = frame(b'{"type": "source", "text": "%s "}' % TEXT[:1_000].encode())
+        client.sendall(4 * source + frame(b'{"type": "finish"}') + frame(b"are you there", PING))
+        answer = received(client)
+    assert b'{"type":"done"}' in answer
+    assert answer.index(b"are you there") < answer.index(b'{"type":"commit"')
+
+
+def test_text_that_has_to_wait_outlasts_many_pings(serve: Serve, translator: Translator) -> None:
+    served = serve(characters_per_second=500, burst_characters=1, unread_characters=100, ping_seconds=0.15)
+    with served.talk() as talk:
+        talk.start()
+        for start in range(0, 600, 100):
+            talk.say("source", text=TEXT[start : start + 100])
+        talk.say("finish")
+        messages = talk.hear_all()
+    assert messages[-1] == {"type": "done"}
+    assert text_of(messages) == translator.translate(TEXT[:600], 3)
+
+
+def test_a_peer_that_answers_no_ping_is_told_so(serve: Serve) -> None:
+    with raw_websocket(serve(ping_seconds=0.1)) as client:
+        assert b'"code":"unresponsive"' in received(client)
+
+
+def test_a_connection_without_a_session_is_told_of_the_shutdown(serve: Serve) -> None:
+    served = serve()
+    with served.talk() as talk:
+        served.server.stop()
+        assert talk.hear_error() == ("draining", 1012)
+
+
+def test_small_packets_are_sent_at_once(served: Served) -> None:
+    with served.talk():
+        (connection,) = served.server.server_state.connections
+        accepted: Any = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
+def test_a_server_that_is_open_to_everyone_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), listen("127.0.0.1", 0, Limits())[0] as listener:
+        announce(listener, "127.0.0.1", ["toy"], ApiKeys())
+        announce(listener, "0.0.0.0", ["toy"], ApiKeys(["a"]))
+        assert "--api-keys-file" not in caplog.text
+        announce(listener, "0.0.0.0", ["toy"], ApiKeys())
+        assert "--api-keys-file" in caplog.text
+
+
+def test_wrong_keys_slow_their_address_down() -> None:
+    async def guess() -> tuple[list[float], float, bool, float]:
+        authenticator = Authenticator(ApiKeys(["sesame"]), Counters())
+        penalties = []
+        for _ in range(3):
+            penalties.append(authenticator.penalty("10.0.0.1"))
+            attempt = asyncio.create_task(authenticator.admit("wrong", {}, "10.0.0.1"))  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+            attempt.cancel()
+        begun = time.monotonic()
+        is_admitted = await authenticator.admit("sesame", {}, "10.0.0.1")  # type: ignore[arg-type]
+        return penalties, authenticator.penalty("10.0.0.2"), is_admitted, time.monotonic() - begun
+
+    penalties, other, is_admitted, seconds = asyncio.run(guess())
+    assert penalties == [FIRST_PENALTY, 2 * FIRST_PENALTY, 4 * FIRST_PENALTY]
+    assert other == FIRST_PENALTY
+    assert is_admitted
+    assert seconds < 4 * FIRST_PENALTY
+
+
+def test_metrics_need_a_key_unless_they_are_open(serve: Serve) -> None:
+    keys = ApiKeys(["sesame"])
+    url = f"{serve(keys=keys).http}/metrics"
+    assert httpx.get(url).status_code == 403
+    assert httpx.get(url, headers={"Authorization": "Bearer sesame"}).status_code == 200
+    assert httpx.get(f"{serve(keys=keys, open_metrics=True).http}/metrics").status_code == 200
+
+
+def test_counters_add_up_over_workers(tmp_path: Path) -> None:
+    first, second = (Counters(tmp_path / "counters", workers=2, worker=worker) for worker in range(2))
+    first.add(Counted.STREAMS, "10.0.0.1", 2)
+    second.add(Counted.STREAMS, "10.0.0.1")
+    second.add(Counted.STREAMS, "10.0.0.2")
+    assert (first.total(Counted.STREAMS), first.of(Counted.STREAMS, "10.0.0.1")) == (4, 3)
+    assert first.total(Counted.CONNECTIONS) == 0
+    second.reset()
+    assert (first.total(Counted.STREAMS), first.of(Counted.STREAMS, "10.0.0.2")) == (2, 0)
+
+
+@pytest.mark.parametrize(("proxies", "is_refused"), [((), True), (("10.0.0.1",), False), (("*",), False)])
+def test_a_trusted_proxy_may_have_many_connections(proxies: tuple[str, ...], is_refused: bool) -> None:
+    gate = Gate(Limits(connections_per_address=1), Counters(), Metrics(), 100, proxies)
+    transports: list[Any] = [object(), object()]
+    assert gate.enter(transports[0], "10.0.0.1") is None
+    assert (gate.enter(transports[1], "10.0.0.1") is not None) is is_refused

@@ -1,0 +1,214 @@
+"""Several workers behind one port: clients must not notice that there is more than one, nor when one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from simulmt.runtime.stream import Translator
+from simulmt.serve.client import LiveTranslation
+from simulmt.serve.peers import Peers
+from simulmt.serve.protocol import Commit, Error, Room, parse_room
+
+from .helpers import Served, eventually, free_port, synthetic_text
+
+TEXT = synthetic_text(sentences=6, seed=91)
+WORKERS = 2
+
+
+class Server:
+    """`simulmt serve --workers 2` in a process of its own."""
+
+    def __init__(self, log: Path, *options: str) -> None:
+        self.port = free_port()
+        self.log = log
+        command = [sys.executable, "-m", "simulmt", "serve", "--model", "toy", "--port", str(self.port)]
+        with log.open("w") as file:
+            self.process = subprocess.Popen([*command, "--workers", str(WORKERS), *options], stderr=file)
+        eventually(lambda: f"127.0.0.1:{self.port}" in log.read_text() or self.process.poll() is not None)
+        self.url = f"ws://127.0.0.1:{self.port}/v1/stream"
+        self.served = Served(None, self.port, None)  # type: ignore[arg-type]
+
+    def workers(self) -> list[int]:
+        """The process ids of the workers."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+    def live_streams(self) -> float:
+        text = httpx.get(f"http://127.0.0.1:{self.port}/metrics").text
+        return sum(map(float, re.findall(r"^simulmt_live_streams{[^}]*} (.*)$", text, re.MULTILINE)))
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(
+        tmp_path_factory.mktemp("server") / "log.txt", "--limit", "streams=4", "--limit", "grace_seconds=60"
+    )
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "log.txt")
+    yield server
+    server.stop()
+
+
+def test_a_session_is_resumed_at_whichever_worker_answers(shared: Server, translator: Translator) -> None:
+    words = [f"{word} " for word in TEXT.split()]
+    with shared.served.talk() as talk:
+        session = talk.start()["session"]
+    for word in words[:12]:  # one connection each
+        with shared.served.talk() as talk:
+            assert talk.say("resume", session=session, seq=0).hear()["session"] == session
+            talk.say("source", text=word)
+            talk.socket.ping().wait(10)
+    with shared.served.talk() as talk:
+        assert talk.say("resume", session=session, seq=0).hear()["received"] == 12
+        talk.say("finish")
+        messages = talk.hear_all()
+        assert talk.socket.close_code == 1000
+    text = "".join(message["text"] for message in messages if message["type"] == "commit")
+    assert text == translator.translate("".join(words[:12]), 3)
+
+
+def test_limits_and_metrics_add_up(shared: Server) -> None:
+    talks = [shared.served.talk().__enter__() for _ in range(4)]
+    try:
+        assert [talk.start()["type"] for talk in talks] == 4 * ["ready"]
+        eventually(lambda: shared.live_streams() == 4)
+        for _ in range(6):
+            with shared.served.talk() as talk:
+                assert talk.say("start", model="toy").hear_error() == ("too_many_streams", 1013)
+    finally:
+        for talk in talks:
+            talk.__exit__()
+    eventually(lambda: shared.live_streams() == 0)
+
+
+async def speak(url: str, text: str) -> str:
+    async with LiveTranslation(url, "toy", 3) as live:
+
+        async def talk() -> None:
+            for word in text.split():
+                live.source(f"{word} ")
+                await asyncio.sleep(0.02)
+            live.finish()
+
+        speaker = asyncio.create_task(talk())
+        commits = [message async for message in live if isinstance(message, Commit)]
+        await speaker
+    assert [commit.seq for commit in commits] == list(range(1, len(commits) + 1))
+    return "".join(commit.text for commit in commits)
+
+
+def test_a_worker_that_is_killed_loses_no_text(server: Server, translator: Translator) -> None:
+    async def run() -> list[str]:
+        speakers = [asyncio.create_task(speak(server.url, TEXT)) for _ in range(8)]
+        await asyncio.sleep(0.8)
+        victim = server.workers()[0]
+        os.kill(victim, signal.SIGKILL)
+        return await asyncio.wait_for(asyncio.gather(*speakers), 90)
+
+    assert asyncio.run(run()) == 8 * [translator.translate(TEXT, 3)]
+    eventually(lambda: "starting another" in server.log.read_text())
+    eventually(lambda: len(server.workers()) == WORKERS)
+
+
+class Reader:
+    """A viewer that connects again, as the page does."""
+
+    def __init__(self, port: int, room: str) -> None:
+        self._url = f"ws://127.0.0.1:{port}/v1/rooms/{room}"
+        self.commits: dict[int, str] = {}
+        self.speeches: list[str] = []
+        self.is_closed = False
+
+    async def run(self) -> None:
+        while not self.is_closed:
+            with suppress(OSError, ConnectionClosed, InvalidHandshake):
+                async with connect(self._url, compression=None) as connection:
+                    async for text in connection:
+                        self._take(parse_room(str(text)))
+                        if self.is_closed:
+                            return
+            await asyncio.sleep(0.05)
+
+    def _take(self, message: Any) -> None:
+        assert not isinstance(message, Error)
+        if isinstance(message, Room) and message.speech not in self.speeches:
+            self.speeches.append(message.speech)
+        if isinstance(message, Commit):
+            self.commits.setdefault(message.seq, message.text)
+        self.is_closed |= type(message).__name__ == "Closed"
+
+
+@pytest.mark.parametrize("victim", [None, "home", "other"])
+def test_viewers_of_all_workers_read_the_same(server: Server, translator: Translator, victim: str | None) -> None:
+    home = Peers(0, WORKERS).home("hall")
+
+    async def run() -> list[Reader]:
+        readers = [Reader(server.port, "hall") for _ in range(6)]
+        tasks = [asyncio.create_task(reader.run()) for reader in readers]
+        async with LiveTranslation(server.url, "toy", 3, room="hall") as live:
+            for number, word in enumerate(TEXT.split()):
+                live.source(f"{word} ")
+                await asyncio.sleep(0.02)
+                if victim is not None and number == 20:
+                    kill_worker(home if victim == "home" else 1 - home)
+            live.finish()
+            async for _ in live:
+                pass
+        await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        return readers
+
+    def kill_worker(number: int) -> None:
+        os.kill(server.workers()[number], signal.SIGKILL)
+
+    for reader in asyncio.run(run()):
+        assert "".join(reader.commits[seq] for seq in sorted(reader.commits)) == translator.translate(TEXT, 3)
+        assert len(reader.speeches) == 1
+
+
+def test_workers_stop_with_their_supervisor(server: Server) -> None:
+    workers = server.workers()
+    with server.served.talk() as talk:
+        talk.start()
+        for process in (server.process.pid, *workers):  # as systemd does
+            os.kill(process, signal.SIGTERM)
+        assert talk.hear_error() == ("draining", 1012)
+    assert server.process.wait(30) == 0
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_workers_do_not_outlive_a_supervisor_that_is_killed(server: Server) -> None:
+    workers = server.workers()
+    assert len(workers) == WORKERS
+    server.stop()
+    eventually(lambda: not any(Path(f"/proc/{worker}/exe").exists() for worker in workers))
+
+
+def test_a_worker_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
+    server = Server(tmp_path / "log.txt", "--model", "nowhere")
+    assert server.process.wait(30) == 1
+    assert "nowhere" in server.log.read_text()
+    assert "Traceback" not in server.log.read_text()

@@ -1,0 +1,279 @@
+"""Recognisers behind one interface: Moonshine itself where it is installed, the others against what they document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulmt.errors import ConfigError, MissingExtraError, SpeechError
+from simulmt.runtime.revisions import Hypothesis
+from simulmt.speech import moonshine
+from simulmt.speech.audio import RATE, Samples, read_audio
+from simulmt.speech.live import Listener
+from simulmt.speech.moonshine import MoonshineRecogniser, MoonshineRecognition
+from simulmt.speech.recogniser import open_recogniser
+from simulmt.speech.sherpa import find_part
+
+SECOND: Samples = np.zeros(RATE, np.float32)
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["", "whisper", "vosk", "sherpa:"])
+    def test_a_name_that_is_none(self, name: str) -> None:
+        with pytest.raises(ConfigError, match="expected"):
+            open_recogniser(name)
+
+    @pytest.mark.parametrize("kind", ["moonshine", "vosk", "sherpa"])
+    def test_a_directory_that_is_none(self, kind: str, tmp_path: Path) -> None:
+        with pytest.raises(SpeechError, match="no such directory"):
+            open_recogniser(f"{kind}:{tmp_path / 'nowhere'}")
+
+    @pytest.mark.parametrize(
+        ("module", "name", "install"),
+        [
+            ("moonshine_voice", "moonshine", r"simulmt\[speech\]"),
+            ("vosk", "vosk", "pip install vosk"),
+            ("sherpa_onnx", "sherpa", "pip install sherpa-onnx"),
+        ],
+    )
+    def test_a_library_that_is_not_installed(
+        self, module: str, name: str, install: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises((SpeechError, MissingExtraError), match=install):
+            open_recogniser(name if name == "moonshine" else f"{name}:{tmp_path}")
+
+
+class FakeVosk(ModuleType):
+    """Hears a word more with every second, and a sentence after three."""
+
+    def __init__(self) -> None:
+        super().__init__("vosk")
+        self.SetLogLevel = lambda _: None
+
+    @staticmethod
+    def Model(path: str) -> str:  # noqa: N802
+        if "broken" in path:
+            raise Exception("Failed to create a model")
+        return path
+
+    class KaldiRecognizer:
+        def __init__(self, model: str, rate: float) -> None:
+            assert (bool(model), rate) == (True, RATE)
+            self.seconds = 0.0
+            self.words = False
+
+        def SetWords(self, wanted: bool) -> None:  # noqa: N802
+            self.words = wanted
+
+        def AcceptWaveform(self, data: bytes) -> int:  # noqa: N802
+            self.seconds += len(data) / 2 / RATE
+            return int(self.seconds >= 3)
+
+        def PartialResult(self) -> str:  # noqa: N802
+            return json.dumps({"partial": " ".join(["guten", "tag", "zusammen"][: int(self.seconds)])})
+
+        def Result(self) -> str:  # noqa: N802
+            self.seconds = 0
+            words = [{"word": "guten", "start": 0.0, "end": 1.0}, {"word": "tag", "start": 1.0, "end": 2.5}]
+            return json.dumps({"text": "guten tag", "result": words})
+
+        def FinalResult(self) -> str:  # noqa: N802
+            return json.dumps({"text": "ende" if self.seconds else ""})
+
+
+class TestVosk:
+    def test_partial_and_final_results(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "vosk", FakeVosk())
+        recognition = open_recogniser(f"vosk:{tmp_path}").start()
+        assert recognition.push(SECOND[: RATE // 10]) == []  # too soon for another
+        assert recognition.push(SECOND) == [Hypothesis("guten")]
+        assert recognition.push(SECOND) == [Hypothesis("guten tag")]
+        assert recognition.push(SECOND) == [Hypothesis("guten tag", True, 0, start=0.0, end=2.5)]
+        assert recognition.push(SECOND) == [Hypothesis("guten", segment=1)]
+        assert recognition.finish() == [Hypothesis("ende", True, 1)]
+        recognition.close()
+
+    def test_a_directory_without_a_model(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "vosk", FakeVosk())
+        (tmp_path / "broken").mkdir()
+        with pytest.raises(SpeechError, match="not the directory of a Vosk model"):
+            open_recogniser(f"vosk:{tmp_path / 'broken'}")
+
+
+class FakeSherpa:
+    """Hears a word more with every second, and reaches an endpoint after three."""
+
+    def __init__(self, **settings: Any) -> None:
+        assert settings["enable_endpoint_detection"]
+        assert all(Path(settings[name]).is_file() for name in ("tokens", "encoder", "decoder", "joiner"))
+
+    def create_stream(self) -> Any:
+        stream = SimpleNamespace(seconds=0.0, waiting=0.0, input_finished=lambda: None)
+
+        def accept(rate: int, samples: Sequence[float]) -> None:
+            stream.waiting += len(samples) / rate
+
+        stream.accept_waveform = accept
+        return stream
+
+    def is_ready(self, stream: Any) -> bool:
+        return bool(stream.waiting)
+
+    def decode_stream(self, stream: Any) -> None:
+        stream.seconds, stream.waiting = stream.seconds + stream.waiting, 0
+
+    def get_result(self, stream: Any) -> str:
+        return " ".join(["GOOD", "DAY", "ALL"][: int(stream.seconds)])
+
+    def is_endpoint(self, stream: Any) -> bool:
+        return bool(stream.seconds >= 3)
+
+    def reset(self, stream: Any) -> None:
+        stream.seconds = 0
+
+
+class TestSherpa:
+    @pytest.fixture
+    def directory(self, tmp_path: Path) -> Path:
+        for name in ("tokens.txt", "encoder-1.onnx", "encoder-1.int8.onnx", "decoder-1.onnx", "joiner-1.onnx"):
+            (tmp_path / name).touch()
+        return tmp_path
+
+    def test_endpoints_end_a_segment(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        library: Any = ModuleType("sherpa_onnx")
+        library.OnlineRecognizer = SimpleNamespace(from_transducer=FakeSherpa)
+        monkeypatch.setitem(sys.modules, "sherpa_onnx", library)
+        recognition = open_recogniser(f"sherpa:{directory}").start()
+        assert recognition.push(SECOND[: RATE // 10]) == []
+        assert recognition.push(SECOND) == [Hypothesis("good")]
+        assert recognition.push(SECOND) == [Hypothesis("good day")]
+        assert recognition.push(SECOND) == [Hypothesis("good day all", True)]
+        assert recognition.push(SECOND) == [Hypothesis("good", segment=1)]
+        assert recognition.finish() == [Hypothesis("good", True, 1)]
+        recognition.close()
+
+    def test_files_of_a_model(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert find_part(directory, "encoder").name == "encoder-1.int8.onnx"
+        monkeypatch.setitem(sys.modules, "sherpa_onnx", ModuleType("sherpa_onnx"))
+        (directory / "joiner-1.onnx").unlink()
+        with pytest.raises(SpeechError, match=r"no joiner\*\.onnx"):
+            open_recogniser(f"sherpa:{directory}")
+        (directory / "tokens.txt").unlink()
+        with pytest.raises(SpeechError, match=r"no tokens\.txt"):
+            open_recogniser(f"sherpa:{directory}")
+
+
+class FakeTranscriber:
+    """Its streams hear a line of two seconds every six, and remember everything."""
+
+    def __init__(self) -> None:
+        self.opened = self.closed = 0
+
+    def create_stream(self) -> Any:
+        self.opened += 1
+        return _FakeStream(self)
+
+
+class _FakeStream:
+    def __init__(self, transcriber: FakeTranscriber) -> None:
+        self._transcriber = transcriber
+        self._seconds = 0.0
+        self._is_over = False
+
+    def add_audio(self, samples: Samples) -> None:
+        self._seconds += len(samples) / RATE
+
+    def stop(self) -> None:
+        self._is_over = True
+
+    def close(self) -> None:
+        self._transcriber.closed += 1
+
+    def update(self) -> list[dict[str, Any]]:
+        count = int(self._seconds / 6) + 1
+        lines = []
+        for number in range(count):
+            start, is_complete = 6.0 * number, self._seconds > 6 * number + 2 or self._is_over
+            line = {"text": f"line {number}.", "line_id": number, "start_time": start, "duration": 2.0}
+            lines.append({**line, "is_complete": is_complete, "is_updated": number == count - 1, "is_new": False})
+        return lines
+
+
+class TestMoonshine:
+    def test_streams_take_over_from_each_other_in_a_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(moonshine, "RENEWED_AFTER", 10.0)
+        transcriber = FakeTranscriber()
+        recognition = MoonshineRecognition(lambda: transcriber)
+        finals = [found for _ in range(60) for found in recognition.push(SECOND) if found.is_final]
+        finals += [found for found in recognition.finish() if found.is_final]
+        assert transcriber.opened == transcriber.closed > 3
+        starts = [found.start or 0.0 for found in finals]
+        assert starts == sorted(starts)
+        assert len({found.segment for found in finals}) == len(finals)
+        assert 50 < starts[-1] < 60
+
+    def test_a_stream_is_given_up_in_mid_speech_at_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(moonshine, "RENEWED_AT_LAST", 5.0)
+        transcriber = FakeTranscriber()
+        recognition = MoonshineRecognition(lambda: transcriber)
+        for _ in range(30):
+            recognition.push(SECOND)
+        recognition.close()
+        recognition.close()
+        assert transcriber.opened == transcriber.closed > 4
+
+    def test_a_directory_of_another_name(self, tmp_path: Path) -> None:
+        pytest.importorskip("moonshine_voice")
+        with pytest.raises(SpeechError, match="expected a directory named tiny-LANGUAGE or base-LANGUAGE"):
+            open_recogniser(f"moonshine:{tmp_path}")
+
+    def test_a_directory_without_a_model(self, tmp_path: Path) -> None:
+        pytest.importorskip("moonshine_voice")
+        (tmp_path / "tiny-en").mkdir()
+        with pytest.raises(SpeechError, match="tiny-en: Failed to load"):
+            open_recogniser(f"moonshine:{tmp_path / 'tiny-en'}")
+
+    def test_a_process_gives_way_to_another_and_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("moonshine_voice")
+        monkeypatch.setattr(moonshine, "RECYCLED_AFTER", 1.0)
+        recogniser = MoonshineRecogniser()
+        first = recogniser.process()
+        speaker = recogniser.start()
+        speaker.push(np.zeros(2 * RATE, np.float32))
+        second = recogniser.process()
+        assert second.pid != first.pid
+        assert first.is_alive  # it still has a speaker
+        speaker.close()
+        assert not first.is_alive
+        second.close()
+        with pytest.raises(SpeechError, match="has died"):
+            second.create_stream()
+        assert recogniser.process().is_alive
+
+    def test_the_model_of_the_wheel_hears_words_and_silence(self) -> None:
+        library = pytest.importorskip("moonshine_voice")
+        recogniser = open_recogniser()
+        assert recogniser.language == "en"
+        wav = Path(library.__file__).parent / "assets" / "two_cities.wav"
+        listener = Listener(recogniser.start())
+        words = []
+        with wav.open("rb") as file:
+            for samples in read_audio(file, wav.name):
+                words += listener.push(samples)
+                if listener.seconds > 5.5:
+                    break
+        words += listener.finish()
+        said = " ".join(word.text.strip(".,").lower() for word in words if word.text)
+        assert said.startswith("it was the best of times it was the worst of times")
+        assert all(0.5 < word.spoken < 6 for word in words)
+        silence = Listener(recogniser.start())
+        assert silence.push(np.zeros(3 * RATE, np.float32)) == []
+        assert silence.finish() == []

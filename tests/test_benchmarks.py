@@ -1,0 +1,56 @@
+"""Every benchmark runs to its end at toy size; what it measures there means nothing."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+TOY = {
+    "decode.py": ("--toy --runs 1", "CTranslate2 int8"),
+    "rules.py": ("--delay 1", "without restarted_noun"),
+    "start.py": ("--pairs 1000", "first batch after"),
+    "stream.py": ("--toy --vocabulary 64 --threads 1 --rounds 1", "32 streams together, fp32"),
+    "train_step.py": ("--toy --sentences 4 --device cpu --seconds 0", "speed-up"),
+}
+ELSEWHERE = {"server.py", "speech.py"}  # the first in a process of its own, below; the second needs a recogniser
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_the_process() -> Iterator[None]:
+    threads, environment = torch.get_num_threads(), dict(os.environ)
+    yield
+    torch.set_num_threads(threads)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def test_every_benchmark_is_tried() -> None:
+    assert {path.name for path in FOLDER.glob("*.py")} == TOY.keys() | ELSEWHERE
+
+
+@pytest.mark.parametrize("name", TOY)
+def test_it_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options, expected = TOY[name]
+    monkeypatch.setattr(sys, "argv", [name, *options.split()])
+    runpy.run_path(str(FOLDER / name), run_name="__main__")
+    assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("load", ["--streams", "--viewers"])
+def test_the_server_is_measured(load: str) -> None:
+    command = [
+        sys.executable,
+        str(FOLDER / "server.py"),
+        *["--model", "toy", load, "2", "--seconds", "1", "--workers", "1"],
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("|           2 |")

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulmt.text.segmentation import ends_sentence
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["home.", "home!", "home?", "home?!", "home...", "home…", "。", "！", "？", 'home."', "home.”)", "2024.", ".", "؟"],
+)
+def test_ends(word: str) -> None:
+    assert ends_sentence(word, "en")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "home",
+        "home,",
+        "3.5",
+        "Mr.",
+        "(Dr.",
+        "J.",
+        "U.S.",
+        "e.g.",
+        "Approx.",
+        "3.5,",
+        "home:",
+        "“",
+        "www.example.org",
+        "",
+    ],
+)
+def test_goes_on(word: str) -> None:
+    assert not ends_sentence(word, "en")
+
+
+@pytest.mark.parametrize(
+    ("word", "language", "is_first", "ends"),
+    [
+        ("3.", "en", False, True),
+        ("3.", "en", True, False),  # a numbered line
+        ("3.", "de", False, False),  # the third
+        ("1999.", "de", False, True),
+        ("bzw.", "de", False, False),
+        ("bzw.", "en", False, True),
+        ("prof.", "xx", False, False),
+        ("3!", "de", True, True),
+    ],
+)
+def test_numbers_and_languages(word: str, language: str, is_first: bool, ends: bool) -> None:
+    assert ends_sentence(word, language, is_first) is ends
+
+
+@given(st.text(), st.sampled_from(["en", "de", "zh", ""]), st.booleans())
+def test_any_word_is_judged(word: str, language: str, is_first: bool) -> None:
+    assert ends_sentence(word, language, is_first) in (True, False)

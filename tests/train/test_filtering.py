@@ -1,0 +1,88 @@
+"""Pairs that a translator got wrong in a way that shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulmt.train.filtering import filter_corpus, most_in_a_row, numbers_disagree, repeats_itself
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "languages", "disagree"),
+    [
+        ("Es sind 1.000,5 Meter.", "It is 1,000.5 metres.", "de-en", False),
+        ("Es sind 1.000,5 Meter.", "It is 1.000,5 metres.", "de-en", True),
+        ("Es sind 1.000,5 Meter.", "It is 10,005 metres.", "de-en", True),
+        ("Sie hat zwölf Katzen.", "She has 12 cats.", "de-en", False),
+        ("Sie hat zwölf Katzen.", "She has twenty cats.", "de-en", True),
+        ("Sie hat Katzen.", "She has three cats.", "de-en", True),
+        ("Er ist einundzwanzig.", "He is twenty-one.", "de-en", False),
+        ("Ein Mann kam.", "1 man came.", "de-en", False),
+        ("Um halb vier.", "At half past three.", "de-en", False),
+        ("Um halb vier.", "At half past four.", "de-en", True),
+        ("Um 18 Uhr.", "At 6 p.m.", "de-en", False),
+        ("3000 customers", "三千名客户", "en-zh", False),
+        ("3000 customers", "30000名客户", "en-zh", True),
+        ("100 million", "100万", "en-zh", True),
+        ("No numbers here.", "这里没有数字。", "en-zh", False),
+    ],
+)
+def test_numbers_disagree(source: str, target: str, languages: str, disagree: bool) -> None:
+    there, here = languages.split("-")
+    assert numbers_disagree(source, target, (there, here)) is disagree
+
+
+@pytest.mark.parametrize(
+    ("words", "times"),
+    [
+        ("", 1),
+        ("a", 1),
+        ("a a", 1),
+        ("a a a", 3),
+        ("x a b a b a b y", 3),
+        ("a b a b", 1),
+        ("a b c d a b c d", 2),
+        ("a b c d a b c", 1),
+        ("a a b b", 1),
+        ("a b b b b c", 4),
+    ],
+)
+def test_phrases_in_a_row(words: str, times: int) -> None:
+    assert most_in_a_row(words.split()) == times
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "repeats"),
+    [
+        ("No, no, no!", "不，不，不！", False),
+        ("No, no!", "不，不，不！", True),
+        ("Very, very good.", "非常非常好。", False),
+        ("He came home.", "他回到了家里，他回到了家里。", True),
+        ("He came home.", "他回家了。", False),
+        ("Er kam.", "He came and came and came and came.", True),
+    ],
+)
+def test_a_target_repeats_itself_if_the_source_does_not(source: str, target: str, repeats: bool) -> None:
+    assert repeats_itself(target, source) is repeats
+
+
+@pytest.mark.parametrize("languages", [None, ("de", "en")])
+def test_pairs_are_left_out_with_their_reason(tmp_path: Path, languages: tuple[str, str] | None) -> None:
+    source, target = tmp_path / "a.de", tmp_path / "a.en"
+    pairs = [
+        ("Das ist nicht der Hund.", "That is not the dog."),
+        ("Sie hat 12 Katzen.", "She has 13 cats."),
+        ("Er kam und ging.", "He came and went and went and went and went."),
+        ("Es sind 1.500 Euro.", "It is 1,500 euros."),
+    ]
+    source.write_text("".join(f"{one}\n" for one, _ in pairs), encoding="utf-8")
+    target.write_text("".join(f"{other}\n" for _, other in pairs), encoding="utf-8")
+    record = filter_corpus(source, target, tmp_path / "kept", languages)
+    assert record["left"] == {"numbers": [2], "repeats": [3]}
+    assert record["settings"] == {"languages": ["de", "en"]}
+    assert (tmp_path / "kept.source").read_text("utf-8").splitlines() == [pairs[0][0], pairs[3][0]]
+    assert (tmp_path / "kept.target").read_text("utf-8").splitlines() == [pairs[0][1], pairs[3][1]]
+    assert json.loads((tmp_path / "kept.json").read_text("utf-8"))["kept"] == 2
