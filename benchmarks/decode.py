@@ -44,16 +44,18 @@ class Size:
     length: int  # of every source, and of its translation
     sentences: int  # in a batch
     batches: int
+    width: int = 512
 
 
 ON_CPU = Size(32_000, encoder_layers=6, decoder_layers=6, beam=5, length=20, sentences=32, batches=1)
 ON_GPU = Size(16_000, encoder_layers=8, decoder_layers=4, beam=4, length=20, sentences=3200, batches=10)
+TOY = Size(100, encoder_layers=1, decoder_layers=1, beam=2, length=5, sentences=8, batches=1, width=64)
 
 
 def build(size: Size) -> Seq2SeqModel:
     torch.manual_seed(1)
-    layers = size.encoder_layers, size.decoder_layers
-    model = Seq2SeqModel.build(Seq2SeqConfig(size.vocabulary, size.vocabulary, False, 512, 2048, 8, *layers))
+    sizes = size.width, 4 * size.width, size.width // 64, size.encoder_layers, size.decoder_layers
+    model = Seq2SeqModel.build(Seq2SeqConfig(size.vocabulary, size.vocabulary, False, *sizes))
     with torch.no_grad():  # or every token would be followed by itself, since the output table is the embedding
         model.final_norm.weight.normal_()
     return model.eval()
@@ -83,7 +85,10 @@ def convert(model: Seq2SeqModel, size: Size, directory: str) -> None:
     from ctranslate2.specs import common_spec, transformer_spec
 
     spec = transformer_spec.TransformerSpec.from_config(
-        (size.encoder_layers, size.decoder_layers), 8, pre_norm=True, activation=common_spec.Activation.RELU
+        (size.encoder_layers, size.decoder_layers),
+        size.width // 64,
+        pre_norm=True,
+        activation=common_spec.Activation.RELU,
     )
     positions = _array(sinusoids(torch.arange(512), model.target_embedding.embedding_dim))
     for part, embedding in ((spec.encoder, model.encoder.embedding), (spec.decoder, model.target_embedding)):
@@ -212,9 +217,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--beam", type=int, help="another width of the beam")
+    parser.add_argument("--toy", action="store_true", help="a tiny model, only to see that everything runs")
     parser.add_argument("--runs", type=int, default=3, help="of which the fastest counts")
     arguments = parser.parse_args()
-    size = ON_GPU if arguments.device.startswith("cuda") else ON_CPU
+    size = TOY if arguments.toy else ON_GPU if arguments.device.startswith("cuda") else ON_CPU
     if arguments.beam:
         size = Size(**{**vars(size), "beam": arguments.beam})
     if arguments.device == "cpu":

@@ -1,12 +1,17 @@
-"""How many people one server translates for at the same time, over real WebSockets from another process.
+"""How many speakers, and how many viewers of one room, a server carries, over real WebSockets from another process.
 
-    python benchmarks/server.py [--model NAME_OR_DIR] [--streams 25 50 100 150] [--seconds 20] [--threads 1] [--paste]
+    python benchmarks/server.py [--model NAME_OR_DIR] [--streams 100 300 600] [--workers 2] [--seconds 20] [--paste]
+    python benchmarks/server.py --viewers 1000
 
 Every stream says 2.5 words a second. Queue and compute are the server's own figures, in milliseconds; "answer" is the
-client's: from sending the last word that a piece of translation needed to having that piece, network included.
-"Spread" is the p95 of queue + compute of the best and of the worst served stream. CPU is in percent of one core.
---paste adds one stream that sends 10,000 words at once. Without --model a model of base size with random weights is
-built: its translation is nonsense, its costs are real.
+client's: from sending the last word that a piece of translation needed to receiving it, network included. "Spread" is
+the p95 of queue + compute of the best and of the worst served stream. "Errors" counts error messages of the server,
+streams that failed and streams with missing commits. CPU is in percent of one core. --paste adds one stream that sends
+10,000 words at once. Without --model a model of base size with random weights is built: its translation is nonsense,
+its costs are real.
+
+--viewers measures one speaker in a room: "viewer" is from sending the last word that a piece needed to its receipt by a
+viewer, and "missing" counts pieces that a viewer did not get.
 """
 
 from __future__ import annotations
@@ -27,11 +32,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
 from simulmt.serve.client import LiveTranslation
-from simulmt.serve.protocol import Commit
+from simulmt.serve.protocol import Commit, RefusedError, parse_room
 from simulmt.text import SPACE, SPECIAL_SYMBOLS, split_words
 
 PACE = 2.5  # words a second
+CONNECTS_PER_SECOND = 200  # of viewers
 WARM_UP = 4.0  # seconds that are not counted
 PASTED_WORDS = 10_000
 VOCABULARY = 32_000
@@ -40,7 +49,11 @@ SENTENCE_END = 1 / 15  # the share of words that end a sentence
 # fmt: off
 COLUMNS = (
     "streams", "words/s", "queue+compute p50", "p95", "p99", "queue p95", "compute p95", "policy p50",
-    "answer p50", "p95", "spread", "server CPU", "client CPU", "MB",
+    "answer p50", "p95", "spread", "errors", "server CPU", "client CPU", "MB",
+)
+VIEWER_COLUMNS = (
+    "viewers", "messages/s", "answer p50", "p95", "viewer p50", "p95", "missing", "errors", "server CPU", "client CPU",
+    "MB",
 )
 # fmt: on
 
@@ -51,6 +64,7 @@ class Stream:
 
     sent: list[float] = field(default_factory=list)  # when each word was
     commits: list[tuple[Commit, float]] = field(default_factory=list)  # and when each arrived
+    failures: int = 0
 
     def keep(self, begin: float, end: float) -> None:
         """Leave out what came while streams were still starting or already ending."""
@@ -64,9 +78,21 @@ class Stream:
         return [1000 * (arrived - self.sent[commit.source_words - 1]) for commit, arrived in self.commits]
 
 
-async def speak(url: str, model: str, words: Sequence[str], stream: Stream, until: float) -> None:
+async def speak(
+    url: str, model: str, words: Sequence[str], stream: Stream, until: float, room: str | None = None
+) -> None:
     """Say words at the pace of speech, beginning at a random moment."""
-    async with LiveTranslation(url, model) as live:
+    try:
+        await _speak(url, model, words, stream, until, room)
+    except (RefusedError, OSError) as error:
+        print(f"a stream failed: {error}", file=sys.stderr)
+        stream.failures += 1
+    numbers = [commit.seq for commit, _ in stream.commits]
+    stream.failures += numbers != list(range(1, len(numbers) + 1))
+
+
+async def _speak(url: str, model: str, words: Sequence[str], stream: Stream, until: float, room: str | None) -> None:
+    async with LiveTranslation(url, model, room=room) as live:
 
         async def talk() -> None:
             begin = time.perf_counter() + random.random() / PACE
@@ -112,15 +138,68 @@ async def crowd(url: str, model: str, words: Sequence[str], count: int, seconds:
     return streams
 
 
-class Server:
-    """`simulmt serve` in a process of its own."""
+async def view(url: str, arrivals: dict[int, float], until: float) -> None:
+    """Read a room along, noting when each commit arrives."""
+    with suppress(TimeoutError, ConnectionClosed):
+        async with asyncio.timeout(until - time.perf_counter()), connect(url, compression=None) as connection:
+            async for text in connection:
+                message = parse_room(str(text))
+                if isinstance(message, Commit):
+                    arrivals[message.seq] = time.perf_counter()
 
-    def __init__(self, model: str, threads: int) -> None:
+
+async def audience(server: Server, model: str, words: Sequence[str], count: int, seconds: float) -> list[str]:
+    """Measure one speaker with many viewers; return a row of the table."""
+    stream, viewers = Stream(), [dict[int, float]() for _ in range(count)]
+    until = time.perf_counter() + WARM_UP + seconds + count / CONNECTS_PER_SECOND
+    tasks = []
+    for arrivals in viewers:
+        tasks.append(asyncio.create_task(view(f"{server.room_url}/hall", arrivals, until + 2)))
+        await asyncio.sleep(1 / CONNECTS_PER_SECOND)
+    with server.measured() as usage:
+        await speak(server.url, model, list(words) * 10, stream, until, room="hall")
+        await asyncio.gather(*tasks)
+    answers = stream.answers()
+    delays = [
+        1000 * (arrivals[commit.seq] - stream.sent[commit.source_words - 1])
+        for arrivals in viewers
+        for commit, _ in stream.commits
+        if commit.seq in arrivals
+    ]
+    return [
+        str(count),
+        f"{len(delays) / usage.elapsed:.0f}",
+        *(f"{percentile(answers, share):.0f}" for share in (50, 95)),
+        *(f"{percentile(delays, share):.0f}" for share in (50, 95)),
+        str(count * len(stream.commits) - len(delays)),
+        str(usage.errors + stream.failures),
+        f"{100 * usage.server:.0f} %",
+        f"{100 * usage.client:.0f} %",
+        f"{server.megabytes():.0f}",
+    ]
+
+
+@dataclass
+class Usage:
+    """What a measurement took."""
+
+    elapsed: float = 0.0
+    server: float = 0.0  # cores
+    client: float = 0.0
+    errors: int = 0
+
+
+class Server:
+    """`simulmt serve` in processes of its own."""
+
+    def __init__(self, model: str, workers: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
-        arguments = ["--model", model, "--port", str(self._port), "--threads", str(threads)]
-        limits = ["--limit", "streams=5000", "--limit", "streams_per_address=5000"]
-        self._process = subprocess.Popen([sys.executable, "-m", "simulmt", "serve", *arguments, *limits])
+        arguments = ["--model", model, "--port", str(self._port), "--workers", str(workers)]
+        for limit in ("streams", "streams_per_address", "connections", "connections_per_address", "viewers"):
+            arguments += ["--limit", f"{limit}=5000"]
+        self._process = subprocess.Popen([sys.executable, "-m", "simulmt", "serve", *arguments])
+        self.room_url = f"ws://127.0.0.1:{self._port}/v1/rooms"
         self.url = f"ws://127.0.0.1:{self._port}/v1/stream"
 
     def wait(self) -> None:
@@ -134,18 +213,45 @@ class Server:
         self._process.terminate()
         self._process.wait()
 
-    def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    @contextmanager
+    def measured(self) -> Iterator[Usage]:
+        """Measure what the server, and this process, use in the meantime."""
+        usage = Usage()
+        begin, ours, theirs, errors = time.perf_counter(), time.process_time(), self._cpu_seconds(), self._errors()
+        yield usage
+        usage.elapsed = time.perf_counter() - begin
+        usage.client = (time.process_time() - ours) / usage.elapsed
+        usage.server = (self._cpu_seconds() - theirs) / usage.elapsed
+        usage.errors = self._errors() - errors
 
     def megabytes(self) -> float:
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) / 1000
+        """Memory of all processes of the server; what they share counts once for each."""
+        lines = [
+            line for process in self._processes() for line in Path(f"/proc/{process}/status").read_text().splitlines()
+        ]
+        return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1000
+
+    def _cpu_seconds(self) -> float:
+        ticks = 0
+        for process in self._processes():
+            fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def _processes(self) -> list[int]:
+        main = self._process.pid
+        return [main, *map(int, Path(f"/proc/{main}/task/{main}/children").read_text().split())]
+
+    def _errors(self) -> int:
+        """Errors that the server has sent to streams so far."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics") as response:
+            lines = response.read().decode().splitlines()
+        return int(sum(float(line.split()[-1]) for line in lines if line.startswith("simulmt_errors_total")))
 
 
 @contextmanager
-def running(model: str, threads: int) -> Iterator[Server]:
-    server = Server(model, threads)
+def running(model: str, workers: int) -> Iterator[Server]:
+    server = Server(model, workers)
     try:
         server.wait()
         yield server
@@ -155,11 +261,9 @@ def running(model: str, threads: int) -> Iterator[Server]:
 
 def measure(server: Server, model: str, words: Sequence[str], count: int, seconds: float, pasting: bool) -> list[str]:
     """One row of the table."""
-    begin, ours, theirs = time.perf_counter(), time.process_time(), server.cpu_seconds()
-    streams = asyncio.run(crowd(server.url, model, words, count, seconds, pasting))
-    elapsed = time.perf_counter() - begin
-    client, cpu = (time.process_time() - ours) / elapsed, (server.cpu_seconds() - theirs) / elapsed
-    counted = begin + WARM_UP
+    counted = time.perf_counter() + WARM_UP
+    with server.measured() as usage:
+        streams = asyncio.run(crowd(server.url, model, words, count, seconds, pasting))
     for stream in streams:
         stream.keep(counted, counted + seconds)
     lags = [commit.lag_ms for stream in streams for commit, _ in stream.commits]
@@ -177,8 +281,9 @@ def measure(server: Server, model: str, words: Sequence[str], count: int, second
         f"{percentile(answers, 50):.0f}",
         f"{percentile(answers, 95):.0f}",
         f"{min(each):.0f}-{max(each):.0f}",
-        f"{100 * cpu:.0f} %",
-        f"{100 * client:.0f} %",
+        str(usage.errors + sum(stream.failures for stream in streams)),
+        f"{100 * usage.server:.0f} %",
+        f"{100 * usage.client:.0f} %",
         f"{server.megabytes():.0f}",
     ]
 
@@ -187,8 +292,8 @@ def percentile(values: Sequence[float], share: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[share - 1] if len(values) > 1 else float("nan")
 
 
-def row(cells: Sequence[str]) -> None:
-    widths = [max(11, len(name)) for name in COLUMNS]
+def row(cells: Sequence[str], columns: Sequence[str] = COLUMNS) -> None:
+    widths = [max(11, len(name)) for name in columns]
     print("| " + " | ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)) + " |", flush=True)
 
 
@@ -243,9 +348,10 @@ def sample_words(model: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
-    parser.add_argument("--streams", type=int, nargs="+", default=[25, 50, 100, 150])
+    parser.add_argument("--streams", type=int, nargs="+", default=[100, 300, 600])
+    parser.add_argument("--viewers", type=int, nargs="+", help="measure viewers of one room instead of streams")
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--paste", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -257,7 +363,13 @@ def main() -> None:
             model, words = build_bundle(directory)
         random.shuffle(words)
         print(f"load average before: {os.getloadavg()[0]:.1f}")
-        with running(model, arguments.threads) as server:
+        with running(model, arguments.workers) as server:
+            if arguments.viewers:
+                row(VIEWER_COLUMNS, VIEWER_COLUMNS)
+                for count in arguments.viewers:
+                    cells = asyncio.run(audience(server, Path(model).name, words, count, arguments.seconds))
+                    row(cells, VIEWER_COLUMNS)
+                return
             row(COLUMNS)
             for count in arguments.streams:
                 for pasting in (False, True)[: 1 + arguments.paste]:

@@ -1,6 +1,6 @@
 """How long one more source token takes, against the ways it is usually done, all in one run on the same weights.
 
-    python benchmarks/stream.py [--vocabulary 8000 32000] [--threads 1 2] [--rounds 5]
+    python benchmarks/stream.py [--vocabulary 8000 32000] [--threads 1 2] [--rounds 5] [--toy]
 
 The peers: PyTorch with caches that pushes all k unfinished positions through the stack and keeps one; recomputing the
 whole prefix; the wait-k model through this runtime. A floor is the time it takes to read a step's weights once, with as
@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,19 +33,10 @@ from onnx import TensorProto, helper
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.layers import KeysValues, look_ahead_mask
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
-from simulmt.runtime.autoregressive import Seq2SeqDecoder, longest_translation
-from simulmt.runtime.bundle import (
-    FORMAT,
-    SOURCE,
-    TARGET,
-    Bundle,
-    BundleConfig,
-    Kind,
-    onnxruntime,
-    write_description,
-)
-from simulmt.runtime.decoding import CTCDecoder
+from simulmt.runtime.bundle import FORMAT, SOURCE, TARGET, Bundle, BundleConfig, Kind, onnxruntime, write_description
+from simulmt.runtime.ctc import CTCDecoder
 from simulmt.runtime.memory import large_pages
+from simulmt.runtime.seq2seq import Seq2SeqDecoder, longest_translation
 from simulmt.text import SPECIAL_SYMBOLS, Tokenizer, VocabularySpec
 from simulmt.train.graph import IR_VERSION, OPSET, Precision, ctc_graph, decoder_graph, encoder_graph
 
@@ -61,13 +52,13 @@ LOADING = """
 import sys, time
 from pathlib import Path
 from simulmt.runtime.bundle import Bundle
-from simulmt.runtime.decoding import CTCDecoder
+from simulmt.runtime.ctc import CTCDecoder
 before = time.perf_counter()
 decoder = CTCDecoder(Bundle(Path(sys.argv[1])), int(sys.argv[2]))
 loaded = time.perf_counter()
 sentence = decoder.open(1)
 for token in range(6, 46):
-    sentence.read(token, 3)
+    sentence.read([token], 3)
     while sentence.is_due:
         decoder.advance([sentence])
 status = Path("/proc/self/status").read_text()
@@ -97,7 +88,7 @@ def through_runtime(decoder: CTCDecoder | Seq2SeqDecoder, tokens: np.ndarray) ->
     sentences = [decoder.open(1) for _ in tokens]
     for column in tokens.T.tolist():
         for sentence, token in zip(sentences, column, strict=True):
-            sentence.read(token, DELAY)
+            sentence.read([token], DELAY)
         while due := [sentence for sentence in sentences if sentence.is_due]:
             decoder.advance(due)  # type: ignore[arg-type]
         yield
@@ -203,12 +194,23 @@ class Setting:
     vocabulary: int
     threads: int
     rounds: int
+    toy: bool = False
+
+    def model(self) -> CTCModel:
+        config = CTCConfig(self.vocabulary, self.vocabulary)
+        tiny = replace(config, width=32, inner=64, heads=2, layers=1)
+        return CTCModel.build(tiny if self.toy else config).eval()
+
+    def wait_k(self) -> Seq2SeqModel:
+        config = Seq2SeqConfig(self.vocabulary, self.vocabulary, causal=True)
+        tiny = replace(config, width=32, inner=64, heads=2, encoder_layers=1, decoder_layers=1)
+        return Seq2SeqModel.build(tiny if self.toy else config).eval()
 
 
 def contestants(setting: Setting, folder: Path, model: CTCModel) -> dict[str, Contestant]:
     """Everybody who takes part, by name."""
     threads, vocabulary = setting.threads, setting.vocabulary
-    wait_k = Seq2SeqModel.build(Seq2SeqConfig(vocabulary, vocabulary, causal=True)).eval()
+    wait_k = setting.wait_k()
     tokens = np.random.default_rng(1).integers(len(SPECIAL_SYMBOLS), vocabulary, (STREAMS, TOKENS))
     source = torch.from_numpy(tokens[:1])
     runs: dict[str, Callable[[], Iterable[object]]] = {
@@ -229,7 +231,7 @@ def compare(setting: Setting) -> None:
     """Print one block of the table."""
     torch.set_num_threads(setting.threads)
     torch.manual_seed(1)
-    model = CTCModel.build(CTCConfig(setting.vocabulary, setting.vocabulary)).eval()
+    model = setting.model()
     with tempfile.TemporaryDirectory() as folder:
         entered = contestants(setting, Path(folder), model)
         for _ in range(setting.rounds):
@@ -250,7 +252,7 @@ def load(bundle: Path, threads: int) -> tuple[float, float]:
 def report(
     setting: Setting, model: CTCModel, best: dict[str, float], loading: dict[Precision, tuple[float, float]]
 ) -> None:
-    memory = bandwidth(BEYOND_CACHES, setting.threads)
+    memory = bandwidth(BEYOND_CACHES // 64 if setting.toy else BEYOND_CACHES, setting.threads)
     floors: dict[str, tuple[float, float]] = {}
     for precision in PRECISIONS:
         size = weights_of_a_step(model, precision)
@@ -294,11 +296,12 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[8000, 32_000])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--toy", action="store_true", help="a tiny model, only to see that everything runs")
     arguments = parser.parse_args()
     print(f"load average before: {os.getloadavg()[0]:.1f}")
     for vocabulary in arguments.vocabulary:
         for threads in arguments.threads:
-            compare(Setting(vocabulary, threads, arguments.rounds))
+            compare(Setting(vocabulary, threads, arguments.rounds, arguments.toy))
 
 
 if __name__ == "__main__":

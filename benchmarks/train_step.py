@@ -15,7 +15,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from unittest import mock
 
@@ -163,10 +163,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--toy", action="store_true", help="a size for a CPU")
+    parser.add_argument("--sentences", type=int, help="another batch size")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to time each version")
     parser.add_argument("--profile", action="store_true", help="list the kernels that take the most time")
     arguments = parser.parse_args()
     device, size = torch.device(arguments.device), TOY if arguments.toy else BASE
+    size = replace(size, sentences=arguments.sentences or size.sentences)
 
     rows = {}
     for name, loss_of in (("plain", plain_loss), ("simulmt", our_loss)):
