@@ -20,8 +20,8 @@ def translator() -> Translator:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """A server with its usual limits."""
-    with serving() as server:
+    """A server with its usual limits, except that no test sees the rooms of another."""
+    with serving(kept_seconds=0.001) as server:
         yield server
 
 

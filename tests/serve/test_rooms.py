@@ -130,8 +130,35 @@ def test_viewers_are_bounded_and_only_read(serve: Serve) -> None:
         assert second.say("start", model="toy", room="two").hear_error() == ("too_many_streams", 1013)
 
 
+def test_viewers_that_come_after_the_end_read_it_for_some_time(serve: Serve) -> None:
+    served = serve(kept_sentences=2)
+    with served.talk() as speaker:
+        speaker.start(room="hall", room_key="a")
+        speaker.say("source", text=TEXT).say("finish")
+        heard = speaker.hear_all()[:-1]
+    with served.watch("hall") as viewer:
+        messages = viewer.hear_until("closed")
+        assert messages[0]["type"] == "room"
+        assert messages[1:-1] == [message for message in heard if message["sentence"] >= heard[-1]["sentence"] - 2]
+        assert viewer.hear()["type"] == "waiting"
+        with served.talk() as speaker:
+            speaker.start(room="hall", room_key="b")
+            assert viewer.hear()["speech"] != messages[0]["speech"]
+
+
+def test_a_speech_that_goes_on_after_its_end_is_not_heard_twice() -> None:
+    log = RoomLog("hall", kept_sentences=2)
+    speech = Room("hall", "toy", "a", "b", "1")
+    for _ in range(2):
+        log.begin(speech)
+        log.put(Commit(1, 0, "a", 1, LagMs(0, 0, 0)))
+        log.end()
+    kinds = [type(parse_room(text)).__name__ for text in log.recent()]
+    assert kinds == ["Room", "Commit", "Closed", "Waiting", "Room", "Closed", "Waiting"]
+
+
 def test_rooms_leave_nothing_behind(serve: Serve) -> None:
-    served = serve()
+    served = serve(kept_seconds=0.01)
     with served.watch("hall") as viewer, served.talk() as speaker:
         viewer.hear()
         speaker.start(room="hall")

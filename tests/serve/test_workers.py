@@ -126,7 +126,7 @@ def test_a_worker_that_is_killed_loses_no_text(server: Server, translator: Trans
         await asyncio.sleep(0.8)
         victim = server.workers()[0]
         os.kill(victim, signal.SIGKILL)
-        return await asyncio.wait_for(asyncio.gather(*speakers), 90)
+        return await asyncio.wait_for(asyncio.gather(*speakers), 180)
 
     assert asyncio.run(run()) == 8 * [translator.translate(TEXT, 3)]
     eventually(lambda: "starting another" in server.log.read_text())
@@ -177,7 +177,7 @@ def test_viewers_of_all_workers_read_the_same(server: Server, translator: Transl
             live.finish()
             async for _ in live:
                 pass
-        await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        await asyncio.wait_for(asyncio.gather(*tasks), 180)
         return readers
 
     def kill_worker(number: int) -> None:

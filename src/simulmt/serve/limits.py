@@ -28,6 +28,7 @@ class Limits:
     viewers: int = 3_000  # of all rooms
     rooms: int = 256
     kept_sentences: int = 6  # of a room, for viewers that come late
+    kept_seconds: float = 120.0  # after the end of a speech, for viewers whose connection was lost
     message_bytes: int = 65_536
     characters_per_second: float = 5_000.0  # translated for one stream; faster text waits
     burst_characters: int = 500_000  # translated at once, so that a long session can be replayed

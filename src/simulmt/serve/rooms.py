@@ -47,7 +47,7 @@ KEPT_MESSAGES = 500  # of a room, however long its sentences are
 NORMAL_CLOSURE = 1000  # close code
 RETRY_SECONDS = 0.2
 OPENING_SECONDS = 5.0  # for the home worker of a room to answer
-RECOVERY_SECONDS = 15.0  # for a speech to be back after its home worker was restarted
+RECOVERY_SECONDS = 30.0  # for a speech to be back after its home worker was restarted
 LOST = (OSError, ConnectionClosed, InvalidHandshake, TimeoutError, RefusedError)
 
 Spoken = Commit | Sentence | Retract
@@ -62,29 +62,40 @@ class RoomLog:
     """The messages of a room, readable by many viewers at their own pace.
 
     A speech that is published again after a lost connection is recognised by its `speech` id, and what the log already
-    has of it is dropped.
+    has of it is dropped. The end of a speech can still be read for some time after it.
     """
 
-    def __init__(self, name: str, kept_sentences: int) -> None:
+    def __init__(self, name: str, kept_sentences: int, kept_seconds: float = math.inf) -> None:
         self.name = name
         self.readers = 0
-        self.speech: Room | None = None
+        self.is_open = False
+        self.speech: Room | None = None  # the current one, or the last
         self._kept_sentences = kept_sentences
+        self._kept_seconds = kept_seconds
         self._entries: deque[Entry] = deque()
         self._trimmed = 0  # entries dropped at the front; positions count from there
         self._start = 0  # position at which a new viewer begins
         self._last_commit = 0
         self._last_sentence = -1
         self._retracted: set[int] = set()
+        self._ended = -math.inf  # when, by the monotonic clock
         self._news = asyncio.Event()
 
+    @property
+    def is_remembered(self) -> bool:
+        """Whether new viewers still get the last speech."""
+        return self.is_open or time.monotonic() < self._ended + self._kept_seconds
+
     def begin(self, speech: Room) -> None:
-        """Begin a speech, or continue the current one."""
-        if self.speech != speech:
-            self.speech = speech
+        """Begin a speech, or continue the last one."""
+        is_same = self.speech == speech
+        if is_same and self.is_open:
+            return
+        self.speech, self.is_open = speech, True
+        self._append(Entry(write(speech), max(0, self._last_sentence) if is_same else 0))
+        if not is_same:
             self._last_commit, self._last_sentence = 0, -1
             self._retracted.clear()
-            self._append(Entry(write(speech), 0))
             self._start = self._end
 
     def put(self, message: Spoken) -> None:
@@ -107,11 +118,11 @@ class RoomLog:
 
     def end(self) -> None:
         """End the speech."""
-        if self.speech is not None:
-            self.speech = None
-            self._append(Entry(write(Closed(self.name)), 0))
-            self._append(Entry(write(Waiting(self.name)), 0))
-            self._start = self._end
+        if self.is_open:
+            self.is_open = False
+            self._ended = time.monotonic()
+            for message in (Closed(self.name), Waiting(self.name)):
+                self._append(Entry(write(message), max(0, self._last_sentence)))
 
     def finish(self) -> None:
         """Add the end of the speech, but keep the speech, so that it can still be published again."""
@@ -119,8 +130,9 @@ class RoomLog:
 
     def recent(self) -> list[str]:
         """Return what a new viewer gets first."""
-        first = write(self.speech or Waiting(self.name))
-        return [first, *(entry.text for entry in islice(self._entries, self._start - self._trimmed, None))]
+        if self.speech is None or not self.is_remembered:
+            return [write(Waiting(self.name))]
+        return [write(self.speech), *(entry.text for entry in islice(self._entries, self._start - self._trimmed, None))]
 
     async def read(self) -> AsyncIterator[str]:
         """Yield the messages for a viewer: recent ones, then live ones."""
@@ -187,7 +199,7 @@ class Rooms:
         """Open a room whose home is this worker."""
         name = speech.room
         log = self._log(name)
-        if log.speech is not None and log.speech.speech != speech.speech:
+        if log.is_open and log.speech is not None and log.speech.speech != speech.speech:
             raise RefusedError(ErrorCode.ROOM_TAKEN, f"another speaker has opened the room {name}")
         if name not in self._owners and len(self._owners) >= self._limits.rooms:
             raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many rooms (limit {self._limits.rooms})")
@@ -201,6 +213,7 @@ class Rooms:
         if self._owners.get(name) is publisher:
             del self._owners[name]
             publisher.log.end()
+            asyncio.get_running_loop().call_later(self._limits.kept_seconds + 1, self._discard, name)
             self._discard(name)
 
     async def watch(self, name: str) -> AsyncIterator[str]:
@@ -218,15 +231,22 @@ class Rooms:
             self._discard(name)
 
     def _log(self, name: str) -> RoomLog:
-        return self._logs.setdefault(name, RoomLog(name, self._limits.kept_sentences))
+        if name not in self._logs:
+            self._logs[name] = RoomLog(name, self._limits.kept_sentences, self._limits.kept_seconds)
+        return self._logs[name]
 
     def _discard(self, name: str) -> None:
-        """Forget a room that nobody speaks in or reads."""
-        if self._logs[name].readers == 0 and name not in self._owners:
-            del self._logs[name]
-            subscription = self._subscriptions.pop(name, None)
-            if subscription is not None:
-                subscription.cancel()
+        """Forget a room that nobody speaks in or reads, some time after its speech."""
+        log = self._logs.get(name)
+        if log is None or log.readers > 0 or name in self._owners:
+            return
+        is_home = self._peers.home(name) == self._peers.worker
+        if is_home and log.is_remembered and len(self._logs) <= 2 * self._limits.rooms:
+            return
+        del self._logs[name]
+        subscription = self._subscriptions.pop(name, None)
+        if subscription is not None:
+            subscription.cancel()
 
     async def _subscribe(self, log: RoomLog, home: int) -> None:
         """Copy a room from its home worker, as long as somebody reads it."""
@@ -234,7 +254,7 @@ class Rooms:
             with suppress(*LOST):
                 async with self._peers.connect(home, f"/v1/rooms/{log.name}") as connection:
                     first = parse_room(str(await connection.recv()))
-                    if isinstance(first, Waiting) and log.speech is not None:
+                    if isinstance(first, Waiting) and log.is_open:
                         first = await self._await_return(connection) or first
                     _copy(first, log)
                     async for text in connection:
