@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from simulmt.errors import ConfigError, SpeechError
-from simulmt.runtime.revisions import Hypothesis
+from simulmt.runtime.revisions import Hypothesis, Word
 from simulmt.runtime.stream import Translator
 from simulmt.serve import audio
 from simulmt.serve.audio import ACKNOWLEDGED_EVERY, find_recognisers
@@ -117,6 +117,38 @@ def test_a_lost_connection_loses_no_speech(served: Served, translator: Translato
     assert FakeRecogniser.started[0].heard == list(range(len(WORDS)))
 
 
+def test_speech_is_only_recognised_on_request(served: Served) -> None:
+    with served.talk() as talk:
+        session = open_audio(talk, output="transcript")["session"]
+        talk.socket.send(speak(0, 5))
+        before = talk.hear_until("transcript")
+    with served.talk() as talk:  # each transcript comes once
+        ready = talk.say("resume", session=session, seq=before[-1]["seq"]).hear()
+        for number in range(ready["samples"] // FRAME, len(WORDS)):
+            talk.socket.send(speak(number, 1))
+        talk.say("finish")
+        after = talk.hear_all()
+    transcripts = [message for message in before + after if message["type"] == "transcript"]
+    assert [message["seq"] for message in transcripts] == list(range(1, len(transcripts) + 1))
+    assert said(transcripts).split() == WORDS
+    assert [message.get("ends_sentence", False) for message in transcripts] == [False] * (len(transcripts) - 1) + [True]
+    assert {message["type"] for message in after} == {"heard", "transcript", "done"}
+    assert served.service.models["toy"].translator.decoder.caches.pools == {}  # nothing was translated
+
+
+@pytest.mark.parametrize("fields", [{}, {"input": "audio", "room": "hall"}])
+def test_a_transcript_needs_audio_and_no_room(served: Served, fields: dict[str, str]) -> None:
+    with served.talk() as talk:
+        talk.say("start", model="toy", output="transcript", **fields)
+        assert talk.hear_error() == ("bad_message", 1008)
+
+
+def test_transcripts_end_with_their_sentences() -> None:
+    words = [Word("a", 0.0), Word("", 0.1, ends_sentence=True), Word("b", 0.2), Word("c", 0.3, ends_sentence=True)]
+    assert audio._by_sentence(words) == [("a ", True), ("b c ", True)]
+    assert audio._by_sentence([*words, Word("d", 0.4)])[2:] == [("d ", False)]
+
+
 def test_the_delay_can_be_changed_while_speaking(served: Served) -> None:
     with served.talk() as talk:
         open_audio(talk)
@@ -161,15 +193,18 @@ def test_a_language_that_is_not_recognised(serve: Callable[..., Served]) -> None
 @pytest.mark.parametrize(
     ("opening", "message", "code"),
     [
-        ("audio", b"abc", "bad_message"),
-        ("audio", b"\0" * 70_000, "too_big"),
-        ("audio", '{"type":"source","text":"hello "}', "out_of_order"),
-        ("text", b"\0\0", "bad_message"),
+        ({"input": "audio"}, b"abc", "bad_message"),
+        ({"input": "audio"}, b"\0" * 70_000, "too_big"),
+        ({"input": "audio"}, '{"type":"source","text":"hello "}', "out_of_order"),
+        ({"input": "audio", "output": "transcript"}, '{"type":"delay","k":1}', "out_of_order"),
+        ({"input": "text"}, b"\0\0", "bad_message"),
     ],
 )
-def test_what_does_not_fit_the_input_is_refused(served: Served, opening: str, message: str | bytes, code: str) -> None:
+def test_what_does_not_fit_the_input_is_refused(
+    served: Served, opening: dict[str, str], message: str | bytes, code: str
+) -> None:
     with served.talk() as talk:
-        talk.start(input=opening)
+        talk.start(**opening)
         talk.socket.send(message)
         assert talk.hear_error()[0] == code
 

@@ -48,6 +48,8 @@ def values_of(info: inspect.Type) -> st.SearchStrategy[Any]:
             return st.from_regex(pattern.replace("$", r"\Z"))
         case inspect.StrType(min_length=shortest):
             return st.text(st.characters(exclude_categories=["Cs"]), min_size=shortest or 0)
+        case inspect.BoolType():
+            return st.booleans()
         case inspect.IntType(ge=least):
             return st.integers(min_value=least)
         case inspect.FloatType():

@@ -147,15 +147,15 @@ class SpeechInput:
         """End the audio; return the remaining words."""
         return await self._run(lambda listener: listener.finish())
 
-    def transcript(self, words: Sequence[Word]) -> Transcript | None:
-        """Return the transcript message for new words or a changed tentative text, if any."""
+    def transcripts(self, words: Sequence[Word]) -> list[Transcript]:
+        """Return the messages for new words or a changed tentative text; each holds words of one sentence."""
         tentative = self._listener.tentative if self._listener else ""
-        text = "".join(f"{word.text} " for word in words if word.text)
-        if not text and tentative == self._shown:
-            return None
-        self._transcripts += 1
+        texts, is_changed = _by_sentence(words), tentative != self._shown
         self._shown = tentative
-        return Transcript(self._transcripts, text, tentative)
+        if is_changed and not texts:
+            texts = [("", False)]
+        first, self._transcripts = self._transcripts + 1, self._transcripts + len(texts)
+        return [Transcript(seq, text, tentative, is_end) for seq, (text, is_end) in enumerate(texts, start=first)]
 
     def close(self) -> None:
         """Free the recogniser; may be called more than once."""
@@ -184,6 +184,17 @@ class SpeechInput:
         self._metrics.audio_seconds.labels(language).inc(self._listener.seconds - before)
         self._metrics.recognition_seconds.labels(language).inc(time.perf_counter() - started)
         return Recognised(words, self._listener.seconds)
+
+
+def _by_sentence(words: Sequence[Word]) -> list[tuple[str, bool]]:
+    """Join words; return the text of each sentence, and whether it ends there."""
+    found, text = [], ""
+    for word in words:
+        text += f"{word.text} " if word.text else ""
+        if word.ends_sentence:
+            found.append((text, True))
+            text = ""
+    return [*found, (text, False)] if text else found
 
 
 def find_recognisers(options: Sequence[str]) -> dict[str, str]:

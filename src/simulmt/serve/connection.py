@@ -140,8 +140,12 @@ class Connection:
         if message.model not in self._service.models:
             names = ", ".join(self._service.models)
             raise RefusedError(ErrorCode.UNKNOWN_MODEL, f"unknown model {message.model!r}; available: {names}")
+        is_translated = message.output == "translation"
+        if not is_translated and (message.input != "audio" or message.room is not None):
+            raise RefusedError(ErrorCode.BAD_MESSAGE, 'output "transcript" needs input "audio" and takes no room')
         pool = self._service.recognisers if message.input == "audio" else None
-        session = sessions.open(self._service.models[message.model], message.delay, self._address, pool)
+        model = self._service.models[message.model]
+        session = sessions.open(model, message.delay, self._address, pool, is_translated)
         if message.room is not None:
             try:
                 key = message.room_key or session.name

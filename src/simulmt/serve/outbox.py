@@ -14,20 +14,25 @@ Output = Commit | Sentence | Undone | Heard | Transcript | Done | Error
 class Entry(NamedTuple):
     message: Output
     seq: int  # of the last commit up to here
+    is_commit: bool
 
     def is_known_at(self, seq: int) -> bool:
         """Whether a client that has commit `seq`, perhaps from an earlier session, surely has this message."""
         if isinstance(self.message, Done | Error):
             return False
-        return self.seq <= seq if isinstance(self.message, Commit) else self.seq < seq
+        return self.seq <= seq if self.is_commit else self.seq < seq
 
 
 class Outbox:
-    """A bounded queue that can be rewound to a commit; `full` and `kept` count messages."""
+    """A bounded queue that can be rewound to a commit; `full` and `kept` count messages.
 
-    def __init__(self, full: int, kept: int) -> None:
+    `commit` is the type of message that clients resume after: Transcript in a session that only recognises.
+    """
+
+    def __init__(self, full: int, kept: int, commit: type[Commit | Transcript] = Commit) -> None:
         self._full = full
         self._kept = kept
+        self._commit = commit
         self._entries: deque[Entry] = deque()
         self._sent = 0  # how many of the entries
         self._seq = 0  # of the last commit
@@ -39,9 +44,9 @@ class Outbox:
 
     def put(self, message: Output) -> None:
         """Add a message, even if the box is full; call `room` before writing more."""
-        if isinstance(message, Commit):
+        if isinstance(message, self._commit):
             self._seq = message.seq
-        self._entries.append(Entry(message, self._seq))
+        self._entries.append(Entry(message, self._seq, isinstance(message, self._commit)))
         self._update()
 
     async def room(self) -> None:

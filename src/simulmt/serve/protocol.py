@@ -123,6 +123,9 @@ class Start(Message, frozen=True):
     delay: Annotated[int, _field("k; by default the model's own", ge=1)] | None = None
     format: Annotated[Literal["text"], _field("the format of the source")] = "text"
     input: Annotated[Literal["text", "audio"], _field("audio: speech follows in binary frames")] = "text"
+    output: Annotated[Literal["translation", "transcript"], _field("transcript: speech is only recognised")] = (
+        "translation"
+    )
     api_key: ApiKey = None
     room: Annotated[str, _field("open a room of this name for viewers", pattern=ROOM_NAME)] | None = None
     room_key: (
@@ -134,7 +137,7 @@ class Resume(Message, frozen=True):
     """Continue a session after a lost connection; the first message of a connection."""
 
     session: Annotated[str, _field("from ready")]
-    seq: Annotated[int, _field("of the last commit received, 0 for none", ge=0)]
+    seq: Annotated[int, _field("of the last commit (output transcript: transcript) received, 0 for none", ge=0)]
     api_key: ApiKey = None
 
 
@@ -228,12 +231,13 @@ class Heard(Message, frozen=True):
     samples: Annotated[int, _field("samples of the session received so far", ge=0)]
 
 
-class Transcript(Message, frozen=True, omit_defaults=False):
+class Transcript(Message, frozen=True):
     """What was recognised. May be repeated after resume: ignore a seq that was received before."""
 
     seq: Annotated[int, _field("counts the transcripts of a session from 1", ge=1)]
     text: Annotated[str, _field("what is appended to the recognised source; never changes")]
     tentative: Annotated[str, _field("what was heard after that and may still be revised")]
+    ends_sentence: Annotated[bool, _field("whether the speaker ends the sentence after text")] = False
 
 
 class Done(Message, frozen=True):

@@ -26,7 +26,6 @@ from simulmt.serve.protocol import (
     Error,
     ErrorCode,
     Finish,
-    Heard,
     Input,
     RefusedError,
     Remedy,
@@ -99,18 +98,20 @@ class Session:
         limits: Limits,
         metrics: Metrics,
         speech: SpeechInput | None = None,
+        is_translated: bool = True,
     ) -> None:
         self.name = name
         self.model = model
         self.address = address
         self.received = 0  # messages
         self.state = State.LIVE
-        self.outbox = Outbox(limits.unsent_messages, limits.kept_messages)
+        self.outbox = Outbox(limits.unsent_messages, limits.kept_messages, Commit if is_translated else Transcript)
         self.ends_at = asyncio.get_running_loop().time() + limits.session_seconds
         self.attachment: Attachment | None = None
         self.room: Publisher | None = None
         self.speech = speech  # only with audio
         self.expiry: asyncio.TimerHandle | None = None  # ends the session if no connection resumes it
+        self._is_translated = is_translated  # else speech is only recognised
         self._stream = model.stream(delay)
         self._throttle = Throttle(limits.characters_per_second, limits.burst_characters, model.translator.clock)
         self._unread = Budget(limits.unread_characters)
@@ -136,6 +137,8 @@ class Session:
             raise RefusedError(ErrorCode.OUT_OF_ORDER, "no message may follow finish")
         if isinstance(message, Source) and self.speech is not None:
             raise RefusedError(ErrorCode.OUT_OF_ORDER, "the input of this session is audio, in binary frames")
+        if not self._is_translated and not isinstance(message, Audio | Finish):
+            raise RefusedError(ErrorCode.OUT_OF_ORDER, "this session only recognises speech; send audio and finish")
         arrived = self.model.translator.clock()
         if isinstance(message, Delay):
             self.model.check_delay(message.k)
@@ -147,7 +150,8 @@ class Session:
         if isinstance(message, Finish):
             self.state = State.FINISHING
         if self.speech is not None and isinstance(message, Audio):
-            self._put(self.speech.receive(message))
+            if heard := self.speech.receive(message):
+                self.outbox.put(heard)
         else:
             self.received += 1
         self._inbox.put_nowait(_Received(message, arrived, cost))
@@ -227,18 +231,16 @@ class Session:
             await self._read_words(await self.speech.finish(), arrived)
 
     async def _read_words(self, recognised: Recognised, arrived: float) -> None:
-        """Translate stable words of audio that arrived at `arrived`."""
+        """Report and translate stable words of audio that arrived at `arrived`."""
         assert self.speech is not None
-        now = self.model.translator.clock()
-        feed(self._stream, recognised.words, recognised.seconds + now - arrived, now)
+        if self._is_translated:
+            now = self.model.translator.clock()
+            feed(self._stream, recognised.words, recognised.seconds + now - arrived, now)
         await self.outbox.room()
-        self._put(self.speech.transcript(recognised.words))
+        for transcript in self.speech.transcripts(recognised.words):
+            self.outbox.put(transcript)
         if recognised.words:
             await self._advance()
-
-    def _put(self, message: Heard | Transcript | None) -> None:
-        if message is not None:
-            self.outbox.put(message)
 
     async def _advance(self) -> None:
         """Compute until nothing is due, as long as the client reads the output."""
@@ -293,7 +295,14 @@ class Sessions:
         self._counters = counters
         self._sessions: dict[str, Session] = {}  # oldest first
 
-    def open(self, model: Model, delay: int | None, address: str, pool: RecogniserPool | None = None) -> Session:
+    def open(
+        self,
+        model: Model,
+        delay: int | None,
+        address: str,
+        pool: RecogniserPool | None = None,
+        is_translated: bool = True,
+    ) -> Session:
         """Begin a session, unless the server is full or shuts down; with audio, if a pool of recognisers is given."""
         self._refuse_when_draining()
         limits, counters = self._limits, self._counters
@@ -308,7 +317,7 @@ class Sessions:
         name = self._peers.session_name(secrets.token_urlsafe(18))
         model.check_delay(delay)
         speech = None if pool is None else pool.open(model.info.source)
-        session = Session(name, model, delay, address, limits, self._metrics, speech)
+        session = Session(name, model, delay, address, limits, self._metrics, speech, is_translated)
         self._sessions[session.name] = session
         return session
 

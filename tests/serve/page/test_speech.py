@@ -93,7 +93,7 @@ class Recogniser:
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
-        self.sources: list[str] = []
+        self.sources: list[str | None] = []  # None for the end of a sentence
         self.starts: list[dict[str, Any]] = []
         self.samples = 0
         self.is_lost = False  # whether what comes is lost on the way
@@ -108,8 +108,8 @@ class Recogniser:
         content = json.loads(message)
         if content["type"] in ("start", "resume"):
             self._open(socket, content)
-        elif content["type"] == "source":
-            self.sources.append(content["text"])
+        elif content["type"] in ("source", "end"):
+            self.sources.append(content.get("text"))
 
     def _open(self, socket: WebSocketRoute, start: dict[str, Any]) -> None:
         self.starts.append(start)
@@ -128,7 +128,15 @@ class Recogniser:
         self.samples += len(frame) // 2
         socket.send(json.dumps({"type": "heard", "samples": self.samples}))
         if len(self.frames) == 1:
-            transcript = {"type": "transcript", "seq": 1, "text": "guten Morgen ", "tentative": "zusam"}
+            transcript = {
+                "type": "transcript",
+                "seq": 1,
+                "text": "guten Tag ",
+                "tentative": "gut",
+                "ends_sentence": True,
+            }
+            socket.send(json.dumps(transcript))
+            transcript = {"type": "transcript", "seq": 2, "text": "guten Morgen ", "tentative": "zusam"}
             socket.send(json.dumps(transcript))
 
 
@@ -141,8 +149,10 @@ def test_the_server_recognises(context: BrowserContext, server: PageServer) -> N
     page.get_by_role("button", name="Listen").click()
     expect(page.locator(".ink span")).to_have_text("guten Morgen")
     expect(page.locator(".ink i")).to_have_text("zusam")
-    assert recogniser.sources == ["guten Morgen "]
-    assert recogniser.starts[-1] == {"type": "start", "model": "toy", "input": "audio", "api_key": None}
+    expect(page.locator(".sent .text p")).to_have_text(["guten Tag"])
+    assert recogniser.sources == ["guten Tag ", None, "guten Morgen "]
+    start = {"type": "start", "model": "toy", "input": "audio", "output": "transcript", "api_key": None}
+    assert recogniser.starts[-1] == start
     assert len(recogniser.frames[0]) == 3_200
     page.get_by_role("button", name="Listen").click()
     expect(page.locator(".ink i")).to_have_text("")
@@ -164,7 +174,7 @@ def test_audio_that_was_not_acknowledged_is_sent_again(context: BrowserContext, 
     page.evaluate(send, [1_600, 1_600])
     page.evaluate(send, [3_200, 1_600])
     wait_until(page, lambda: recogniser.samples == 4_800)
-    assert recogniser.starts[-1]["type"] == "resume"
+    assert recogniser.starts[-1] == {"type": "resume", "session": "audio", "seq": 2, "api_key": None}
     heard = b"".join(recogniser.frames)
     assert [int.from_bytes(heard[index : index + 2], "little") for index in range(0, len(heard), 2)] == [*range(4_800)]
 

@@ -64,8 +64,6 @@ export class AudioSession {
   #firstKept = 0;
   #sent = 0; // samples of the session that this connection has been sent
   #lastTranscript = 0;
-  #lastCommit = 0;
-  #lastSentence = 0;
   #trouble = "";
 
   /** @param {{model: string, api_key: string | null}} start @param {Listener} listener */
@@ -105,8 +103,8 @@ export class AudioSession {
 
   #greet() {
     const { model, api_key } = this.#start;
-    if (this.#name) this.#say({ type: "resume", session: this.#name, seq: this.#lastCommit, api_key });
-    else this.#say({ type: "start", model, input: "audio", api_key });
+    if (this.#name) this.#say({ type: "resume", session: this.#name, seq: this.#lastTranscript, api_key });
+    else this.#say({ type: "start", model, input: "audio", output: "transcript", api_key });
   }
 
   #retry() {
@@ -120,8 +118,6 @@ export class AudioSession {
     if (message.type === "ready") this.#ready(message);
     else if (message.type === "heard") this.#acknowledge(message.samples);
     else if (message.type === "transcript") this.#transcript(message);
-    else if (message.type === "commit") this.#lastCommit = message.seq;
-    else if (message.type === "sentence") this.#sentence(message.seq);
     else if (message.type === "error") this.#error(message.code);
   }
 
@@ -142,26 +138,20 @@ export class AudioSession {
     this.#firstKept += count;
   }
 
-  #transcript({ seq, text, tentative }) {
+  #transcript({ seq, text, tentative, ends_sentence }) {
     if (seq <= this.#lastTranscript) return;
     this.#lastTranscript = seq;
     this.#backoff.succeeded();
     if (text.trim()) this.#listener.text(text);
+    if (ends_sentence) this.#listener.sentence();
     if (!this.#isFinishing) this.#listener.tentative(tentative);
-  }
-
-  /** @param {number} seq */
-  #sentence(seq) {
-    if (seq <= this.#lastSentence) return;
-    this.#lastSentence = seq;
-    this.#listener.sentence();
   }
 
   /** @param {string} code */
   #error(code) {
     if (code === "unknown_session") {
       this.#name = null;
-      this.#lastTranscript = this.#lastCommit = this.#lastSentence = 0;
+      this.#lastTranscript = 0;
       this.#greet();
     } else if (FULL.has(code)) this.#trouble = "full";
     else if (!PASSING.has(code)) this.#trouble = "lost";
