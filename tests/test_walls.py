@@ -22,6 +22,7 @@ RUNTIME = sorted(
 ONLY_IN_EXTRAS = {
     "eflomal",
     "jaxtyping",
+    "jinja2",
     "matplotlib",
     "optuna",
     "prometheus_client",

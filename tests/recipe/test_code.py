@@ -33,6 +33,7 @@ def _helper(limit):
     "train/__init__.py": "",
     "train/loop.py": "import torch\nfrom simulmt.model import net as network\n",
     "train/batches.py": "plan = 1\n",
+    "train/words.tsv": "one 1\n",
     "model/__init__.py": "",
     "model/net.py": "def forward():\n    from simulmt.model.layers import Layer\n",
     "model/layers.py": "Layer = 1\n",
@@ -56,6 +57,7 @@ def package(directory: Path, **edits: tuple[str, str]) -> Path:
     [
         ("train/loop.py", "torch", "numpy", True),
         ("train/batches.py", "1", "2", True),  # through a helper
+        ("train/words.tsv", "1", "2", True),  # which a module next to it may read
         ("model/layers.py", "1", "2", True),  # through two modules, and inside a function
         ("errors.py", "...", "pass", True),  # imported at the top, used by a helper
         ("cli/data.py", "raise Error", "raise Error from None", True),
@@ -102,6 +104,6 @@ def test_where_the_package_is_does_not_count(tmp_path: Path) -> None:
 
 def test_a_change_to_the_report_leaves_trained_models_alone(tmp_path: Path) -> None:
     copy = shutil.copytree(ROOT, tmp_path / "simulmt")
-    (copy / "eval" / "report" / "page.py").write_text("# another\n")
+    (copy / "eval" / "report" / "report.html.jinja").write_text("another")
     assert code_hash("simulmt.cli.training", "train", copy) == code_hash("simulmt.cli.training", "train")
     assert code_hash("simulmt.cli.figures", "report", copy) != code_hash("simulmt.cli.figures", "report")

@@ -1,8 +1,8 @@
 """Hash the source code a command depends on, found by parsing imports without executing them.
 
 Command handlers import lazily, so of a module in `cli` only the code reachable from the handler counts; other modules
-count as a whole, with everything they import. Comments, docstrings and formatting do not count, so editing the report
-does not make a trained model stale.
+count as a whole, with the data files next to them and everything they import. Comments, docstrings and formatting do
+not count, so editing the report does not make a trained model stale.
 """
 
 from __future__ import annotations
@@ -38,7 +38,15 @@ def code_hash(module: str, handler: str, root: Path = ROOT) -> str:
 
 def _whole(module: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
     tree = _parsed(module, root)
-    return _serialise(tree), list(_imports(tree, root))
+    return _serialise(tree) + _data_files(module, root), list(_imports(tree, root))
+
+
+def _data_files(module: str, root: Path) -> str:
+    """Hash the data files next to a module, such as templates, which it may read."""
+    path = _file(module, root)
+    assert path is not None, f"{module} not found"
+    files = sorted(file for file in path.parent.iterdir() if file.is_file() and file.suffix not in (".py", ".pyc"))
+    return "".join(f" {file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files)
 
 
 def _reached(module: str, member: str, root: Path) -> tuple[str, list[tuple[str, str]]]:

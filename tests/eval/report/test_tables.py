@@ -5,7 +5,6 @@ from dataclasses import replace
 from simulmt.eval.compare import Comparison
 from simulmt.eval.quality import Difference
 from simulmt.eval.report.tables import (
-    Table,
     anticipation_table,
     comparison_table,
     oracle_table,
@@ -34,13 +33,6 @@ MEASURED = Result(
     empty_hypotheses=0,
     signatures={"BLEU": "lc", "chrF2": "c6"},
 )
-
-
-def test_markdown_and_html_are_escaped() -> None:
-    table = Table(["name", "a|b"], [["<x>", "1"]])
-    assert table.markdown() == "| name | a&#124;b |\n| :--- | ---: |\n| <x> | 1 |\n"
-    assert '<th scope="col">a|b</th>' in table.html()
-    assert '<td class="name">&lt;x&gt;</td><td>1</td>' in table.html()
 
 
 def test_what_was_not_measured_is_a_dash_and_what_nobody_measured_no_column() -> None:

@@ -11,14 +11,29 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from markupsafe import Markup
+
 from simulmt.config import require
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.compare import SIGNIFICANT, Comparison, compare
 from simulmt.eval.report import tables
+from simulmt.eval.report.blocks import (
+    Block,
+    Chapter,
+    Details,
+    Example,
+    Figures,
+    Heading,
+    List,
+    Note,
+    Paragraph,
+    Picture,
+    render_html,
+    render_markdown,
+)
 from simulmt.eval.report.examples import Aligner, Output, Outputs, read_outputs
 from simulmt.eval.report.figure import inline_svg
 from simulmt.eval.report.gallery import anticipation_rates, ngram_gain_figures, output_figure, sorting_figure
-from simulmt.eval.report.html import folded, items, page, paragraph, picture, row
 from simulmt.eval.report.plots import anticipation_figure, quality_latency_figure
 from simulmt.eval.results import (
     Anticipation,
@@ -58,18 +73,6 @@ class Report(NamedTuple):
     markdown: str
 
 
-class _Part(NamedTuple):
-    """A part of the report as HTML and Markdown; the Markdown may be empty."""
-
-    html: str
-    markdown: str = ""
-
-
-class _Chapter(NamedTuple):
-    title: str
-    parts: list[_Part]
-
-
 @dataclass(frozen=True)
 class _TestSet:
     name: str
@@ -88,18 +91,19 @@ def build_report(
     if options.baseline is not None and options.baseline not in systems:
         raise ConfigError(f"--baseline {options.baseline}: no such system; there are {', '.join(systems)}")
     test_sets = [_compared(each, options.baseline) for each in _test_sets(scored, aligner, cache)]
-    chapters = [_Chapter(each.name, list(_test_set_parts(each, options))) for each in test_sets]
-    summary = _Chapter("In short", list(_summary_parts(test_sets, options)))
-    chapters = [summary, *chapters] if summary.parts else chapters
-    for title, parts in (
-        ("Anticipation", _anticipation_parts(read_records(Anticipation, directories))),
-        ("Oracle order", _oracle_parts(read_records(OracleScore, directories))),
-        ("What the sorting network does", _sorting_parts(read_records(SortedSentence, directories))),
-        ("How to measure this again", _provenance_parts(test_sets)),
-    ):
-        chapter = _Chapter(title, list(parts))
-        chapters += [chapter] if chapter.parts else []
-    return Report(_html(options.title, test_sets, chapters), _markdown(options.title, chapters))
+    contents = [
+        ("In short", _summary_blocks(test_sets, options)),
+        *((each.name, _test_set_blocks(each, options)) for each in test_sets),
+        ("Anticipation", _anticipation_blocks(read_records(Anticipation, directories))),
+        ("Oracle order", _oracle_blocks(read_records(OracleScore, directories))),
+        ("What the sorting network does", _sorting_blocks(read_records(SortedSentence, directories))),
+        ("How to measure this again", _provenance_blocks(test_sets)),
+    ]
+    chapters = [chapter for title, blocks in contents if (chapter := Chapter(title, list(blocks))).blocks]
+    results = [result for test_set in test_sets for result in test_set.results]
+    dates = sorted({result.date[:10] for result in results if result.date})
+    html = render_html(options.title, chapters, systems=list(systems), dates=dates)
+    return Report(html, render_markdown(options.title, chapters))
 
 
 def _test_sets(directories: Sequence[Path], aligner: Aligner | None, cache: Path | None) -> list[_TestSet]:
@@ -124,13 +128,13 @@ def _compared(test_set: _TestSet, baseline: str | None) -> _TestSet:
     return replace(test_set, comparisons=compare(test_set.complete, baseline))
 
 
-def _summary_parts(test_sets: Sequence[_TestSet], options: ReportOptions) -> Iterator[_Part]:
+def _summary_blocks(test_sets: Sequence[_TestSet], options: ReportOptions) -> Iterator[Block]:
     """Yield the introduction, and the gains over the baseline per delay."""
-    yield from map(_text, options.about)
+    yield from map(Paragraph, options.about)
     lines = [line for test_set in test_sets for line in _gains(test_set.comparisons)]
     if lines:
-        yield _Part(items(lines, kind=""), "".join(f"- {line}\n" for line in lines))
-        yield _text(f"BLEU gained or lost against {options.baseline}; * marks p < {SIGNIFICANT}.", "note")
+        yield List(lines)
+        yield Note(f"BLEU gained or lost against {options.baseline}; * marks p < {SIGNIFICANT}.")
 
 
 def _gains(comparisons: Sequence[Comparison]) -> Iterator[str]:
@@ -145,7 +149,7 @@ def _gains(comparisons: Sequence[Comparison]) -> Iterator[str]:
             yield f"{base.test_set}: {base.name} scores {base.BLEU:.1f}; {ranked}"
 
 
-def _test_set_parts(test_set: _TestSet, options: ReportOptions) -> Iterator[_Part]:
+def _test_set_blocks(test_set: _TestSet, options: ReportOptions) -> Iterator[Block]:
     yield from _overview(test_set.results)
     yield from _significance(test_set.comparisons, options.baseline)
     yield from _quality(test_set.results, options.baseline)
@@ -153,13 +157,13 @@ def _test_set_parts(test_set: _TestSet, options: ReportOptions) -> Iterator[_Par
     yield from _examples(test_set, options)
 
 
-def _overview(results: Sequence[Result]) -> Iterator[_Part]:
+def _overview(results: Sequence[Result]) -> Iterator[Block]:
     sentences = " or ".join(sorted({f"{result.sentences:,}" for result in results if result.sentences}))
     unit = UNITS[results[0].unit]
     facts = f"{sentences} sentences. " if sentences else ""
     facts += f"AL, LAAL and DAL count source words; the target is counted in {unit}. "
     facts += "Brackets hold 95% intervals by bootstrap; BLEU and chrF2 are lower-cased."
-    yield _text(facts)
+    yield Paragraph(facts)
     caption = (
         "A line is a system, a node one of its delays k; bands are 95% intervals. A dashed line is a system that waits "
         "for the end of the sentence."
@@ -169,50 +173,50 @@ def _overview(results: Sequence[Result]) -> Iterator[_Part]:
             " AL-CA, with 1 ms a source word, is little more than the time to the first words; "
             "the time of a source piece in the table is what a user feels."
         )
-    yield _Part(picture(inline_svg(quality_latency_figure(results), "Quality against latency"), caption))
-    yield _of_table(tables.results_table(results))
+    yield Figures([Picture(inline_svg(quality_latency_figure(results), "Quality against latency"), caption)])
+    yield tables.results_table(results)
     if any(result.paced_lag is not None for result in results):
         rates = sorted({result.words_per_second for result in results if result.words_per_second})
         pace = " or ".join(f"{rate:g}" for rate in rates)
-        yield _text(f"Lag: mean seconds behind an ideal interpreter at {pace} source words a second.", "note")
+        yield Note(f"Lag: mean seconds behind an ideal interpreter at {pace} source words a second.")
     if signatures := tables.signatures(results):
-        yield _signature_part(signatures)
+        yield Details("Signatures", signatures)
 
 
-def _significance(comparisons: Sequence[Comparison], baseline: str | None) -> Iterator[_Part]:
+def _significance(comparisons: Sequence[Comparison], baseline: str | None) -> Iterator[Block]:
     if not comparisons:
         return
-    yield _heading(f"Significance against {baseline}")
-    yield _text(f"Paired bootstrap, 1000 resamples, two-sided; * marks p < {SIGNIFICANT}.")
-    yield _of_table(tables.comparison_table(comparisons))
+    yield Heading(f"Significance against {baseline}")
+    yield Paragraph(f"Paired bootstrap, 1000 resamples, two-sided; * marks p < {SIGNIFICANT}.")
+    yield tables.comparison_table(comparisons)
 
 
-def _quality(results: Sequence[Result], baseline: str | None) -> Iterator[_Part]:
+def _quality(results: Sequence[Result], baseline: str | None) -> Iterator[Block]:
     if not any(result.precisions for result in results):
         return
-    yield _heading("Quality in detail")
-    yield _of_table(tables.quality_table(results))
+    yield Heading("Quality in detail")
+    yield tables.quality_table(results)
     figures = [
-        picture(inline_svg(drawn, name), "What a system gains over another in n-gram precision, by delay.")
+        Picture(inline_svg(drawn, name), "What a system gains over another in n-gram precision, by delay.")
         for name, drawn in ngram_gain_figures(results, baseline)
     ]
     if figures:
-        yield _Part(row(*figures))
+        yield Figures(figures)
 
 
-def _indicators(outputs: Sequence[Outputs]) -> Iterator[_Part]:
+def _indicators(outputs: Sequence[Outputs]) -> Iterator[Block]:
     aligned = [each for each in outputs if each.is_aligned]
     if not aligned:
         return
-    yield _heading("Hallucination and under-translation")
-    yield _text(
+    yield Heading("Hallucination and under-translation")
+    yield Paragraph(
         "From word alignments. A target word has no ground if it is aligned to no source word that had been read when "
         "it was written. The reference row is the floor: what the aligner leaves unaligned in a human translation."
     )
-    yield _of_table(tables.indicator_table(aligned))
+    yield tables.indicator_table(aligned)
 
 
-def _examples(test_set: _TestSet, options: ReportOptions) -> Iterator[_Part]:
+def _examples(test_set: _TestSet, options: ReportOptions) -> Iterator[Block]:
     if not test_set.outputs or not (options.examples or options.sentences):
         return
     reference, *systems = test_set.outputs
@@ -222,10 +226,10 @@ def _examples(test_set: _TestSet, options: ReportOptions) -> Iterator[_Part]:
     numbers = options.sentences or evenly_spread(range(1, len(reference.sentences) + 1), options.examples)
     if max(numbers) > len(reference.sentences):
         raise DataError(f"--sentences {max(numbers)}: {test_set.name} has {len(reference.sentences)} sentences")
-    yield _heading("Examples")
+    yield Heading("Examples")
     how = "chosen by hand" if options.sentences else "taken at even distances through the test set, not chosen"
     marks = " Marked words have no ground in what had been read." if any(s.is_aligned for s in shown) else ""
-    yield _text(f"Sentences are {how}.{marks}")
+    yield Paragraph(f"Sentences are {how}.{marks}")
     for number in numbers:
         yield _example(number, reference, shown)
     yield from _paths(numbers, shown)
@@ -239,25 +243,23 @@ def _at_delay(systems: Sequence[Outputs], delay: int | None) -> list[Outputs]:
     return [outputs for outputs in systems if outputs.result and outputs.result.delay in (delay, None)]
 
 
-def _example(number: int, reference: Outputs, systems: Sequence[Outputs]) -> _Part:
-    """Return translations of a sentence: a definition list in HTML, a table in Markdown."""
+def _example(number: int, reference: Outputs, systems: Sequence[Outputs]) -> Example:
     source = reference.sentences[number - 1]
-    name, text = f"source, line {number}", escape(" ".join(source.source))
     lines = [
+        (f"source, line {number}", Markup(escape(" ".join(source.source)))),
         ("reference", _marked(replace(source, links=None))),
         *((outputs.name, _marked(outputs.sentences[number - 1])) for outputs in systems),
     ]
-    items = "".join(f"<dt>{escape(n)}</dt><dd>{t}</dd>\n" for n, t in [(name, text), *lines])
-    return _Part(f'<dl class="example">{items}</dl>\n', tables.Table((name, text), lines, names=2).markdown())
+    return Example(lines)
 
 
-def _marked(output: Output) -> str:
-    """Return words as HTML (also valid Markdown), merging adjacent marks."""
+def _marked(output: Output) -> Markup:
+    """Return the translation as HTML, with hallucinated words marked."""
     text = ""
     for before, word, mark in zip(["", *output.words], output.words, output.marks, strict=False):
         gap = " " if before and (output.unit == "word" or _needs_gap(before, word)) else ""
         text += gap + (f"<mark>{escape(word)}</mark>" if mark else escape(word))
-    return text.replace("</mark><mark>", "").replace("</mark> <mark>", " ") or "<em>nothing</em>"
+    return Markup(text.replace("</mark><mark>", "").replace("</mark> <mark>", " ") or "<em>nothing</em>")
 
 
 def _needs_gap(before: str, after: str) -> bool:
@@ -265,65 +267,64 @@ def _needs_gap(before: str, after: str) -> bool:
     return all(letter.isascii() and letter.isalnum() for letter in (before[-1], after[0]))
 
 
-def _paths(numbers: Sequence[int], systems: Sequence[Outputs]) -> Iterator[_Part]:
+def _paths(numbers: Sequence[int], systems: Sequence[Outputs]) -> Iterator[Block]:
     fitting = [n for n in numbers if all(_fits_a_picture(outputs.sentences[n - 1]) for outputs in systems)]
     if not fitting or not systems:
         return
-    yield _Part(f"<h3>Read and write, line {fitting[0]}</h3>\n")
-    yield _Part(paragraph("What is shaded had been read when the word of that row was written.", "note"))
     figures = []
     for outputs in systems:
         output = outputs.sentences[fitting[0] - 1]
-        figures.append(picture(inline_svg(output_figure(output), f"Path of {outputs.name}"), outputs.name))
-    yield _Part(row(*figures))
+        figures.append(Picture(inline_svg(output_figure(output), f"Path of {outputs.name}"), outputs.name))
+    note = "What is shaded had been read when the word of that row was written."
+    yield Figures(figures, f"Read and write, line {fitting[0]}", note)
 
 
 def _fits_a_picture(output: Output) -> bool:
     return 0 < len(output.words) <= LONGEST_PICTURE and len(output.source) <= LONGEST_PICTURE
 
 
-def _anticipation_parts(records: Sequence[Anticipation]) -> Iterator[_Part]:
+def _anticipation_blocks(records: Sequence[Anticipation]) -> Iterator[Block]:
     if not records:
         return
-    yield _text(
+    yield Paragraph(
         "The k-anticipation rate: the share of word alignments whose source word comes k or more words after the place "
         "of its target word. With scaled positions, that place is scaled to the length of the source, so that a target "
         "that is merely shorter does not count as anticipation. AER: error rate against alignments made by hand; lower "
         "is better."
     )
     drawn = anticipation_figure(anticipation_rates(records))
-    yield _Part(picture(inline_svg(drawn, "k-anticipation rate over k"), "Rate over k."))
-    yield _of_table(tables.anticipation_table(records))
+    yield Figures([Picture(inline_svg(drawn, "k-anticipation rate over k"), "Rate over k.")])
+    yield tables.anticipation_table(records)
 
 
-def _oracle_parts(records: Sequence[OracleScore]) -> Iterator[_Part]:
+def _oracle_blocks(records: Sequence[OracleScore]) -> Iterator[Block]:
     if not records:
         return
-    yield _text(
+    yield Paragraph(
         "The sorting network is shown the reference and orders the states by it: what the model would write if it "
         "knew the order. Beside it the same model decoded as always, with the same settings. All of Z's mass on the "
         "diagonal would mean that nothing is sorted; the displacement is how far Z moves a source piece on average."
     )
     for name in dict.fromkeys(record.test_set for record in records):
         of_set = [record for record in records if record.test_set == name]
-        yield _heading(name)
-        yield _of_table(tables.oracle_table(of_set))
+        yield Heading(name)
+        yield tables.oracle_table(of_set)
         if (sorting := tables.sorting_table(of_set)).rows:
-            yield _of_table(sorting)
-    yield _signature_part(list(dict.fromkeys(f"BLEU: {record.signature}" for record in records)))
+            yield sorting
+    yield Details("Signatures", list(dict.fromkeys(f"BLEU: {record.signature}" for record in records)))
 
 
-def _sorting_parts(records: Sequence[SortedSentence]) -> Iterator[_Part]:
+def _sorting_blocks(records: Sequence[SortedSentence]) -> Iterator[Block]:
     for record in records:
         svg = inline_svg(sorting_figure(record), f"Z of line {record.number}")
         caption = (
             f"Z of {record.test_set}, line {record.number}, by {record.model} at k = {record.delay}: source pieces "
             "across; down, the target pieces of each position's frames by CTC Viterbi alignment, · for a blank."
         )
-        yield _Part(picture(svg, caption))
+        yield Figures([Picture(svg, caption)])
 
 
-def _provenance_parts(test_sets: Sequence[_TestSet]) -> Iterator[_Part]:
+def _provenance_blocks(test_sets: Sequence[_TestSet]) -> Iterator[Block]:
     results = [result for test_set in test_sets for result in test_set.results]
     commands = _distinct(results, lambda result: " ".join(result.command))
     facts = {
@@ -337,47 +338,8 @@ def _provenance_parts(test_sets: Sequence[_TestSet]) -> Iterator[_Part]:
             results, lambda result: f"{result.name}  {result.bundle_sha256}" if result.bundle_sha256 else ""
         ),
     }
-    known = {name: lines for name, lines in facts.items() if lines}
-    for name, lines in known.items():
-        yield _Part(folded(name, items(lines)), f"{name}:\n\n" + "".join(f"- `{line}`\n" for line in lines))
+    yield from (Details(name, lines) for name, lines in facts.items() if lines)
 
 
 def _distinct(results: Iterable[Result], fact: Callable[[Result], str]) -> list[str]:
     return list(dict.fromkeys(filter(None, map(fact, results))))
-
-
-def _of_table(table: tables.Table) -> _Part:
-    return _Part(table.html(), table.markdown())
-
-
-def _heading(title: str) -> _Part:
-    return _Part(f"<h3>{escape(title)}</h3>\n", f"### {title}\n")
-
-
-def _text(text: str, kind: str = "") -> _Part:
-    return _Part(paragraph(text, kind), f"{text}\n")
-
-
-def _signature_part(signatures: list[str]) -> _Part:
-    return _Part(folded("Signatures", items(signatures)), "".join(f"- `{line}`\n" for line in signatures))
-
-
-def _html(title: str, test_sets: Sequence[_TestSet], chapters: Sequence[_Chapter]) -> str:
-    dates = sorted({result.date[:10] for test_set in test_sets for result in test_set.results if result.date})
-    when = f" Measured {dates[0]}{'' if dates[0] == dates[-1] else f' to {dates[-1]}'}." if dates else ""
-    systems = ", ".join(dict.fromkeys(result.system for test_set in test_sets for result in test_set.results))
-    links = "".join(f'<li><a href="#c{n}">{escape(chapter.title)}</a></li>' for n, chapter in enumerate(chapters))
-    body = f"<header><h1>{escape(title)}</h1>\n{paragraph(f'Systems: {systems}.{when}', 'lead')}</header>\n"
-    body += f"<nav><ul>{links}</ul></nav>\n<main>\n"
-    for n, chapter in enumerate(chapters):
-        body += f'<section><h2 id="c{n}">{escape(chapter.title)}</h2>\n'
-        body += "".join(part.html for part in chapter.parts) + "</section>\n"
-    return page(title, body + "</main>\n")
-
-
-def _markdown(title: str, chapters: Sequence[_Chapter]) -> str:
-    blocks = [f"# {title}\n"]
-    for chapter in chapters:
-        parts = [part.markdown for part in chapter.parts if part.markdown]
-        blocks += [f"## {chapter.title}\n", *parts] if parts else []
-    return "\n".join(blocks)

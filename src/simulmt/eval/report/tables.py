@@ -1,45 +1,17 @@
-"""The tables of the report, each as rows of text, written out as Markdown or HTML."""
+"""Tables of the report, as rows of text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from html import escape
 
 from simulmt.eval.compare import HEADINGS, Comparison
+from simulmt.eval.report.blocks import Table
 from simulmt.eval.report.examples import Outputs
 from simulmt.eval.results import Anticipation, Interval, OracleScore, Result
 
 NOTHING = "–"  # not measured
 
 Cell = Callable[[Result], str]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Headings and rows; all but the first `names` columns are figures."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    names: int = 1
-
-    def markdown(self) -> str:
-        ruler = [":---" if column < self.names else "---:" for column in range(len(self.headings))]
-        rows = [self.headings, ruler, *self.rows]
-        return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |\n" for row in rows)
-
-    def html(self) -> str:
-        head = "".join(
-            f'<th scope="col"{self._kind(column)}>{escape(h)}</th>' for column, h in enumerate(self.headings)
-        )
-        body = "".join(f"<tr>{self._html_row(row)}</tr>\n" for row in self.rows)
-        return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n'
-
-    def _html_row(self, row: Sequence[str]) -> str:
-        return "".join(f"<td{self._kind(column)}>{escape(cell)}</td>" for column, cell in enumerate(row))
-
-    def _kind(self, column: int) -> str:
-        return ' class="name"' if column < self.names else ""
 
 
 def results_table(results: Iterable[Result]) -> Table:
