@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from simulmt.data.alignment import Link
     from simulmt.eval.aligners import WordPair
+    from simulmt.eval.report.blocks import Table
     from simulmt.eval.report.examples import Aligner
-    from simulmt.eval.report.tables import Table
     from simulmt.eval.results import Anticipation, OracleScore, SortedSentence, Unit
     from simulmt.eval.run import TestSet
     from simulmt.train.analysis import Sorter
