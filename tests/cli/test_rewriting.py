@@ -72,6 +72,17 @@ def test_translating(
     assert (again.returncode, again.stderr) == (0, f"{output}: 80 of 80 pairs; left out: none\n")
 
 
+def test_translating_back(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "--data data --target text/train.target --output made/back --temperature 0.8 --top-k 10"
+    done = call(*f"rewrite backtranslate teacher {text} {SHORT}".split(), capture=capsys)
+    assert done.returncode == 0, done.stderr
+    assert lines("made/back.target") == lines("text/train.target")
+    assert all(line.startswith("<bt> ") for line in lines("made/back.source"))
+    settings = json.loads(Path("made/back.json").read_text(encoding="utf-8"))["settings"]
+    assert settings["sampling"] == {"temperature": 0.8, "top_k": 10, "seed": 1}
+    assert settings["search"]["beam"] == 1
+
+
 def test_of_several_processes_the_first_one_talks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +184,7 @@ def test_whoever_shares_the_work_aligns_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_help_names_every_command() -> None:
     shown = CliRunner().invoke(app, ["rewrite", "--help"]).stdout
-    assert "distil, pseudo, filter, reorder, speech, recognised, weigh, join" in " ".join(
+    assert "distil, pseudo, backtranslate, filter, reorder, speech, recognised, weigh, join" in " ".join(
         shown.replace("│", " ").split()
     )
 
@@ -228,6 +239,22 @@ def test_weighing(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         ("distil none --data data --source text/dev.source --output new --device cpu", 1, ["none: no trained model"]),
         ("distil wait-k --data data --source text/dev.source --output new --device cpu", 2, ["needs a teacher"]),
+        (
+            "backtranslate teacher --data data --target text/dev.target --output new --top-k 5",
+            2,
+            ["--top-k 5", "--temperature"],
+        ),
+        (
+            "backtranslate teacher --data data --target text/dev.target --output new --temperature 1 --beam 4",
+            2,
+            ["needs a beam of 1"],
+        ),
+        ("backtranslate wait-k --data data --target text/dev.target --output new --device cpu", 2, ["needs a teacher"]),
+        (
+            "filter --source text/dev.source --target text/dev.target --output new --without none",
+            1,
+            ["none: no such file"],
+        ),
         ("pseudo teacher --data data --source text/dev.source --output new --device cpu", 2, ["need a wait-k model"]),
         ("pseudo wait-k --data data --source text/dev.source --output new --delay 0 --device cpu", 2, ["--delay"]),
         ("distil teacher --data data --source text/dev.source --output new --beam 0", 2, ["--beam"]),
@@ -270,7 +297,7 @@ def test_what_does_not_fit_is_refused(
     assert not list(Path().glob("new.[st]*et"))
 
 
-@pytest.mark.parametrize("command", ["", "distil", "pseudo", "filter", "reorder", "speech", "join"])
+@pytest.mark.parametrize("command", ["", "distil", "pseudo", "backtranslate", "filter", "reorder", "speech", "join"])
 def test_every_command_explains_itself(command: str) -> None:
     shown = CliRunner().invoke(app, ["rewrite", *command.split(), "--help"])
     assert shown.exit_code == 0

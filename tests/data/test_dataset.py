@@ -13,7 +13,7 @@ from simulmt.data.dataset import Dataset, prepare_dataset
 from simulmt.data.store import Filters
 from simulmt.data.synthetic import write_corpus
 from simulmt.errors import DataError, SimulmtError, VocabularyError
-from simulmt.text import END, Tokenizer, VocabularySpec
+from simulmt.text import END, START, Tokenizer, VocabularySpec
 
 SOURCE = VocabularySpec(size=150, normalization="nmt_nfkc_cf")
 TARGET = VocabularySpec(size=160)
@@ -79,6 +79,19 @@ def test_vocabularies_that_are_there_are_used(original: Path, text: Path, tmp_pa
     assert dataset.target_tokenizer.model == Tokenizer.load(original / "target.model").model
     assert dataset.source_tokenizer.size == 90
     assert np.array_equal(dataset.dev.target_tokens, Dataset.open(original).dev.target_tokens)
+
+
+def test_a_tag_is_one_symbol_and_no_part_of_the_vocabulary(original: Path, text: Path, tmp_path: Path) -> None:
+    tagged = tmp_path / "tagged.source"
+    tagged.write_text("".join(f"<bt> {line}\n" for line in lines(text / "train.source")), encoding="utf-8")
+    corpus = ParallelFiles(tagged, text / "train.target")
+    made = prepare_dataset(tmp_path / "data", [corpus], files(text, "dev"), SOURCE, TARGET)
+    untagged = Dataset.open(original)
+    assert made.source_tokenizer.model == untagged.source_tokenizer.model
+    for number in range(9):
+        (source, target), (plain, same) = made.train.pair(number), untagged.train.pair(number)
+        assert source.tolist() == [START, *plain]
+        assert target.tolist() == same.tolist()
 
 
 def test_filters_are_for_training_only(text: Path, tmp_path: Path) -> None:

@@ -545,3 +545,16 @@ def test_a_vocabulary_with_damaged_pieces_is_none(source_tokenizer: Tokenizer) -
     damaged = source_tokenizer.model.replace(piece.encode(), b"\xff" * len(piece.encode()), 1)
     with pytest.raises(VocabularyError, match="mine: not a SentencePiece model"):
         Tokenizer(damaged, "mine")
+
+
+def test_only_training_text_can_be_tagged_as_back_translated(source_tokenizer: Tokenizer) -> None:
+    """A user who types the tag gets its characters, and no translation shows it."""
+    ids = source_tokenizer.encode("the old bridge")
+    tagged = source_tokenizer.encode_training_source("<bt> the old bridge")
+    assert tagged == [START, *ids]
+    assert source_tokenizer.decode(tagged) == source_tokenizer.decode(ids) == "the old bridge"
+    assert source_tokenizer.encode_training_source("the <bt> old bridge") == source_tokenizer.encode(
+        "the <bt> old bridge"
+    )
+    for typed in ("<bt> the old bridge", "<bt>", "<s>", "<s> the"):
+        assert START not in source_tokenizer.encode(typed)

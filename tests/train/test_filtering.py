@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulmt.train.filtering import filter_corpus, most_in_a_row, numbers_disagree, repeats_itself
+from simulmt.train.filtering import HeldOut, filter_corpus, most_in_a_row, numbers_disagree, repeats_itself
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,37 @@ def test_pairs_are_left_out_with_their_reason(tmp_path: Path, languages: tuple[s
     assert (tmp_path / "kept.source").read_text("utf-8").splitlines() == [pairs[0][0], pairs[3][0]]
     assert (tmp_path / "kept.target").read_text("utf-8").splitlines() == [pairs[0][1], pairs[3][1]]
     assert json.loads((tmp_path / "kept.json").read_text("utf-8"))["kept"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "held_out"),
+    [
+        ("The old bridge was closed.", True),
+        ("the OLD bridge - was closed", True),
+        ("The old bridge was closed again.", False),
+        ("Thank you.", False),  # anybody says that
+        ("Yes: one two three four five six seven eight nine ten, indeed.", True),
+        ("One two three four five six seven eight nine, ten times.", True),
+        ("One two three four five six seven eight nine.", False),
+        ("zwei", False),
+        ("", False),
+    ],
+)
+def test_sentences_and_passages_of_a_test_set_are_held_out(text: str, held_out: bool) -> None:
+    passage = "Count: one two three four five six seven eight nine ten."
+    assert (text in HeldOut(["The old bridge was closed.", "Thank you.", "", passage])) is held_out
+
+
+def test_either_side_of_a_pair_may_stand_in_a_test_set(tmp_path: Path) -> None:
+    texts = {
+        "a.de": "Das ist der alte Hund.\nEr kam nach Hause.\nWir gehen jetzt essen.\n",
+        "a.en": "That is the old dog.\nHe came home.\nWe go to eat now.\n",
+        "test.de": "Das ist der alte Hund!\n",
+        "test.en": "We go to eat now.\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    tests = [tmp_path / "test.de", tmp_path / "test.en"]
+    made = filter_corpus(tmp_path / "a.de", tmp_path / "a.en", tmp_path / "out", ("de", "en"), held_out=tests)
+    assert made["left"] == {"held_out": [1, 3]}
+    assert (tmp_path / "out.target").read_text(encoding="utf-8") == "He came home.\n"

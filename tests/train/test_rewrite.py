@@ -19,6 +19,7 @@ from simulmt.data.dataset import Dataset
 from simulmt.data.speech_noise import unpunctuated
 from simulmt.errors import ConfigError, DataError, VocabularyError
 from simulmt.model.beam import BeamConfig, beam_search
+from simulmt.model.sampling import Sampler, SamplingConfig
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.text import END, Tokenizer
 from simulmt.train import rewrite as rewriting
@@ -28,6 +29,7 @@ from simulmt.train.rewrite import (
     SpeechConfig,
     TranslationConfig,
     WeighingConfig,
+    backtranslate_corpus,
     join_corpora,
     recognised_corpus,
     reorder_corpus,
@@ -43,6 +45,8 @@ CPU = torch.device("cpu")
 SEARCH = BeamConfig(beam=2, length_penalty=1.5, max_ratio=0.5, max_extra=4)
 DISTIL = TranslationConfig(SEARCH, batch_tokens=200, max_length=90)
 PSEUDO = TranslationConfig(SEARCH, delay=2, batch_tokens=200, max_length=90)
+GREEDY = BeamConfig(beam=1, length_penalty=0.0, max_ratio=0.5, max_extra=4)
+DRAWN = TranslationConfig(GREEDY, batch_tokens=200, max_length=90, sampling=SamplingConfig(temperature=1.0, seed=3))
 
 
 def save_random(system: System, dataset: Dataset, directory: Path) -> Path:
@@ -212,6 +216,72 @@ def translate_in_shards(teacher: Path, data: Path, source: Path, prefix: Path) -
     torch.set_num_threads(1)
     rewriting.SHARD_LINES["cpu"] = 5
     translate_corpus(teacher, data, source, prefix, DISTIL, CPU)
+
+
+class TestBackTranslation:
+    def test_text_is_paired_with_its_tagged_translation(
+        self, teacher: Path, data: Path, source: Path, tmp_path: Path
+    ) -> None:
+        translate_corpus(teacher, data, source, tmp_path / "ahead", DISTIL, CPU)
+        made = backtranslate_corpus(teacher, data, source, tmp_path / "back", DISTIL, CPU)
+        assert lines(tmp_path / "back.source") == [f"<bt> {line}" for line in lines(tmp_path / "ahead.target")]
+        assert lines(tmp_path / "back.target") == lines(tmp_path / "ahead.source")
+        assert made["rewrite"] == "backtranslate"
+        assert made["left"] == {"empty": [4], "too_long": [16]}
+
+    def test_draws_depend_on_the_seed_alone(
+        self, teacher: Path, data: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(rewriting.SHARD_LINES, "cpu", 5)
+        other = replace(DRAWN, sampling=SamplingConfig(seed=4))
+        greedy = replace(DRAWN, sampling=None)
+        for name, config in (("a", DRAWN), ("b", DRAWN), ("other", other), ("greedy", greedy)):
+            backtranslate_corpus(teacher, data, source, tmp_path / name, config, CPU)
+        drawn = {name: lines(tmp_path / f"{name}.source") for name in ("a", "b", "other", "greedy")}
+        assert drawn["a"] == drawn["b"]
+        assert len({tuple(each) for each in drawn.values()}) == 3
+        assert record(tmp_path / "a")["settings"]["sampling"] == {"temperature": 1.0, "top_k": 0, "seed": 3}
+
+    def test_draws_go_on_after_a_kill(self, teacher: Path, data: Path, source: Path, tmp_path: Path) -> None:
+        draw_in_shards(teacher, data, source, tmp_path / "whole")
+        killed = fork(draw_in_shards, teacher, data, source, tmp_path / "killed")
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob("killed.shards/*/*.json")) and killed.is_alive() and time.monotonic() < until:
+            time.sleep(0.005)
+        killed.kill()
+        killed.join()
+        draw_in_shards(teacher, data, source, tmp_path / "killed")
+        assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+    def test_a_beam_cannot_draw(self) -> None:
+        with pytest.raises(ConfigError, match="sampling needs a beam of 1, got 2"):
+            TranslationConfig(SEARCH, sampling=SamplingConfig())
+        with pytest.raises(ConfigError, match="temperature must be above 0"):
+            SamplingConfig(temperature=0)
+        with pytest.raises(ConfigError, match="top_k must not be negative"):
+            SamplingConfig(top_k=-1)
+
+
+def draw_in_shards(teacher: Path, data: Path, source: Path, prefix: Path) -> None:
+    torch.set_num_threads(1)
+    rewriting.SHARD_LINES["cpu"] = 5
+    backtranslate_corpus(teacher, data, source, prefix, DRAWN, CPU)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (SamplingConfig(1.0), [0.2, 0.3, 0.5]),
+        (SamplingConfig(0.5), [0.04 / 0.38, 0.09 / 0.38, 0.25 / 0.38]),
+        (SamplingConfig(1.0, top_k=2), [0.0, 0.375, 0.625]),
+    ],
+)
+def test_draws_follow_the_softmax(config: SamplingConfig, expected: list[float]) -> None:
+    """Symbols that are never written, such as the blank, take no place among the most likely ones."""
+    logits = torch.tensor([9.0, 9.0, 9.0, math.log(0.2), 9.0, 9.0, math.log(0.3), math.log(0.5)]).expand(20_000, -1)
+    drawn = Sampler(config, torch.Generator().manual_seed(1))(logits)[:, [END, 6, 7]].argmax(-1)
+    shares = torch.bincount(drawn, minlength=3) / len(logits)
+    assert shares.tolist() == pytest.approx(expected, abs=0.015)
 
 
 class TestReordering:

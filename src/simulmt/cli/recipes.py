@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from simulmt.recipe.plan import Recipe, Workspace
     from simulmt.recipe.state import StageStatus
 
-SHARED = (("train",), ("rewrite", "distil"), ("rewrite", "pseudo"))  # commands that run on several GPUs
+SHARED = (
+    ("train",),
+    ("rewrite", "distil"),
+    ("rewrite", "pseudo"),
+    ("rewrite", "backtranslate"),
+)  # commands that run on several GPUs
 RESUMABLE = ("train", "sweep", "rewrite")
 SCRATCH = "checkpoints"  # large, and not needed once a run is finished
 IGNORED = ("tensorboard",)

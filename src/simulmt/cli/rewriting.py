@@ -20,6 +20,7 @@ from simulmt.errors import ConfigError, needs_extra
 if TYPE_CHECKING:
     from simulmt.data.speech_noise import Language
     from simulmt.model.beam import BeamConfig
+    from simulmt.model.sampling import SamplingConfig
     from simulmt.train.rewrite import Unit
     from simulmt.train.shards import Progress
 
@@ -49,9 +50,9 @@ Overwrite = Annotated[
 app = typer.Typer(
     name="rewrite",
     no_args_is_help=True,
-    help="Derive new training text: distil, pseudo, filter, reorder, speech, recognised, weigh, join.\n\nInterrupted "
-    "commands resume, and finished ones return at once. To share the work among processes, start a command several "
-    "times or under torchrun --nproc-per-node N -m -- simulmt.",
+    help="Derive new training text: distil, pseudo, backtranslate, filter, reorder, speech, recognised, weigh, join."
+    "\n\nInterrupted commands resume, and finished ones return at once. To share the work among processes, start a "
+    "command several times or under torchrun --nproc-per-node N -m -- simulmt.",
 )
 
 
@@ -81,7 +82,7 @@ def distil(
     with needs_extra("simulmt rewrite distil", "train"):
         from simulmt.model.beam import BeamConfig
     search = BeamConfig(beam, length_penalty, max_ratio, max_extra)
-    _translate(run, data, source, output, search, None, batch_tokens, device, overwrite)
+    _translate(run, data, source, output, search, batch_tokens, device, overwrite)
 
 
 @app.command()
@@ -107,7 +108,42 @@ def pseudo(
     with needs_extra("simulmt rewrite pseudo", "train"):
         from simulmt.model.beam import BeamConfig
     search = BeamConfig(beam, length_penalty, max_ratio, max_extra, reads_on=beam == 1)
-    _translate(run, data, source, output, search, delay, batch_tokens, device, overwrite)
+    _translate(run, data, source, output, search, batch_tokens, device, overwrite, delay=delay)
+
+
+@app.command()
+def backtranslate(
+    run: Annotated[Path, typer.Argument(help="A finished teacher of the reverse direction.")],
+    data: Data,
+    target: Annotated[Path, typer.Option(help="Target text, one sentence per line; plain, .gz or .xz.")],
+    output: Output,
+    beam: Beam = 1,
+    length_penalty: LengthPenalty = 1.0,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Draw translations at this temperature; 0 searches for the best.")
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw among the k most likely pieces only; 0 for all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the draws.")] = 1,
+    max_ratio: MaxRatio = 1.2,
+    max_extra: MaxExtra = 10,
+    batch_tokens: BatchTokens = None,
+    device: Device = "auto",
+    overwrite: Overwrite = False,
+) -> None:
+    """Translate target text back into the source language (tagged back-translation).
+
+    For more text in the target language than pairs: train a teacher of the reverse direction and let it write the
+    sources. Each begins with the tag <bt>, which `simulmt prepare` encodes as one symbol that no other text has, so a
+    teacher trained on both kinds of text writes like the pairs when it sees no tag.
+    """
+    with needs_extra("simulmt rewrite backtranslate", "train"):
+        from simulmt.model.beam import BeamConfig
+        from simulmt.model.sampling import SamplingConfig
+    if top_k and not temperature:
+        raise ConfigError(f"--top-k {top_k}: is for draws; give --temperature, too, such as 1")
+    search = BeamConfig(beam, length_penalty, max_ratio, max_extra)
+    sampling = SamplingConfig(temperature, top_k, seed) if temperature else None
+    _translate(run, data, target, output, search, batch_tokens, device, overwrite, sampling=sampling, back=True)
 
 
 @app.command("filter")
@@ -121,9 +157,16 @@ def filter_pairs(
             metavar="SOURCE-TARGET", help="Languages of the pairs, such as de-en.", show_default="guessed from the text"
         ),
     ] = "",
+    without: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Test set, in either language, to keep out: drop pairs that share a sentence or ten words in a row "
+            "with it; repeatable."
+        ),
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Drop pairs whose numbers disagree or whose target repeats itself.
+    """Drop pairs whose numbers disagree, whose target repeats itself, or that stand in a test set.
 
     Numbers are compared by value, in digits and in words of English, German and Chinese: 3,000 is 3.000 and 三千.
     PREFIX.json lists the dropped lines.
@@ -135,7 +178,7 @@ def filter_pairs(
         raise ConfigError(f"--languages {languages}: expected two codes, such as de-en")
     display = _Display(source)
     pair = (match[1], match[2]) if match else None
-    display.summarise(output, filter_corpus(source, target, output, pair, overwrite, display))
+    display.summarise(output, filter_corpus(source, target, output, pair, overwrite, display, without or ()))
 
 
 @app.command()
@@ -313,23 +356,26 @@ def join(
 def _translate(
     run: Path,
     data: Path,
-    source: Path,
+    text: Path,
     output: Path,
     search: BeamConfig,
-    delay: int | None,
     batch_tokens: int | None,
     device: str,
     overwrite: bool,
+    delay: int | None = None,
+    sampling: SamplingConfig | None = None,
+    back: bool = False,
 ) -> None:
-    from simulmt.train.rewrite import TranslationConfig, translate_corpus
+    from simulmt.train.rewrite import TranslationConfig, backtranslate_corpus, translate_corpus
     from simulmt.train.world import join_world
 
     require_vocabularies(data)
     with join_world(device) as world:
         tokens = BATCH_TOKENS[world.device.type] if batch_tokens is None else batch_tokens
-        config = TranslationConfig(search, delay, tokens)
-        display = _Display(source, quiet=not world.is_first)
-        record = translate_corpus(run, data, source, output, config, world.device, overwrite, display)
+        config = TranslationConfig(search, delay, tokens, sampling=sampling)
+        display = _Display(text, quiet=not world.is_first)
+        translate = backtranslate_corpus if back else translate_corpus
+        record = translate(run, data, text, output, config, world.device, overwrite, display)
     display.summarise(output, record)
 
 

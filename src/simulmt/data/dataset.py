@@ -18,7 +18,7 @@ from simulmt.data.corpus import Corpus, Pair, read_lines
 from simulmt.data.store import Filters, SideManifest, TokenStore, prepare, refuse_to_lose
 from simulmt.errors import DataError, VocabularyError
 from simulmt.files import write_whole
-from simulmt.text import Tokenizer, VocabularySpec
+from simulmt.text import BACK_TRANSLATED, Tokenizer, VocabularySpec
 
 SOURCE_SPEC = VocabularySpec(normalization="nmt_nfkc_cf")
 TARGET_SPEC = VocabularySpec(normalization="nmt_nfkc")
@@ -73,7 +73,8 @@ def prepare_dataset(
     """
     _begin(directory, overwrite, {} if vocabularies is None else _read_models(vocabularies))
     progress("vocabularies", 0)
-    source = _vocabulary(directory / "source.model", source_spec, (pair.source for pair in _pairs(train)))
+    sources = (pair.source.removeprefix(BACK_TRANSLATED) for pair in _pairs(train))
+    source = _vocabulary(directory / "source.model", source_spec, sources)
     target = _vocabulary(directory / "target.model", target_spec, (pair.target for pair in _pairs(train)))
     for name, corpora, applied in (("train", train, filters or Filters()), ("dev", [dev], None)):
         prepare(

@@ -218,7 +218,7 @@ class _Sieve:
             sources: list[list[int]] = []
             targets: list[list[int]] = []
             for pair in chunk:
-                source = self._source_tokenizer.encode(pair.source)
+                source = self._source_tokenizer.encode_training_source(pair.source)
                 target = self._target_tokenizer.encode(pair.target)
                 reason = self._reason_to_drop(pair, len(source), len(target))
                 if reason is None:

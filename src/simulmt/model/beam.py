@@ -9,6 +9,7 @@ Axis letters: B sentences still open, K beam, V vocabulary, L longest translatio
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -103,10 +104,12 @@ def beam_search(
     config: BeamConfig,
     delay: int | None = None,
     best: int | None = None,
+    perturb: Callable[[Tensor], Tensor] | None = None,
 ) -> list[list[Hypothesis]]:
     """The `best` hypotheses of each sentence (all K if not given), best first; the model must be in eval mode.
 
-    Sentences of similar length are searched fastest. `source_lengths` is a CPU tensor.
+    Sentences of similar length are searched fastest. `source_lengths` is a CPU tensor. `perturb` changes the logits of
+    every step: with a beam of 1 and a `Sampler`, translations are drawn from the model.
     """
     if config.reads_on and delay is not None:
         return _write_reading_on(model, source, source_lengths, config, delay)
@@ -120,7 +123,7 @@ def beam_search(
         search.visible[:, :, new] = torch.eye(K, dtype=torch.bool, device=source.device)
         last = search.open_tokens[:, :, length - 1] if length else torch.full_like(search.open_tokens[:, :, 0], START)
         logits, state = model.step(last, state, delay, search.visible[:, :, : new.stop])
-        search = _extend(search, logits, length, config)
+        search = _extend(search, logits if perturb is None else perturb(logits), length, config)
         if (length + 1) % CHECK_EVERY == 0:
             rows = (~search.settled(length + 1)).nonzero().flatten()
             if len(rows) == 0:

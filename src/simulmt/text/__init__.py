@@ -8,6 +8,7 @@ Whole-sentence functions are built on incremental ones, so a live stream sees ex
 
 from simulmt.text.segmentation import ends_sentence
 from simulmt.text.tokenizer import (
+    BACK_TRANSLATED,
     BLANK,
     END,
     MASK,
@@ -24,6 +25,7 @@ from simulmt.text.tokenizer import (
 from simulmt.text.words import LONGEST_WORD, WordSplitter, split_words
 
 __all__ = [
+    "BACK_TRANSLATED",
     "BLANK",
     "END",
     "LONGEST_WORD",

@@ -20,6 +20,10 @@ from simulmt.text.words import is_spaceless, split_runs, split_words
 PAD, UNK, START, END, BLANK, MASK = range(6)
 SPECIAL_SYMBOLS = ("<pad>", "<unk>", "<s>", "</s>", "<blank>", "<mask>")
 
+# A training source that was translated back begins with this tag, which is encoded as START: no other source has that
+# symbol and no text encodes to it, so a user who types the tag gets the pieces of its characters.
+BACK_TRANSLATED = "<bt> "
+
 SPACE = "▁"  # how SentencePiece writes a space inside a piece
 WORD_CACHE_SIZE = 1 << 16
 LONGEST_CACHED_WORD = 24  # characters; bounds memory for untrusted input
@@ -117,6 +121,11 @@ class Tokenizer:
             ids: list[int] = self._processor.encode(_unspaced_text(text))
             return ids
         return [token for word in split_words(text) for token in self.encode_word(word)]
+
+    def encode_training_source(self, text: str) -> list[int]:
+        """Encode a source sentence, without END; the tag of a back-translation becomes one symbol."""
+        words = text.removeprefix(BACK_TRANSLATED)
+        return [START, *self.encode(words)] if len(words) < len(text) else self.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids, skipping special symbols."""

@@ -1,11 +1,14 @@
-"""Leave out sentence pairs whose translation is wrong in a way that shows: other numbers, or words in a loop."""
+"""Leave out sentence pairs whose translation is wrong in a way that shows, and pairs of the test sets.
+
+A translation shows that it is wrong by other numbers than its source has, or by words in a loop.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,11 @@ from simulmt.text.numbers import find_numbers, unmatched
 from simulmt.text.words import HAN
 from simulmt.train.shards import Job, Left, Progress, Rewritten, rewrite
 
-NUMBERS, REPEATS = "numbers", "repeats"  # why a pair is left out
+NUMBERS, REPEATS, HELD_OUT = "numbers", "repeats", "held_out"  # why a pair is left out
 LONGEST_PHRASE = 12  # words or ideographs of a phrase that is looked for in a row
 LONG_PHRASE = 4  # of one that is never written twice in a row on purpose; shorter ones may be, as in "very, very"
+SHARED_WORDS = 10  # in a row that only a sentence taken from a test set has in common with it
+SHORTEST_SENTENCE = 4  # words of a test sentence that is kept out as a whole; anybody may say a shorter one
 
 _UNIT = re.compile(rf"[{HAN}]|[^\W_{HAN}]+")
 _ONE = frozenset({Fraction(1)})  # often an article of the other language
@@ -30,20 +35,52 @@ def filter_corpus(
     languages: tuple[str, str] | None = None,
     overwrite: bool = False,
     report: Callable[[Progress], None] = lambda _: None,
+    held_out: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Keep the pairs whose numbers agree and whose target does not repeat itself; languages not given are guessed."""
+    """Keep the pairs whose numbers agree and whose target does not repeat itself; languages not given are guessed.
+
+    Pairs that share a sentence of at least four words, or ten words in a row, with a file of `held_out` are left out,
+    too.
+    """
     languages = languages or (guess_language(read_lines(source)), guess_language(read_lines(target)))
     inputs = {"source": file_sha256(source), "target": file_sha256(target)}
+    if held_out:
+        inputs["held out"] = " ".join(map(file_sha256, held_out))
     facts = {"rewrite": "filter", "settings": {"languages": [*languages]}, "inputs": inputs}
-    job = Job(prefix, facts, [source, target], overwrite)
+    job = Job(prefix, facts, [source, target, *held_out], overwrite)
+    tests = HeldOut(chain.from_iterable(map(read_lines, held_out)))
 
     def judge(pairs: Sequence[Pair]) -> list[Rewritten]:
-        return [_judge(pair, languages) for pair in pairs]
+        return [_judge(pair, languages, tests) for pair in pairs]
 
     return rewrite(job, ParallelFiles(source, target).pairs, judge, report)
 
 
-def _judge(pair: Pair, languages: tuple[str, str]) -> Rewritten:
+class HeldOut:
+    """Sentences that must not be trained on."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        sentences = [tuple(_words(line)) for line in lines]
+        self._sentences = {sentence for sentence in sentences if len(sentence) >= SHORTEST_SENTENCE}
+        self._passages = {passage for sentence in sentences for passage in _passages(sentence)}
+
+    def __contains__(self, text: str) -> bool:
+        """Whether a text is one of the sentences, or shares SHARED_WORDS words in a row with one."""
+        words = tuple(_words(text))
+        return words in self._sentences or not self._passages.isdisjoint(_passages(words))
+
+
+def _words(text: str) -> list[str]:
+    return _UNIT.findall(text.lower())
+
+
+def _passages(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    return (words[start : start + SHARED_WORDS] for start in range(len(words) - SHARED_WORDS + 1))
+
+
+def _judge(pair: Pair, languages: tuple[str, str], held_out: HeldOut) -> Rewritten:
+    if pair.source in held_out or pair.target in held_out:
+        return Left(HELD_OUT, pair.line)
     if repeats_itself(pair.target, pair.source):
         return Left(REPEATS, pair.line)
     if numbers_disagree(pair.source, pair.target, languages):
@@ -59,7 +96,7 @@ def numbers_disagree(source: str, target: str, languages: tuple[str, str]) -> bo
 
 def repeats_itself(target: str, source: str) -> bool:
     """Whether a phrase of the target stands more often in a row than any of the source."""
-    return most_in_a_row(_UNIT.findall(target.lower())) > most_in_a_row(_UNIT.findall(source.lower()))
+    return most_in_a_row(_words(target)) > most_in_a_row(_words(source))
 
 
 def most_in_a_row(words: Sequence[str]) -> int:

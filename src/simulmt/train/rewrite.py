@@ -1,4 +1,4 @@
-"""Derive training text: distillation, pseudo references, reordering, speech, weighting, joins.
+"""Derive training text: distillation, pseudo references, back-translation, reordering, speech, weighting, joins.
 
 Each function writes PREFIX.source, PREFIX.target and PREFIX.json, the record of inputs, settings and dropped lines. A
 finished job returns at once, an interrupted one resumes (see simulmt.train.shards).
@@ -6,6 +6,7 @@ finished job returns at once, an interrupted one resumes (see simulmt.train.shar
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections import Counter
@@ -20,6 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulmt.config import as_table, require
@@ -28,11 +30,12 @@ from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
 from simulmt.data.speech_noise import Language, SpeechNoise, unpunctuated
 from simulmt.errors import CheckpointError, ConfigError, DataError
 from simulmt.model.beam import BeamConfig, beam_search
+from simulmt.model.sampling import Sampler, SamplingConfig
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.speech.live import transcribe
 from simulmt.speech.recogniser import open_recogniser
 from simulmt.speech.synthesis import random_voice, synthesise
-from simulmt.text import END, PAD, Tokenizer, split_words
+from simulmt.text import BACK_TRANSLATED, END, PAD, Tokenizer, split_words
 from simulmt.train.batches import cut_by_length
 from simulmt.train.loop import precision
 from simulmt.train.settings import TrainingConfig
@@ -56,8 +59,10 @@ class TranslationConfig:
     delay: int | None = None
     batch_tokens: int = 65_536  # source tokens translated together
     max_length: int = 1024  # longest source, in tokens without END
+    sampling: SamplingConfig | None = None  # draw translations instead of searching for the best
 
     def __post_init__(self) -> None:
+        require(self.sampling is None or self.search.beam == 1, f"sampling needs a beam of 1, got {self.search.beam}")
         require(self.delay is None or self.delay >= 1, f"delay k must be at least 1, got {self.delay}")
         require(self.batch_tokens >= 1, f"batch_tokens must be at least 1, got {self.batch_tokens}")
         require(self.max_length >= 1, f"max_length must be at least 1, got {self.max_length}")
@@ -74,21 +79,64 @@ def translate_corpus(
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
     """Translate source text: by a teacher for distillation, by a wait-k model for pseudo references."""
+    name = "distil" if config.delay is None else "pseudo"
+    job = _translation_job(name, model, vocabularies, source, prefix, config, device, overwrite)
+    translator = _translator(job, model, vocabularies, config, device)
+    return rewrite(job, lambda: read_lines(source), lambda lines: translator()(lines), report)
+
+
+def backtranslate_corpus(
+    model: Path,
+    vocabularies: Path,
+    target: Path,
+    prefix: Path,
+    config: TranslationConfig,
+    device: torch.device,
+    overwrite: bool = False,
+    report: Report = lambda _: None,
+) -> dict[str, Any]:
+    """Translate target text with a teacher of the reverse direction into tagged sources (tagged back-translation)."""
+    job = _translation_job("backtranslate", model, vocabularies, target, prefix, config, device, overwrite)
+    translator = _translator(job, model, vocabularies, config, device)
+
+    def turn(lines: Sequence[str]) -> list[Rewritten]:
+        translated = translator()(lines)
+        return [each if isinstance(each, Left) else (BACK_TRANSLATED + each[1], each[0]) for each in translated]
+
+    return rewrite(job, lambda: read_lines(target), turn, report)
+
+
+def _translation_job(
+    name: str,
+    model: Path,
+    vocabularies: Path,
+    text: Path,
+    prefix: Path,
+    config: TranslationConfig,
+    device: torch.device,
+    overwrite: bool,
+) -> Job:
     weights = _weights(model)
+    settings = {key: value for key, value in as_table(config).items() if (key, value) != ("sampling", None)}
     facts = {
-        "rewrite": "distil" if config.delay is None else "pseudo",
-        "settings": {**as_table(config), "device": device.type},
+        "rewrite": name,
+        "settings": {**settings, "device": device.type},
         "inputs": {
             "model": file_sha256(weights),
             **{f"{side} vocabulary": file_sha256(vocabularies / f"{side}.model") for side in ("source", "target")},
-            "source": file_sha256(source),
+            "source": file_sha256(text),
         },
     }
-    job = Job(prefix, facts, [source, weights, weights.with_name("model.json")], overwrite, SHARD_LINES[device.type])
+    return Job(prefix, facts, [text, weights, weights.with_name("model.json")], overwrite, SHARD_LINES[device.type])
+
+
+def _translator(
+    job: Job, model: Path, vocabularies: Path, config: TranslationConfig, device: torch.device
+) -> Callable[[], CorpusTranslator]:
     translator = cache(lambda: CorpusTranslator.load(model, vocabularies, config, device))
     if finished(job) is None:
         translator()  # before anything is overwritten, for the model may not fit
-    return rewrite(job, lambda: read_lines(source), lambda lines: translator()(lines), report)
+    return translator
 
 
 class CorpusTranslator:
@@ -143,9 +191,18 @@ class CorpusTranslator:
             stack.enter_context(precision(TrainingConfig(), self.device))
             if self.device.type == "cuda":  # with so few queries a sentence, the other kernels are slower
                 stack.enter_context(sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))
-            config = self.config
-            found = beam_search(self.model, tokens, torch.from_numpy(lengths), config.search, config.delay, best=1)
+            search, delay, sampler = self.config.search, self.config.delay, self._sampler(source)
+            found = beam_search(self.model, tokens, torch.from_numpy(lengths), search, delay, best=1, perturb=sampler)
         return [hypotheses[0].tokens for hypotheses in found]
+
+    def _sampler(self, source: NDArray[np.int64]) -> Sampler | None:
+        """Seed by the batch, so that a draw does not depend on which process makes it, or when."""
+        config = self.config.sampling
+        if config is None:
+            return None
+        digest = hashlib.blake2b(f"{config.seed}:".encode() + source.tobytes(), digest_size=8).digest()
+        seed = int.from_bytes(digest) >> 1
+        return Sampler(config, torch.Generator(self.device).manual_seed(seed))
 
 
 def reorder_corpus(
