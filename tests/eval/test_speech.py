@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -155,16 +153,8 @@ def test_a_recording_from_end_to_end(model: Translator) -> None:
     assert scores.lag["total"] >= scores.lag["recognition"] >= 0
     assert scores.recognition_rtf > 0
     assert scores.translation_rtf > 0
-
-
-def test_peak_memory_counts_children() -> None:
-    alone = speech.peak_memory_mb()
-    waiting = [sys.executable, "-c", "print(flush=True); input()"]
-    with subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()  # it is up
-        assert speech.peak_memory_mb() > alone + 1
-        child.communicate(b"\n")
+    assert scores.cpu_rtf > 0
+    assert scores.peak_memory_mb > 10
 
 
 def test_a_clock_that_goes_with_the_audio() -> None:

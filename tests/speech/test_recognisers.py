@@ -14,10 +14,10 @@ import pytest
 
 from simulmt.errors import ConfigError, MissingExtraError, SpeechError
 from simulmt.runtime.revisions import Hypothesis
-from simulmt.speech import moonshine
-from simulmt.speech.audio import RATE, Samples, read_audio
+from simulmt.speech import moonshine, moonshine_model
+from simulmt.speech.audio import RATE, Samples, read_audio, read_whole
 from simulmt.speech.live import Listener
-from simulmt.speech.moonshine import MoonshineRecogniser, MoonshineRecognition
+from simulmt.speech.moonshine import MoonshineRecognition
 from simulmt.speech.recogniser import open_recogniser
 from simulmt.speech.sherpa import find_part
 
@@ -171,50 +171,64 @@ class TestSherpa:
             open_recogniser(f"sherpa:{directory}")
 
 
-class FakeTranscriber:
+class FakeDetector:
     """Its streams hear a line of two seconds every six, and remember everything."""
 
     def __init__(self) -> None:
         self.opened = self.closed = 0
 
-    def create_stream(self) -> Any:
+    def open_stream(self) -> Any:
         self.opened += 1
         return _FakeStream(self)
 
 
 class _FakeStream:
-    def __init__(self, transcriber: FakeTranscriber) -> None:
-        self._transcriber = transcriber
+    def __init__(self, detector: FakeDetector) -> None:
+        self._detector = detector
         self._seconds = 0.0
         self._is_over = False
 
-    def add_audio(self, samples: Samples) -> None:
-        self._seconds += len(samples) / RATE
+    def add_audio(self, samples: Sequence[float], rate: int) -> None:
+        self._seconds += len(samples) / rate
 
     def stop(self) -> None:
         self._is_over = True
 
     def close(self) -> None:
-        self._transcriber.closed += 1
+        self._detector.closed += 1
 
-    def update(self) -> list[dict[str, Any]]:
-        count = int(self._seconds / 6) + 1
-        lines = []
-        for number in range(count):
-            start, is_complete = 6.0 * number, self._seconds > 6 * number + 2 or self._is_over
-            line = {"text": f"line {number}.", "line_id": number, "start_time": start, "duration": 2.0}
-            lines.append({**line, "is_complete": is_complete, "is_updated": number == count - 1, "is_new": False})
-        return lines
+    def update_transcription(self) -> Any:
+        return SimpleNamespace(lines=[self._line(6.0 * number) for number in range(int(self._seconds / 6) + 1)])
+
+    def _line(self, start: float) -> Any:
+        duration = min(2.0, self._seconds - start)
+        return SimpleNamespace(
+            start_time=start, duration=duration, is_complete=self._seconds > start + 2 or self._is_over
+        )
+
+
+class FakeModel:
+    """Hears as many words as seconds, and notes how many it was given as a draft."""
+
+    def __init__(self) -> None:
+        self.drafts: list[int] = []
+
+    def transcribe(self, samples: Samples, draft: Sequence[int] = ()) -> list[int]:
+        self.drafts.append(len(draft))
+        return list(range(len(samples) // RATE))
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return " ".join(f"word{token}" for token in tokens)
 
 
 class TestMoonshine:
     def test_streams_take_over_from_each_other_in_a_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(moonshine, "RENEWED_AFTER", 10.0)
-        transcriber = FakeTranscriber()
-        recognition = MoonshineRecognition(lambda: transcriber)
+        detector = FakeDetector()
+        recognition = MoonshineRecognition(FakeModel(), detector.open_stream)
         finals = [found for _ in range(60) for found in recognition.push(SECOND) if found.is_final]
         finals += [found for found in recognition.finish() if found.is_final]
-        assert transcriber.opened == transcriber.closed > 3
+        assert detector.opened == detector.closed > 3
         starts = [found.start or 0.0 for found in finals]
         assert starts == sorted(starts)
         assert len({found.segment for found in finals}) == len(finals)
@@ -222,41 +236,47 @@ class TestMoonshine:
 
     def test_a_stream_is_given_up_in_mid_speech_at_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(moonshine, "RENEWED_AT_LAST", 5.0)
-        transcriber = FakeTranscriber()
-        recognition = MoonshineRecognition(lambda: transcriber)
+        detector = FakeDetector()
+        recognition = MoonshineRecognition(FakeModel(), detector.open_stream)
         for _ in range(30):
             recognition.push(SECOND)
         recognition.close()
         recognition.close()
-        assert transcriber.opened == transcriber.closed > 4
+        assert detector.opened == detector.closed > 4
 
-    def test_a_directory_of_another_name(self, tmp_path: Path) -> None:
-        pytest.importorskip("moonshine_voice")
-        with pytest.raises(SpeechError, match="expected a directory named tiny-LANGUAGE or base-LANGUAGE"):
-            open_recogniser(f"moonshine:{tmp_path}")
+    def test_a_line_grows_from_its_last_hypothesis_and_a_new_one_from_nothing(self) -> None:
+        model = FakeModel()
+        recognition = MoonshineRecognition(model, FakeDetector().open_stream)
+        found = [each for _ in range(9) for each in recognition.push(SECOND)]
+        assert [each.text for each in found] == [
+            *["word0", "word0 word1", "word0 word1"],
+            *["", "word0", "word0 word1", "word0 word1"],
+        ]
+        assert [each.is_final for each in found] == [False, False, True, False, False, False, True]
+        assert model.drafts == [0, 1, 2, 0, 0, 1, 2]
 
     def test_a_directory_without_a_model(self, tmp_path: Path) -> None:
         pytest.importorskip("moonshine_voice")
-        (tmp_path / "tiny-en").mkdir()
-        with pytest.raises(SpeechError, match="tiny-en: Failed to load"):
-            open_recogniser(f"moonshine:{tmp_path / 'tiny-en'}")
+        with pytest.raises(SpeechError, match=r"no encoder_model\.ort; expected the directory of a Moonshine model"):
+            open_recogniser(f"moonshine:{tmp_path}")
 
-    def test_a_process_gives_way_to_another_and_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_model_that_is_broken(self, tmp_path: Path) -> None:
         pytest.importorskip("moonshine_voice")
-        monkeypatch.setattr(moonshine, "RECYCLED_AFTER", 1.0)
-        recogniser = MoonshineRecogniser()
-        first = recogniser.process()
-        speaker = recogniser.start()
-        speaker.push(np.zeros(2 * RATE, np.float32))
-        second = recogniser.process()
-        assert second.pid != first.pid
-        assert first.is_alive  # it still has a speaker
-        speaker.close()
-        assert not first.is_alive
-        second.close()
-        with pytest.raises(SpeechError, match="has died"):
-            second.create_stream()
-        assert recogniser.process().is_alive
+        for name in (moonshine_model.ENCODER, moonshine_model.DECODER, moonshine_model.TOKENS):
+            (tmp_path / name).write_bytes(b"broken")
+        with pytest.raises(SpeechError, match="ONNX Runtime cannot load it"):
+            open_recogniser(f"moonshine:{tmp_path}")
+
+    def test_any_draft_gives_the_same_tokens(self) -> None:
+        library = pytest.importorskip("moonshine_voice")
+        assets = Path(library.__file__).parent / "assets"
+        model = moonshine_model.MoonshineModel(assets / "tiny-en", "en")
+        samples = read_whole(assets / "two_cities.wav")[RATE : 4 * RATE]
+        tokens = model.transcribe(samples)
+        assert model.text(tokens).startswith("It was the best of times")
+        for draft in (tokens, tokens[:4], [*tokens, *tokens], [7, 8, 9]):
+            assert model.transcribe(samples, draft) == tokens
+        assert len(model.transcribe(samples[:10])) <= 1  # shorter than the encoder can read
 
     def test_the_model_of_the_wheel_hears_words_and_silence(self) -> None:
         library = pytest.importorskip("moonshine_voice")

@@ -6,15 +6,13 @@ by minimum edit distance, as in mWERSegmenter. BLEU and StreamLAAL (Papi et al.,
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +84,7 @@ class SpeechScores:
     lag_p90: float
     recognition_rtf: float  # real-time factor: seconds of computation per second of audio
     translation_rtf: float
+    cpu_rtf: float  # of both, in seconds of CPU time, which other load does not change
     peak_memory_mb: float
 
     def as_table(self) -> dict[str, Any]:
@@ -107,6 +106,7 @@ class _Output(NamedTuple):
     commits: list[Commit]
     units: list[_Written]
     speech: LiveSpeech
+    cpu_seconds: float
     peak_memory_mb: float
 
 
@@ -148,6 +148,7 @@ def score_speech(
         lag_p90=float(np.percentile(totals, 90)),
         recognition_rtf=heard.speech.recognition_seconds / recording.seconds,
         translation_rtf=heard.speech.translation_seconds / recording.seconds,
+        cpu_rtf=heard.cpu_seconds / recording.seconds,
         peak_memory_mb=heard.peak_memory_mb,
     )
 
@@ -170,6 +171,7 @@ def _listen(
         commits.extend(written)
         characters.extend(_Written(character, heard, clock()) for commit in written for character in commit.text)
 
+    used = time.process_time()
     for start in range(0, len(samples), BLOCK):
         block = samples[start : start + BLOCK]
         heard = (start + len(block)) / RATE
@@ -177,7 +179,8 @@ def _listen(
         note(speech.push(block, arrived=heard), heard)
         report(heard)
     note(speech.finish(), len(samples) / RATE)
-    return _Output(words, commits, _units(characters, unit), speech, peak_memory_mb())
+    used = time.process_time() - used
+    return _Output(words, commits, _units(characters, unit), speech, used, peak_memory_mb())
 
 
 def _units(characters: Sequence[_Written], unit: Unit) -> list[_Written]:
@@ -259,20 +262,6 @@ def laal(delays: Sequence[float], duration: float, reference_length: int) -> flo
 
 
 def peak_memory_mb() -> float:
-    """Return the peak memory of this process and, on Linux, of its children, such as a recogniser's, in MB."""
+    """Return the peak memory of this process in MB."""
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if sys.platform == "darwin":
-        return size / (1 << 20)
-    return (size + sum(map(_peak_kilobytes, _children()))) / (1 << 10)
-
-
-def _children() -> list[str]:
-    path = Path(f"/proc/self/task/{os.getpid()}/children")
-    return path.read_text().split() if path.exists() else []
-
-
-def _peak_kilobytes(pid: str) -> int:
-    with suppress(OSError):  # it may have ended
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-        return int(found[1]) if found else 0
-    return 0
+    return size / (1 << 20 if sys.platform == "darwin" else 1 << 10)
