@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib import pyplot
 
 from simulmt.config import build
 from simulmt.errors import CheckpointError, ConfigError, TrainingError
@@ -28,7 +29,7 @@ from simulmt.train.loop import Outcome
 from simulmt.train.monitor import Monitor
 from simulmt.train.settings import RunConfig, TrainingConfig
 from simulmt.train.sweep import UNPRUNED_TRIALS, SweepConfig, sweep
-from simulmt.train.sweep_report import NAMES, SearchSpace, TrialResult, draw_parallel, run_toml, with_parameters
+from simulmt.train.sweep_report import NAMES, SearchSpace, run_toml, with_parameters
 from simulmt.train.world import World
 
 from .helpers import fork, same, tiny
@@ -74,6 +75,7 @@ def config(data: Path) -> RunConfig:
 def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
     stub = Stub()
     monkeypatch.setattr(sweep_module, "train", stub)
+    monkeypatch.setattr(sweep_report, "plot_study", lambda *_: None)  # slow
     return stub
 
 
@@ -353,58 +355,17 @@ def test_configuration_files_work_from_anywhere(
     assert RunConfig.read(path) == replace(config, init=config.data.parent / "model")
 
 
-def results(states: str, space: SearchSpace | None = None) -> list[TrialResult]:
-    """One result a letter: c(omplete), p(runed), f(ailed)."""
-    names = {"c": "complete", "p": "pruned", "f": "failed"}
-    ends = vars(space or SearchSpace())
-    return [
-        TrialResult(
-            number,
-            names[letter],  # type: ignore[arg-type]
-            None if letter == "f" else 20.0 + number,
-            10,
-            {name: ends[name][number % len(ends[name])] for name in NAMES},
-        )
-        for number, letter in enumerate(states)
-    ]
-
-
-def colourful(path: Path) -> bool:
-    picture = matplotlib.image.imread(path)[..., :3]
-    return bool(np.ptp(picture, axis=-1).max() > 0.1)
-
-
-def test_picture(tmp_path: Path) -> None:
-    path = tmp_path / "parallel.png"
-    draw_parallel(results("ppfcpc"), SearchSpace(), path)
-    assert matplotlib.image.imread(path).shape == (750, 1500, 4)
-    assert colourful(path)
-    draw_parallel(results("pfp"), SearchSpace(), path)
-    assert not colourful(path)  # trials that were not completed are grey
-    fixed = SearchSpace((3,), (8,), (0.1, 0.1), (0.2, 0.2), (2,), (0.5, 0.5))
-    draw_parallel(results("c", fixed), fixed, path)
-    assert colourful(path)
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    choices=st.lists(st.integers(1, 20), min_size=1, max_size=5, unique=True),
-    picks=st.lists(st.integers(0, 4), min_size=1, max_size=30),
-)
-def test_lines_stay_near_their_choice(choices: list[int], picks: list[int]) -> None:
-    chosen = [choices[pick % len(choices)] for pick in picks]
-    heights, ticks = sweep_report._along_choices(choices, chosen)
-    assert [text for _, text in ticks] == [str(choice) for choice in sorted(choices)]
-    nearest = [min(ticks, key=lambda tick: abs(tick[0] - height))[1] for height in heights]
-    assert nearest == [str(value) for value in chosen]
-    assert all(0 < height < 1 for height in heights)
-    assert len(set(heights)) == len(heights)
-
-
-def test_heights_along_a_range() -> None:
-    heights, ticks = sweep_report._along_range((0.1, 0.3), [0.1, 0.15, 0.3])
-    assert heights == pytest.approx([0, 0.25, 1])
-    assert [text for _, text in ticks] == ["0.1", "0.15", "0.2", "0.25", "0.3"]
+def test_plots_show_completed_trials(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_module, "train", Stub())
+    background = matplotlib.rcParams["axes.facecolor"]
+    sweep(config, tmp_path, SweepConfig(trials=1, space=QUICK), "cpu")
+    assert not list(tmp_path.glob("*.png"))  # nothing to compare yet
+    sweep(config, tmp_path, SweepConfig(trials=2, space=QUICK), "cpu")
+    assert matplotlib.rcParams["axes.facecolor"] == background  # Optuna sets a style
+    assert pyplot.get_fignums() == []
+    for name in ("parallel.png", "slice.png"):
+        picture = matplotlib.image.imread(tmp_path / name)[..., :3]
+        assert np.ptp(picture, axis=-1).max() > 0.1  # there are lines or points, in colour
 
 
 def sweep_until_killed(config: RunConfig, directory: Path, settings: SweepConfig) -> None:

@@ -2,7 +2,7 @@
 
 DIR/study.db        trials and scores (Optuna, SQLite)
 DIR/trial-0007/     the run of trial 7; only the best trial keeps its checkpoints
-DIR/trials.csv      DIR/best.toml      DIR/parallel.png
+DIR/trials.csv      DIR/best.toml      DIR/parallel.png      DIR/slice.png
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def sweep(config: RunConfig, directory: Path, settings: SweepConfig, device: str
                 signal = _run_trial(trial, config, directory, settings, world)
             _drop_checkpoints(_results(study), directory)
         outcome = SweepOutcome("finished" if signal is None else "stopped", _results(study), signal)
-    report(outcome, config, directory, settings.space)
+        report(outcome, study, config, directory)
     return outcome
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,8 +13,10 @@ from typing import Any, Literal
 
 import matplotlib
 import optuna
-from matplotlib.figure import Figure
+from matplotlib import pyplot
+from optuna.exceptions import ExperimentalWarning
 from optuna.trial import TrialState
+from optuna.visualization.matplotlib import plot_parallel_coordinate, plot_slice
 from rich.console import Console
 from rich.table import Table
 
@@ -102,12 +105,12 @@ def resolved(config: RunConfig) -> RunConfig:
     return replace(config, data=config.data.resolve(), init=config.init.resolve() if config.init else None)
 
 
-def report(outcome: SweepOutcome, config: RunConfig, directory: Path, space: SearchSpace) -> None:
+def report(outcome: SweepOutcome, study: optuna.Study, config: RunConfig, directory: Path) -> None:
+    """Write trials.csv, best.toml and plots, and print the best trials."""
     _write_csv(outcome.trials, directory / "trials.csv")
-    if any(result.score is not None for result in outcome.trials):
-        draw_parallel(outcome.trials, space, directory / "parallel.png")
     Console(stderr=True).print(_table(outcome.trials[:BEST_SHOWN]))
     if outcome.best:
+        plot_study(study, directory)
         (directory / "best.toml").write_text(
             run_toml(with_parameters(config, outcome.best.parameters)), encoding="utf-8"
         )
@@ -153,62 +156,21 @@ def _set(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def draw_parallel(results: Sequence[TrialResult], space: SearchSpace, path: Path) -> None:
-    """Plot each trial as a line through its hyperparameters to its score; grey if not completed."""
-    shown = sorted((result for result in results if result.score is not None), key=lambda result: result.score or 0.0)
-    scores = [result.score or 0.0 for result in shown]
-    axes = [
-        (_along_range if name in RANGES else _along_choices)(values, [result.parameters[name] for result in shown])
-        for name, values in asdict(space).items()
-    ]
-    axes.append(_along_range((scores[0], scores[-1]), scores))
-    figure = Figure(figsize=(10, 5), layout="constrained")
-    plot = figure.add_subplot()
-    best = max((row for row, result in enumerate(shown) if result.state == "complete"), default=None)
-    for row, (result, colour) in enumerate(zip(shown, _colours(shown), strict=True)):
-        heights = [axis_heights[row] for axis_heights, _ in axes]
-        if result.state == "complete":
-            plot.plot(heights, color=colour, linewidth=3.5 if row == best else 1.5)
-        else:
-            plot.plot(heights, color="0.8", linewidth=0.8, zorder=1)
-    behind_text = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
-    for column, (_, ticks) in enumerate(axes):
-        plot.axvline(column, color="0.6", linewidth=1, zorder=0)
-        for height, text in ticks:
-            plot.annotate(
-                text, (column, height), (4, 0), textcoords="offset points", va="center", fontsize=9, bbox=behind_text
-            )
-    plot.set_xticks(range(len(axes)), [*(SYMBOLS.get(name, name) for name in NAMES), "dev BLEU"])
-    plot.set_ylim(-0.05, 1.05)
-    plot.set_yticks([])
-    plot.spines[:].set_visible(False)
-    plot.set_title(f"{_summary(results)} (the darker the better; grey: not completed)", fontsize=10)
-    figure.savefig(path, dpi=150)
-
-
-def _colours(results: Sequence[TrialResult]) -> list[Any]:
-    """Map scores to colours, without the brightest, which fade on white."""
-    complete = [result.score or 0.0 for result in results if result.state == "complete"] or [0.0]
-    heights, _ = _along_range((min(complete), max(complete)), [result.score or 0.0 for result in results])
-    return [matplotlib.colormaps["viridis_r"](0.1 + 0.9 * height) for height in heights]
-
-
-def _along_range(ends: tuple[float, float], values: Sequence[float]) -> tuple[list[float], list[tuple[float, str]]]:
-    """Return positions from 0 to 1 of the values and of the axis ticks."""
-    low, high = ends
-    if low == high:
-        return [0.5] * len(values), [(0.5, f"{low:.4g}")]
-    ticks = [(step / 4, f"{low + (high - low) * step / 4:.4g}") for step in range(5)]
-    return [(value - low) / (high - low) for value in values], ticks
-
-
-def _along_choices(choices: Sequence[int], values: Sequence[int]) -> tuple[list[float], list[tuple[float, str]]]:
-    """Same for choices; lines through one choice are spread out, worst to best."""
-    step = 1 / len(choices)
-    middles = {choice: (place + 0.5) * step for place, choice in enumerate(sorted(choices))}
-    fan = [0.4 * step * ((row + 0.5) / len(values) - 0.5) for row in range(len(values))]
-    heights = [middles[value] + offset for value, offset in zip(values, fan, strict=True)]
-    return heights, [(height, str(choice)) for choice, height in middles.items()]
+def plot_study(study: optuna.Study, directory: Path) -> None:
+    """Write Optuna's plots of the completed trials, parallel.png and slice.png, if their hyperparameters differ."""
+    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    varied = [name for name in NAMES if len({trial.params[name] for trial in trials}) > 1]
+    if not varied:
+        return
+    matplotlib.use("agg")  # Optuna draws with pyplot, which would otherwise look for a display
+    # Optuna marks its Matplotlib plots as experimental, and sets a global style.
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning), matplotlib.rc_context():
+        for name, plot in (("parallel", plot_parallel_coordinate), ("slice", plot_slice)):
+            plot(study, varied, target_name="dev BLEU")
+            figure = pyplot.gcf()
+            figure.set_size_inches(14, 5)
+            figure.savefig(directory / f"{name}.png", dpi=150, bbox_inches="tight")
+            pyplot.close(figure)
 
 
 def say(message: str) -> None:
