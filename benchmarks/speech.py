@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 import simulmt
-from simulmt.eval.results import Unit
 from simulmt.eval.speech import CAUSES, Recording, SpeechScores, score_speech
 from simulmt.speech.audio import read_audio
 from simulmt.speech.recogniser import Recogniser, open_recogniser
 from simulmt.speech.synthesis import Voice, synthesise
+from simulmt.text.words import Unit
 
 VOICES = ("en-us", "en-gb", "en-us+f2", "en-us+m3", "en-gb+f3")
 READING = (  # what is read aloud in two_cities.wav; A Tale of Two Cities, 1859

@@ -107,7 +107,7 @@ def test_reordering_by_given_links(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_reordering_by_links_of_its_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are kept, made once, and made anew for other text."""
-    from simulmt.eval import aligners
+    from simulmt.data import aligners
 
     calls = []
 
@@ -137,7 +137,7 @@ GOLD = "0-0 1-1\n"
 def test_what_somebody_else_made_is_not_replaced(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ending: str, option: str
 ) -> None:
-    from simulmt.eval import aligners
+    from simulmt.data import aligners
 
     monkeypatch.setattr(aligners, "align_with_eflomal", lambda pairs: [{(1, 1)} for _ in pairs])
     monkeypatch.setattr(aligners, "cut_chinese", lambda lines: ([*line] for line in lines))
@@ -164,7 +164,7 @@ def test_cutting_does_not_replace_its_own_input(capsys: pytest.CaptureFixture[st
 
 
 def test_whoever_shares_the_work_aligns_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from simulmt.eval import aligners
+    from simulmt.data import aligners
 
     calls = []
 
@@ -197,14 +197,28 @@ def test_joining(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines("joined.target") == [*lines("text/dev.target") * 2, *lines("text/test.target")[:3]]
 
 
-def test_filtering_without_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ("filter", [1, 2]),
+        ("join --repeat 2 --limit 2", [1, 2, 1, 2]),
+        ("weigh --labels labels --weight b=0", [1, 3]),
+        ("reorder --links links", [1, 2, 3]),
+        ("speech --share 1", [1, 2, 3]),
+    ],
+)
+def test_text_is_rewritten_without_torch(tmp_path: Path, options: str, kept: list[int]) -> None:
+    text = ["That is not much.", "It is 1,000.5 metres.", "He is twenty."]
     (tmp_path / "a.de").write_text("Das ist nicht viel.\nEs sind 1.000,5 Meter.\nEr ist zwölf.\n", encoding="utf-8")
-    (tmp_path / "a.en").write_text("That is not much.\nIt is 1,000.5 metres.\nHe is twenty.\n", encoding="utf-8")
-    files = ("--source", tmp_path / "a.de", "--target", tmp_path / "a.en", "--output", tmp_path / "kept")
-    done = simulmt_after(WITHOUT_TORCH, "rewrite", "filter", *files)
+    (tmp_path / "a.en").write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+    (tmp_path / "labels").write_text("a\nb\na\n", encoding="utf-8")
+    (tmp_path / "links").write_text("0-0\n" * 3, encoding="utf-8")
+    command = f"import os; os.chdir({str(tmp_path)!r})\n"
+    arguments = f"rewrite {options} --source a.de --target a.en --output kept".split()
+    done = simulmt_after(WITHOUT_TORCH + command, *arguments)
     assert done.returncode == 0, done.stderr
-    assert "2 of 3 pairs; left out: 1 numbers" in done.stderr
-    assert lines(str(tmp_path / "kept.target")) == ["That is not much.", "It is 1,000.5 metres."]
+    assert done.stderr.startswith(f"kept: {len(kept)} of ")
+    assert lines(str(tmp_path / "kept.target")) == [text[number - 1] for number in kept]
 
 
 def test_weighing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -311,8 +325,9 @@ def test_without_a_command_it_lists_them() -> None:
 
 
 def test_without_the_extra_it_says_what_to_install() -> None:
-    done = simulmt_after(WITHOUT_TORCH, "rewrite", "join", "--source", "a", "--target", "b", "--output", "c")
-    assert_refused(done, 1, "simulmt rewrite join needs the extra 'train': pip install 'simulmt[train]'")
+    arguments = "rewrite distil run --data a --source b --output c"
+    done = simulmt_after(WITHOUT_TORCH, *arguments.split())
+    assert_refused(done, 1, "simulmt rewrite distil needs the extra 'train': pip install 'simulmt[train]'")
 
 
 def test_chinese_words_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:

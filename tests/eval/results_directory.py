@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from eval.sentences import CHINESE, ENGLISH, GERMAN
+from simulmt.data.aligners import WordPair
 from simulmt.data.alignment import Link
-from simulmt.eval.aligners import WordPair
 from simulmt.eval.instances import Instance, split_units
 from simulmt.eval.quality import QualityScorer
-from simulmt.eval.results import Result, Unit
+from simulmt.eval.results import Result
 from simulmt.eval.run import Evaluation
+from simulmt.text.words import Unit
 
 REFERENCES = {"word": GERMAN, "char": CHINESE}
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from simulmt.eval.flaws import Lexicon, words_of, written_twice
-from simulmt.eval.results import Unit
+from simulmt.text.words import Unit
 
 
 @pytest.mark.parametrize(

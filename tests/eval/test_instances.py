@@ -27,8 +27,9 @@ from simulmt.eval.latency import (
     length_adaptive_average_lagging,
     reference_length,
 )
-from simulmt.eval.results import INSTANCES, Unit
+from simulmt.eval.results import INSTANCES
 from simulmt.text import split_words
+from simulmt.text.words import Unit
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # SimulEval imports libraries that are deprecated

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from simulmt.data.alignment import Link
 from simulmt.errors import DataError
 from simulmt.eval.quality import QualityScorer, hallucinated, hallucination_rate, under_translation_rate, untranslated
-from simulmt.eval.results import Unit
+from simulmt.text.words import Unit
 
 GERMAN = [
     "Die alte Brücke über den Fluss war im Winter gesperrt.",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simulmt.errors import ConfigError, DataError
-from simulmt.eval.aligners import measure_anticipation
+from simulmt.eval.order import measure_anticipation
 from simulmt.eval.results import (
     SCORES,
     Anticipation,

@@ -18,7 +18,7 @@ from eval.sentences import CHINESE, ENGLISH, GERMAN
 from simulmt.errors import ConfigError, DataError, StreamError
 from simulmt.eval.flaws import Lexicon
 from simulmt.eval.instances import CompleteWords, Instance, read_instances, split_units, write_instances
-from simulmt.eval.results import INSTANCES, SCORES, Unit, read_results
+from simulmt.eval.results import INSTANCES, SCORES, read_results
 from simulmt.eval.run import (
     Evaluation,
     Evaluator,
@@ -33,6 +33,7 @@ from simulmt.eval.run import (
 )
 from simulmt.runtime.stream import Translator
 from simulmt.text import Tokenizer, split_words
+from simulmt.text.words import Unit
 from tiny_models import LONGEST, joined
 
 UNTIMED = Timing(sentences=0)

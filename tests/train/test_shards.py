@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulmt.data import derived
+from simulmt.data.derived import Job, Left, Progress, Rewritten, alone
 from simulmt.errors import ConfigError, DataError
 from simulmt.train import shards
-from simulmt.train.shards import Job, Left, Progress, Rewritten, alone, keep, rewrite
+from simulmt.train.shards import rewrite
 
 from .helpers import fork
 
@@ -211,66 +213,6 @@ def test_inputs_beside_the_result_do_not_matter(tmp_path: Path) -> None:
     assert made["kept"] == 20
 
 
-class TestKeeping:
-    """A file that is made once: by its own command, or not touched."""
-
-    @staticmethod
-    def keep(folder: Path, text: str, overwrite: bool = False) -> str:
-        path = keep(folder / "out.links", {"text": text}, overwrite, lambda: [f"{text} {time.monotonic_ns()}"])
-        return path.read_text(encoding="utf-8")
-
-    @pytest.mark.parametrize("overwrite", [False, True])
-    def test_it_is_made_once(self, tmp_path: Path, overwrite: bool) -> None:
-        first = self.keep(tmp_path, "a", overwrite)
-        assert first.startswith("a ")
-        assert self.keep(tmp_path, "a", overwrite) == first
-
-    def test_that_of_another_text_is_replaced_on_purpose_only(self, tmp_path: Path) -> None:
-        first = self.keep(tmp_path, "a")
-        with pytest.raises(DataError, match=r"out\.links: is there already.*--overwrite"):
-            self.keep(tmp_path, "b")
-        assert self.keep(tmp_path, "a") == first
-        assert self.keep(tmp_path, "b", overwrite=True).startswith("b ")
-
-    @pytest.mark.parametrize("record", [None, "", "[]", "{}", "its own"])
-    def test_that_of_somebody_else_is_replaced_on_purpose_only(self, tmp_path: Path, record: str | None) -> None:
-        path, beside = tmp_path / "out.links", tmp_path / "out.links.json"
-        if record == "its own":
-            self.keep(tmp_path, "a")
-        elif record is not None:
-            beside.write_text(record, encoding="utf-8")
-        path.write_text("gold\n", encoding="utf-8")
-        with pytest.raises(DataError, match=r"out\.links: is there already.*--overwrite"):
-            self.keep(tmp_path, "a")
-        assert path.read_text(encoding="utf-8") == "gold\n"
-        assert self.keep(tmp_path, "a", overwrite=True).startswith("a ")
-
-    def test_what_cannot_be_made_replaces_nothing(self, tmp_path: Path) -> None:
-        def fail() -> list[str]:
-            raise PowerCutError
-
-        first = self.keep(tmp_path, "a")
-        with pytest.raises(PowerCutError):
-            keep(tmp_path / "out.links", {"text": "b"}, True, fail)
-        assert self.keep(tmp_path, "a") == first
-
-    @pytest.mark.parametrize("cut", ["out.links.json", "out.links"])
-    def test_after_a_kill_it_is_no_stranger(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
-        replace = Path.replace
-
-        def cut_short(self: Path, target: Path) -> Path:
-            if target.name == cut:
-                raise PowerCutError
-            return replace(self, target)
-
-        self.keep(tmp_path, "a")
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", cut_short)
-            with pytest.raises(PowerCutError):
-                self.keep(tmp_path, "b", overwrite=True)
-        assert self.keep(tmp_path, "b").startswith("b ")
-
-
 @pytest.mark.parametrize("method", ["open", "is_dir"])
 def test_another_finishes_just_when_a_lock_is_made(
     tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, method: str
@@ -319,7 +261,7 @@ def test_a_result_that_comes_meanwhile_is_no_stranger(
     tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process finishes the job just when this one has seen that it is not."""
-    look = shards.finished
+    look = derived.finished
 
     def look_too_early(looked: Job) -> dict[str, Any] | None:
         monkeypatch.setattr(shards, "finished", look)

@@ -17,10 +17,11 @@ from simulmt.cli import panels
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
-    from simulmt.eval.results import Result, Unit
+    from simulmt.eval.results import Result
     from simulmt.eval.run import Evaluation, Evaluator, TestSet
     from simulmt.runtime.bundle import Bundle
     from simulmt.speech.audio import Samples
+    from simulmt.text.words import Unit
 
 COLUMNS = {  # heading: field of a result
     **{name: name for name in ("BLEU", "chrF2", "BP", "AL", "LAAL", "DAL", "AP")},

@@ -6,22 +6,22 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from simulmt.cli import panels
 from simulmt.cli.evaluation import UnitChoice
-from simulmt.errors import ConfigError, DataError, MissingExtraError, needs_extra
+from simulmt.errors import ConfigError, MissingExtraError, needs_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from simulmt.data.aligners import WordPair
     from simulmt.data.alignment import Link
-    from simulmt.eval.aligners import WordPair
     from simulmt.eval.report.blocks import Table
     from simulmt.eval.report.examples import Aligner
-    from simulmt.eval.results import Anticipation, OracleScore, SortedSentence, Unit
+    from simulmt.eval.results import Anticipation, OracleScore, SortedSentence
     from simulmt.eval.run import TestSet
     from simulmt.train.analysis import Sorter
 
@@ -134,27 +134,17 @@ def anticipation(
     random, so two runs differ slightly.
     """
     with needs_extra("simulmt anticipation", "eval"):
-        from simulmt.eval.aligners import measure_anticipation, read_gold
-        from simulmt.files import sha256
+        from simulmt.data.aligners import read_word_pairs
+        from simulmt.eval.order import GoldFile, ParallelText
 
     if (more_source is None) != (more_target is None):
         raise ConfigError("--more-source and --more-target go together: give both or neither")
-    pairs, units = _read_pairs(source, target, source_unit, target_unit)
-    more = _read_pairs(more_source, more_target, *units)[0] if more_source and more_target else []
-    by_hand = read_gold(gold, pairs, gold_base, gold_target_first) if gold else None
-    corpus = name or source.name.partition(".")[0]
-    files = {str(path): sha256(path) for path in (source, target, gold) if path}
-    found = {
-        choice: _align(choice, pairs, more, priors, _Network(data, delay, device)) for choice in aligner or ["eflomal"]
-    }
-    lengths = [(len(words), len(translated)) for words, translated in pairs]
-    records = [
-        measure_anticipation(corpus, choice, units, lengths, links, by_hand, files) for choice, links in found.items()
-    ]
-    if by_hand:
-        sure = [links for links, _ in by_hand]
-        records.append(measure_anticipation(corpus, "gold", units, lengths, sure, None, files))
-    _show_anticipation(records, found, output)
+    by_hand = GoldFile(gold, gold_base, gold_target_first) if gold else None
+    text = ParallelText.read(source, target, (source_unit.value, target_unit.value), by_hand, name)
+    more = read_word_pairs(more_source, more_target, text.units) if more_source and more_target else []
+    network = _Network(data, delay, device)
+    found = {choice: _align(choice, text.pairs, more, priors, network) for choice in aligner or ["eflomal"]}
+    _show_anticipation(text.anticipation(found), found, output)
 
 
 def analyse(
@@ -215,29 +205,17 @@ class _Network(NamedTuple):
 def _align(
     choice: str, pairs: Sequence[WordPair], more: Sequence[WordPair], priors: Path | None, network: _Network
 ) -> Sequence[set[Link] | None]:
-    from simulmt.eval.aligners import align_with_awesome, align_with_eflomal, read_pharaoh
+    from simulmt.data.aligners import align
 
-    kind, _, where = choice.partition(":")
-    if choice == "eflomal":
-        return align_with_eflomal(pairs, more, priors)
-    if kind == "pharaoh" and where:
-        return read_pharaoh(Path(where), pairs)
-    if kind == "awesome" and where:
-        return align_with_awesome(pairs, Path(where))
-    if kind in ("asn", "identity") and where:
-        return _align_with_network(pairs, Path(where), network, identity=kind == "identity")
-    raise ConfigError(f"--aligner {choice}: expected eflomal, pharaoh:FILE, awesome:MODEL, asn:RUN or identity:RUN")
-
-
-def _align_with_network(
-    pairs: Sequence[WordPair], run: Path, network: _Network, identity: bool
-) -> Sequence[set[Link] | None]:
+    kind, _, run = choice.partition(":")
+    if kind not in ("asn", "identity") or not run:
+        return align(choice, pairs, more, priors)
     with needs_extra("--aligner asn or identity", "train"):
         from simulmt.train.analysis import Sorter, align_words
         from simulmt.train.world import join_world
     with join_world(network.device) as world:
-        sorter = Sorter.load(run, network.data, world.device)
-        return align_words(sorter, pairs, _checked_delay(sorter, network.delay), identity)
+        sorter = Sorter.load(Path(run), network.data, world.device)
+        return align_words(sorter, pairs, _checked_delay(sorter, network.delay), identity=kind == "identity")
 
 
 def _checked_delay(sorter: Sorter, delay: int | None) -> int:
@@ -245,22 +223,6 @@ def _checked_delay(sorter: Sorter, delay: int | None) -> int:
         return sorter.delay_or_default(delay)
     except ConfigError as error:
         raise ConfigError(f"--{error}") from None
-
-
-def _read_pairs(
-    source: Path, target: Path, source_unit: str, target_unit: str
-) -> tuple[list[WordPair], tuple[Unit, Unit]]:
-    """Read two files as pairs of words; return them with their units."""
-    from simulmt.data.corpus import ParallelFiles
-    from simulmt.eval.aligners import alignment_words, guess_unit
-
-    pairs = list(ParallelFiles(source, target).pairs())
-    units = [
-        guess_unit(texts) if unit == "auto" else cast("Unit", str(unit))
-        for unit, texts in ((source_unit, (p.source for p in pairs)), (target_unit, (p.target for p in pairs)))
-    ]
-    split = [(alignment_words(pair.source, units[0]), alignment_words(pair.target, units[1])) for pair in pairs]
-    return [*split], (units[0], units[1])
 
 
 def _show_anticipation(
@@ -284,47 +246,33 @@ def _show_anticipation(
 
 
 def _oracle_score(sorter: Sorter, texts: TestSet, model: str, delay: int, blank_penalty: float) -> OracleScore:
-    from simulmt.eval.quality import QualityScorer
-    from simulmt.eval.results import OracleScore
+    from simulmt.eval.order import Translations, score_oracle
     from simulmt.train.analysis import oracle_order
 
-    pairs = list(zip(texts.sources, texts.references[0], strict=True))
-    translated = oracle_order(sorter, pairs, delay, blank_penalty)
-    scorer = QualityScorer(texts.references, "word" if sorter.target.spaced else "char")
-    oracle, default = scorer.score(translated.oracle), scorer.score(translated.default)
-    return OracleScore(
-        test_set=texts.name,
+    oracle, default, statistics = oracle_order(
+        sorter, list(zip(texts.sources, texts.references[0], strict=True)), delay, blank_penalty
+    )
+    return score_oracle(
+        texts,
+        Translations(oracle, default),
+        "word" if sorter.target.spaced else "char",
         model=model,
         delay=delay,
         blank_penalty=blank_penalty,
-        sentences=len(pairs),
-        oracle_BLEU=oracle.scores["BLEU"].value,
-        oracle_interval=oracle.scores["BLEU"].interval,
-        oracle_BP=oracle.brevity_penalty,
-        default_BLEU=default.scores["BLEU"].value,
-        default_interval=default.scores["BLEU"].interval,
-        default_BP=default.brevity_penalty,
-        signature=oracle.scores["BLEU"].signature,
-        oracle_precisions=oracle.precisions,
-        default_precisions=default.precisions,
-        diagonal=translated.statistics.diagonal,
-        displacement=translated.statistics.displacement,
+        diagonal=statistics.diagonal,
+        displacement=statistics.displacement,
     )
 
 
 def _sortings(sorter: Sorter, texts: TestSet, model: str, delay: int, numbers: Sequence[int]) -> list[SortedSentence]:
-    from simulmt.eval.results import SortedSentence
+    from simulmt.eval.order import numbered_pairs, sorted_sentence
     from simulmt.train.analysis import heat_map, sort_pairs
 
-    if numbers and max(numbers) > len(texts.sources):
-        raise DataError(f"--sentences {max(numbers)}: {texts.name} has {len(texts.sources)} sentences")
-    pairs = [(texts.sources[number - 1], texts.references[0][number - 1]) for number in numbers]
-    records = []
-    for number, sorting in zip(numbers, sort_pairs(sorter, pairs, delay), strict=True):
-        drawn = heat_map(sorter, sorting)
-        Z = tuple(tuple(round(float(cell), 4) for cell in row) for row in drawn.Z)
-        records.append(SortedSentence(texts.name, model, delay, number, tuple(drawn.columns), tuple(drawn.rows), Z))
-    return records
+    sortings = sort_pairs(sorter, numbered_pairs(texts, numbers), delay)
+    return [
+        sorted_sentence(texts.name, model, delay, number, *heat_map(sorter, sorting))
+        for number, sorting in zip(numbers, sortings, strict=True)
+    ]
 
 
 def _eflomal() -> Aligner | None:
@@ -334,7 +282,7 @@ def _eflomal() -> Aligner | None:
             f"hallucinations will not be marked: {MissingExtraError('word alignment by eflomal', 'align')}", err=True
         )
         return None
-    from simulmt.eval.aligners import align_with_eflomal
+    from simulmt.data.aligners import align_with_eflomal
 
     return align_with_eflomal
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -18,13 +17,11 @@ from simulmt.cli.inputs import require_vocabularies
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
+    from simulmt.data.derived import Progress
     from simulmt.data.speech_noise import Language
     from simulmt.model.beam import BeamConfig
     from simulmt.model.sampling import SamplingConfig
-    from simulmt.train.rewrite import Unit
-    from simulmt.train.shards import Progress
 
-GUESSED_FROM = 10_000  # lines, to see whether text is written without spaces
 BATCH_TOKENS = {"cuda": 65_536, "cpu": 2_048}
 SECONDS_BETWEEN_LINES = 30.0  # of a log that is no screen
 
@@ -51,8 +48,8 @@ app = typer.Typer(
     name="rewrite",
     no_args_is_help=True,
     help="Derive new training text: distil, pseudo, backtranslate, filter, reorder, speech, recognised, weigh, join."
-    "\n\nInterrupted commands resume, and finished ones return at once. To share the work among processes, start a "
-    "command several times or under torchrun --nproc-per-node N -m -- simulmt.",
+    "\n\nFinished commands return at once. distil, pseudo, backtranslate and recognised resume if interrupted; to "
+    "share their work among processes, start them several times or under torchrun --nproc-per-node N -m -- simulmt.",
 )
 
 
@@ -171,12 +168,12 @@ def filter_pairs(
     Numbers are compared by value, in digits and in words of English, German and Chinese: 3,000 is 3.000 and 三千.
     PREFIX.json lists the dropped lines.
     """
-    from simulmt.train.filtering import filter_corpus
+    from simulmt.data.filtering import filter_corpus
 
     match = re.fullmatch("([a-z]{2,3})-([a-z]{2,3})", languages)
     if languages and match is None:
         raise ConfigError(f"--languages {languages}: expected two codes, such as de-en")
-    display = _Display(source)
+    display = _Display()
     pair = (match[1], match[2]) if match else None
     display.summarise(output, filter_corpus(source, target, output, pair, overwrite, display, without or ()))
 
@@ -205,18 +202,21 @@ def reorder(
     A word with several links follows the last one; a word without links stays behind its predecessor. In text written
     without spaces every ideograph is a word, unless --cut-chinese is given.
     """
-    with needs_extra("simulmt rewrite reorder", "train"):
-        from simulmt.train.rewrite import reorder_corpus
-        from simulmt.train.shards import WRITTEN, alone, refuse_own_inputs, writing
+    from simulmt.data.reordering import align_and_reorder
 
-    refuse_own_inputs(output, (source, target), (*WRITTEN, "words", "links"))
-    with writing(output), alone(output):
-        if cut_chinese:
-            target, target_unit = _cut(target, output.with_name(f"{output.name}.words"), overwrite), UnitChoice.WORD
-        units = _unit(source, source_unit), _unit(target, target_unit)
-        aligned = links or _align(source, target, units, output.with_name(f"{output.name}.links"), overwrite)
-    display = _Display(source)
-    display.summarise(output, reorder_corpus(source, target, aligned, output, units, overwrite, display))
+    display = _Display()
+    record = align_and_reorder(
+        source,
+        target,
+        output,
+        links=links,
+        units=(source_unit.value, target_unit.value),
+        cut_chinese=cut_chinese,
+        overwrite=overwrite,
+        report=display,
+        say=partial(typer.echo, err=True),
+    )
+    display.summarise(output, record)
 
 
 @app.command()
@@ -243,8 +243,7 @@ def speech(
 
     Trained on the result together with the original pairs (`simulmt rewrite join`), a model learns to punctuate.
     """
-    with needs_extra("simulmt rewrite speech", "train"):
-        from simulmt.train.rewrite import SpeechConfig, speech_corpus
+    from simulmt.data.transforms import SpeechConfig, speech_corpus
 
     if not 0 < share <= 1:
         raise ConfigError(f"--share {share:g}: expected a number above 0 and at most 1")
@@ -301,8 +300,7 @@ def weigh(
 
     Give more weight to text like that you want to translate, and none to text whose licence does not suit you.
     """
-    with needs_extra("simulmt rewrite weigh", "train"):
-        from simulmt.train.rewrite import WeighingConfig, weigh_corpus
+    from simulmt.data.transforms import WeighingConfig, weigh_corpus
 
     weights = [_weight(each) for each in weight or []]
     twice = [label for label, count in Counter(label for label, _ in weights).items() if count > 1]
@@ -341,8 +339,7 @@ def join(
     overwrite: Overwrite = False,
 ) -> None:
     """Concatenate several sets of sentence pairs."""
-    with needs_extra("simulmt rewrite join", "train"):
-        from simulmt.train.rewrite import JoinedSet, join_corpora
+    from simulmt.data.transforms import JoinedSet, join_corpora
 
     repeats, limits = repeat or [1] * len(source), limit or [0] * len(source)
     for option, values in (("--target", target), ("--repeat", repeats), ("--limit", limits)):
@@ -377,44 +374,6 @@ def _translate(
         translate = backtranslate_corpus if back else translate_corpus
         record = translate(run, data, text, output, config, world.device, overwrite, display)
     display.summarise(output, record)
-
-
-def _cut(target: Path, words: Path, overwrite: bool) -> Path:
-    from simulmt.data.corpus import file_sha256, read_lines
-    from simulmt.eval.aligners import cut_chinese
-    from simulmt.train.shards import keep
-
-    return keep(
-        words, {"target": file_sha256(target)}, overwrite, lambda: map(" ".join, cut_chinese(read_lines(target)))
-    )
-
-
-def _unit(path: Path, choice: UnitChoice) -> Unit:
-    from simulmt.data.corpus import read_lines
-    from simulmt.eval.aligners import guess_unit
-
-    if choice is UnitChoice.AUTO:
-        return guess_unit(islice(read_lines(path), GUESSED_FROM))
-    return cast("Unit", choice.value)
-
-
-def _align(source: Path, target: Path, units: Sequence[Unit], links: Path, overwrite: bool) -> Path:
-    """Align with eflomal once; its results are random."""
-    from simulmt.data.alignment import format_pharaoh
-    from simulmt.data.corpus import ParallelFiles, file_sha256
-    from simulmt.eval.aligners import align_with_eflomal, alignment_words
-    from simulmt.train.shards import keep
-
-    def align() -> Iterator[str]:
-        typer.echo(f"{links}: aligning with eflomal ...", err=True)
-        pairs = [
-            (alignment_words(pair.source, units[0]), alignment_words(pair.target, units[1]))
-            for pair in ParallelFiles(source, target).pairs()
-        ]
-        return map(format_pharaoh, align_with_eflomal(pairs))
-
-    facts = {"source": file_sha256(source), "target": file_sha256(target), "units": [*units]}
-    return keep(links, facts, overwrite, align)
 
 
 class _Display:

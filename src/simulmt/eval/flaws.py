@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable
 from itertools import pairwise
 
-from simulmt.eval.results import Unit
-from simulmt.text.words import HAN, KANA
+from simulmt.text.words import HAN, KANA, Unit
 
 _TWICE = re.compile(rf"(?=([{HAN}]{{1,2}})\1)")  # overlaps count, so three in a row count twice
 _WORD = re.compile(rf"[^\W\d_{KANA}{HAN}]+(?:['’-][^\W\d_{KANA}{HAN}]+)*")

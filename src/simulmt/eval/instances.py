@@ -21,8 +21,9 @@ from typing import Any
 from simulmt.data.corpus import read_lines
 from simulmt.errors import DataError
 from simulmt.eval.latency import end_offset
-from simulmt.eval.results import INSTANCES, Unit
+from simulmt.eval.results import INSTANCES
 from simulmt.text import split_words
+from simulmt.text.words import Unit
 
 # Without this beside the log, `simuleval --score-only --output DIRECTORY` does not know that it is about text.
 _CONFIG = ("config.yaml", "source_type: text\ntarget_type: text\n")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulmt.errors import DataError
-from simulmt.eval.results import Unit
+from simulmt.text.words import Unit
 
 if TYPE_CHECKING:
     from simulmt.eval.instances import Instance

@@ -16,7 +16,8 @@ from sacrebleu.significance import PairedTest
 
 from simulmt.data.alignment import Link
 from simulmt.errors import DataError
-from simulmt.eval.results import Interval, Unit
+from simulmt.eval.results import Interval
+from simulmt.text.words import Unit
 
 RESAMPLES = 1000  # of a bootstrap; sacrebleu draws them with seed 12345
 TOKENIZERS: Mapping[Unit, str] = {"word": "13a", "char": "zh"}

@@ -18,17 +18,17 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from simulmt.config import as_table, build, require
 from simulmt.errors import ConfigError, DataError
 from simulmt.files import write_whole
+from simulmt.text.words import Unit
 
 SCORES = "scores.jsonl"
 INSTANCES = "instances.log"
 WHOLE_SENTENCE = "full"  # stands where a delay would, in names
 
-Unit = Literal["word", "char"]
 Interval = tuple[float, float]
 
 _SYSTEM_NAME = re.compile(r"[^\s/\\.][^\s/\\]*")

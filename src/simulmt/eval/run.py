@@ -30,12 +30,13 @@ from simulmt.eval.instances import (
 )
 from simulmt.eval.latency import Timed, computation, latency
 from simulmt.eval.quality import QualityScorer
-from simulmt.eval.results import INSTANCES, Result, Unit, result_name, write_results
+from simulmt.eval.results import INSTANCES, Result, result_name, write_results
 from simulmt.files import sha256
 from simulmt.provenance import commit, environment, timestamp
 from simulmt.runtime.bundle import MANIFEST
 from simulmt.runtime.stream import Commit, Translator
 from simulmt.text import split_words
+from simulmt.text.words import Unit
 
 Progress = Callable[[str], None]
 T = TypeVar("T")

@@ -22,12 +22,12 @@ from simulmt.data.speech_noise import unpunctuated
 from simulmt.errors import DataError
 from simulmt.eval.instances import split_units
 from simulmt.eval.quality import QualityScorer
-from simulmt.eval.results import Unit
 from simulmt.runtime.revisions import Word
 from simulmt.runtime.stream import Commit, Translator
 from simulmt.speech.audio import BLOCK, RATE, Samples
 from simulmt.speech.live import LiveSpeech, SpeechClock
 from simulmt.speech.recogniser import Recogniser
+from simulmt.text.words import Unit
 
 PAUSE = 0.6  # seconds of silence between joined sentences
 CAUSES = ("recognition", "policy", "queue", "compute")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
+
+Unit = Literal["word", "char"]  # what a text is counted in: space-separated words, or characters
 
 LONGEST_WORD = 128  # longer runs are cut, so that a stream without spaces stays bounded
 

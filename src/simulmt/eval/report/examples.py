@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from simulmt.data.aligners import WordPair, alignment_words, read_pharaoh
 from simulmt.data.alignment import Link, format_pharaoh
 from simulmt.errors import DataError
-from simulmt.eval.aligners import WordPair, alignment_words, read_pharaoh
 from simulmt.eval.instances import Instance, read_instances
 from simulmt.eval.quality import hallucinated, hallucination_rate, under_translation_rate
-from simulmt.eval.results import INSTANCES, Result, Unit
+from simulmt.eval.results import INSTANCES, Result
 from simulmt.files import write_whole
+from simulmt.text.words import Unit
 
 Aligner = Callable[[Sequence[WordPair]], list[set[Link]]]
 

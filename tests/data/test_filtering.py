@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulmt.train.filtering import HeldOut, filter_corpus, most_in_a_row, numbers_disagree, repeats_itself
+from simulmt.data.filtering import HeldOut, filter_corpus, most_in_a_row, numbers_disagree, repeats_itself
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,17 @@ A translation shows that it is wrong by other numbers than its source has, or by
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
+from simulmt.data.derived import Job, Left, Report, Rewritten, write_pairs
 from simulmt.text.languages import guess_language
 from simulmt.text.numbers import find_numbers, unmatched
 from simulmt.text.words import HAN
-from simulmt.train.shards import Job, Left, Progress, Rewritten, rewrite
 
 NUMBERS, REPEATS, HELD_OUT = "numbers", "repeats", "held_out"  # why a pair is left out
 LONGEST_PHRASE = 12  # words or ideographs of a phrase that is looked for in a row
@@ -34,7 +34,7 @@ def filter_corpus(
     prefix: Path,
     languages: tuple[str, str] | None = None,
     overwrite: bool = False,
-    report: Callable[[Progress], None] = lambda _: None,
+    report: Report = lambda _: None,
     held_out: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Keep the pairs whose numbers agree and whose target does not repeat itself; languages not given are guessed.
@@ -49,11 +49,8 @@ def filter_corpus(
     facts = {"rewrite": "filter", "settings": {"languages": [*languages]}, "inputs": inputs}
     job = Job(prefix, facts, [source, target, *held_out], overwrite)
     tests = HeldOut(chain.from_iterable(map(read_lines, held_out)))
-
-    def judge(pairs: Sequence[Pair]) -> list[Rewritten]:
-        return [_judge(pair, languages, tests) for pair in pairs]
-
-    return rewrite(job, ParallelFiles(source, target).pairs, judge, report)
+    pairs = ParallelFiles(source, target).pairs
+    return write_pairs(job, lambda: (_judge(pair, languages, tests) for pair in pairs()), report)
 
 
 class HeldOut:

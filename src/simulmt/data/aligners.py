@@ -12,29 +12,24 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 from unicodedata import category
 
-from simulmt.data.alignment import (
-    Link,
-    corpus_alignment_error_rate,
-    corpus_anticipation_rate,
-    parse_gold,
-    parse_pharaoh,
-    read_alignments,
-)
-from simulmt.data.corpus import read_lines
-from simulmt.errors import DataError, MissingExtraError, SimulmtError
-from simulmt.eval.results import Anticipation, Unit
+from simulmt.data.alignment import Link, parse_gold, parse_pharaoh, read_alignments
+from simulmt.data.corpus import ParallelFiles, read_lines, read_sentences
+from simulmt.errors import ConfigError, DataError, MissingExtraError, SimulmtError
 from simulmt.text import split_words
+from simulmt.text.words import Unit
 
 Words = Sequence[str]
 WordPair = tuple[Words, Words]
 Gold = tuple[set[Link], set[Link]]  # sure and possible links
+UnitChoice = Unit | Literal["auto"]
 
-LONGEST_DELAY = 9  # k-anticipation rates are for k from 1 to this, as in the paper
+GUESSED_FROM = 10_000  # lines, to see whether text is written without spaces
 LONGEST_WORD_IN_IDEOGRAPHS = 4.0  # a larger mean means that the text is not segmented
 
 
@@ -45,9 +40,22 @@ def alignment_words(text: str, unit: Unit) -> list[str]:
 
 def guess_unit(lines: Iterable[str]) -> Unit:
     """Guess whether text is counted in characters: if runs of ideographs are too long to be words."""
-    sizes = (len(split_words(word)) for line in lines for word in line.split())
+    sizes = (len(split_words(word)) for line in islice(lines, GUESSED_FROM) for word in line.split())
     runs = [size for size in sizes if size > 1]
     return "char" if sum(runs) > LONGEST_WORD_IN_IDEOGRAPHS * len(runs) else "word"
+
+
+def find_unit(path: Path, choice: UnitChoice = "auto") -> Unit:
+    """Return the unit that was chosen for a file, or guess it."""
+    return guess_unit(read_sentences(path)) if choice == "auto" else choice
+
+
+def read_word_pairs(source: Path, target: Path, units: Sequence[Unit]) -> list[WordPair]:
+    """Read parallel files as pairs of words."""
+    return [
+        (alignment_words(pair.source, units[0]), alignment_words(pair.target, units[1]))
+        for pair in ParallelFiles(source, target).pairs()
+    ]
 
 
 def cut_chinese(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -59,6 +67,20 @@ def cut_chinese(lines: Iterable[str]) -> Iterator[list[str]]:
     jieba.setLogLevel("ERROR")  # type: ignore[no-untyped-call]
     for line in lines:
         yield [word for word in jieba.cut(line) if word.strip()]  # type: ignore[no-untyped-call]
+
+
+def align(
+    choice: str, pairs: Sequence[WordPair], more: Iterable[WordPair] = (), priors: Path | None = None
+) -> list[set[Link]]:
+    """Align with `eflomal`, `awesome:MODEL` or the links in `pharaoh:FILE`; `more` and `priors` are for eflomal."""
+    kind, _, where = choice.partition(":")
+    if choice == "eflomal":
+        return align_with_eflomal(pairs, more, priors)
+    if kind == "pharaoh" and where:
+        return read_pharaoh(Path(where), pairs)
+    if kind == "awesome" and where:
+        return align_with_awesome(pairs, Path(where))
+    raise ConfigError(f"--aligner {choice}: expected eflomal, pharaoh:FILE, awesome:MODEL, asn:RUN or identity:RUN")
 
 
 def align_with_eflomal(
@@ -138,36 +160,6 @@ def align_with_awesome(pairs: Sequence[WordPair], model: Path) -> list[set[Link]
             reason = (finished.stderr.strip().splitlines() or ["no message"])[-1]
             raise SimulmtError(f"awesome-align failed: {reason}")
         return read_pharaoh(links, pairs)
-
-
-def measure_anticipation(
-    corpus: str,
-    aligner: str,
-    units: tuple[Unit, Unit],
-    lengths: Sequence[tuple[int, int]],
-    alignments: Sequence[set[Link] | None],
-    gold: Sequence[Gold] | None = None,
-    files: dict[str, str] | None = None,
-) -> Anticipation:
-    """Compute the anticipation rates of a corpus and, given gold links, its AER.
-
-    `lengths` are (source, target) lengths. Sentences that could not be aligned (None) are left out of the rates, but
-    count in the AER.
-    """
-    links = [alignment or set() for alignment in alignments]
-    delays = range(1, LONGEST_DELAY + 1)
-    return Anticipation(
-        corpus,
-        aligner,
-        *units,
-        sentences=len(links),
-        links=sum(map(len, links)),
-        rates=tuple(corpus_anticipation_rate(links, k) for k in delays),
-        alignment_error_rate=None if gold is None else corpus_alignment_error_rate(links, gold),
-        skipped=sum(alignment is None for alignment in alignments),
-        scaled_rates=tuple(corpus_anticipation_rate(links, k, lengths) for k in delays),
-        files=files or {},
-    )
 
 
 def symmetrise(forward: set[Link], reverse: set[Link]) -> set[Link]:

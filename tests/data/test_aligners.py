@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -10,16 +9,10 @@ from typing import Any
 
 import eflomal
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from simulmt.cli import figures
-from simulmt.data.alignment import Link, corpus_alignment_error_rate
-from simulmt.data.synthetic import SyntheticPair, generate
-from simulmt.errors import ConfigError, DataError, MissingExtraError, SimulmtError
-from simulmt.eval.aligners import (
+from simulmt.data.aligners import (
     align_with_awesome,
     align_with_eflomal,
     alignment_words,
@@ -28,7 +21,9 @@ from simulmt.eval.aligners import (
     read_pharaoh,
     symmetrise,
 )
-from simulmt.eval.results import Anticipation, read_records
+from simulmt.data.alignment import Link, corpus_alignment_error_rate
+from simulmt.data.synthetic import SyntheticPair, generate
+from simulmt.errors import DataError, MissingExtraError, SimulmtError
 
 PAIR = (["the", "old", "bridge"], ["die", "alte", "Brücke"])
 LINKS = st.sets(st.tuples(st.integers(1, 6), st.integers(1, 6)), max_size=10)
@@ -227,64 +222,3 @@ def test_awesome_align_is_run_on_a_model_of_this_machine(model: Path) -> None:
 def test_without_awesome_align_the_way_out_is_named(model: Path) -> None:
     with pytest.raises(SimulmtError, match="not installed: pip install awesome-align, or use --aligner eflomal"):
         align_with_awesome([PAIR], model)
-
-
-# --- The command --------------------------------------------------------------------------------------------
-
-
-def invoke(*arguments: object) -> str:
-    app = typer.Typer()
-    figures.register(app)
-    result = CliRunner().invoke(app, ["anticipation", *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> tuple[object, ...]:
-    written(tmp_path / "toy.en", ["a b c d", "e f"])
-    written(tmp_path / "toy.zh", ["四三二一好吧", "五六七八九"])
-    return "--source", tmp_path / "toy.en", "--target", tmp_path / "toy.zh"
-
-
-def test_anticipation_of_aligned_text(text: tuple[object, ...], tmp_path: Path) -> None:
-    links = written(tmp_path / "links", ["3-0 2-1 1-2 0-3", "0-0 1-1"])
-    gold = written(tmp_path / "gold", ["1-4 1-3 2p2 4p1", "1-1 2-2"])  # the target first
-    options = ("--gold", gold, "--gold-target-first", "--aligner", f"pharaoh:{links}")
-    shown = invoke(*text, *options, "--output", tmp_path / "out")
-    aligned, by_hand = read_records(Anticipation, [tmp_path / "out"])
-    # Links (4, 1) (3, 2) (2, 3) (1, 4) (1, 1) (2, 2): i > j holds for two of six, i - 1 > j for one.
-    assert aligned.rates == pytest.approx((2 / 6, 1 / 6, 1 / 6, 0, 0, 0, 0, 0, 0))
-    # Scaled by 4 / 6 and 2 / 5: (4, 1) (3, 1) (2, 2) (1, 3) (1, 0) (2, 1).
-    assert aligned.scaled_rates == pytest.approx((4 / 6, 2 / 6, 1 / 6, 0, 0, 0, 0, 0, 0))
-    assert (aligned.source_unit, aligned.target_unit) == ("word", "char")
-    # Sure are (4, 1) (3, 1) and (1, 1) (2, 2), possible also (2, 2) (1, 4): 3 sure hits, 4 possible ones, of 6 + 4.
-    assert aligned.alignment_error_rate == pytest.approx(1 - 7 / 10)
-    assert (by_hand.aligner, by_hand.links, by_hand.alignment_error_rate) == ("gold", 4, None)
-    assert "30.0" in shown
-    assert (tmp_path / "out" / "toy-anticipation.svg").exists()
-    (kept,) = (tmp_path / "out").glob("toy-pharaoh*.links")
-    assert kept.read_text(encoding="utf-8") == "0-3 1-2 2-1 3-0\n0-0 1-1\n"
-    assert json.loads((tmp_path / "out" / Anticipation.FILE).read_text(encoding="utf-8").splitlines()[0])["files"]
-
-
-def test_the_default_aligner_is_eflomal(
-    text: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scribe = Scribe("3-0\n0-0\n\n", "3-0\n0-0\n\n")
-    monkeypatch.setattr(eflomal, "Aligner", scribe)
-    more = "--more-source", written(tmp_path / "m.en", ["x y"]), "--more-target", written(tmp_path / "m.zh", ["零"])
-    shown = invoke(*text, *more)
-    assert scribe.target == ["四 三 二 一 好 吧", "五 六 七 八 九", "零"]
-    assert "50.0" in shown
-    assert "eflomal" in shown
-    invoke(*text, "--target-unit", "word")
-    assert scribe.target == ["四三二一好吧", "五六七八九"]
-
-
-def test_wrong_options_are_refused(text: tuple[object, ...], tmp_path: Path) -> None:
-    for aligner in ("giza", "pharaoh", "eflomal:x", "asn:"):
-        with pytest.raises(ConfigError, match=f"--aligner {aligner}: expected eflomal, pharaoh:FILE"):
-            invoke(*text, "--aligner", aligner)
-    with pytest.raises(ConfigError, match="--more-source and --more-target go together"):
-        invoke(*text, "--more-source", tmp_path / "toy.en")

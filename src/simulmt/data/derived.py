@@ -1,0 +1,234 @@
+"""Sentence pairs derived from other text, written as a whole.
+
+A job writes three files, and is finished when all of them are there:
+
+    PREFIX.source, PREFIX.target   the pairs, one sentence per line
+    PREFIX.json                    the record: inputs, settings, and the lines left out
+
+A finished job is not done again, and what was made otherwise is replaced on request only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TextIO
+
+from simulmt.data.corpus import file_sha256
+from simulmt.errors import ConfigError, DataError
+from simulmt.files import lock, replacing, write_whole
+
+SIDES = ("source", "target")
+WRITTEN = (*SIDES, "json", "shards")  # endings of all that a job may replace
+LINES_BETWEEN_REPORTS = SHARD_LINES = 65_536
+
+
+class Left(NamedTuple):
+    """Why a line is left out, and its number if it differs from its index in the job."""
+
+    reason: str
+    line: int = 0
+
+
+Rewritten = tuple[str, str] | Left  # the sentence pair that a line becomes, or why there is none
+
+
+class Progress(NamedTuple):
+    """Progress of a job: lines done by all processes, and the speed of this one."""
+
+    lines: int
+    sentences_per_second: float
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job: where the result goes and what it depends on."""
+
+    prefix: Path
+    facts: Mapping[str, Any]  # settings and checksums of the inputs; work under other facts is never mixed in
+    inputs: Sequence[Path]  # never replaced, not even with `overwrite`
+    overwrite: bool = False
+    shard_lines: int = SHARD_LINES  # of a job in shards; part of every identity, so that earlier results are recognised
+
+    def __post_init__(self) -> None:
+        refuse_own_inputs(self.prefix, self.inputs)
+
+    @staticmethod
+    def on_files(
+        prefix: Path,
+        name: str,
+        settings: Any,
+        inputs: Mapping[str, Path],
+        overwrite: bool = False,
+        shard_lines: int = SHARD_LINES,
+    ) -> Job:
+        """Return the job `name`, which depends on its settings and on the contents of its input files."""
+        checksums = {each: file_sha256(path) for each, path in inputs.items()}
+        facts = {"rewrite": name, "settings": settings, "inputs": checksums}
+        return Job(prefix, facts, [*inputs.values()], overwrite, shard_lines)
+
+    def path(self, ending: str) -> Path:
+        return self.prefix.with_name(f"{self.prefix.name}.{ending}")
+
+    @property
+    def identity(self) -> str:
+        facts = {**self.facts, "shard_lines": self.shard_lines}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def refuse_own_inputs(prefix: Path, inputs: Iterable[Path], written: Sequence[str] = WRITTEN) -> None:
+    """Raise ConfigError if an output file is also an input, or a directory that contains one."""
+    replaced = [prefix.with_name(f"{prefix.name}.{ending}") for ending in written]
+    for path in inputs:
+        if any(_same(place, own) for place in (path, *path.resolve().parents) for own in replaced):
+            raise ConfigError(f"--output {prefix}: would replace its own input {path}; choose another")
+
+
+def _same(one: Path, other: Path) -> bool:
+    with suppress(OSError):  # mostly because one of them is not there
+        return one.samefile(other)
+    return False
+
+
+def write_pairs(
+    job: Job, results: Callable[[], Iterable[Rewritten]], report: Report = lambda _: None
+) -> dict[str, Any]:
+    """Do a job line by line in constant memory, and return its record; `results` is called if it is not finished."""
+    with writing(job.prefix), alone(job.prefix):
+        record = finished(job)
+        if record is None:
+            make_room(job)
+            with publishing(job) as (record, source, target):
+                _stream(results(), record, source, target, report)
+    return record
+
+
+def _stream(
+    results: Iterable[Rewritten], record: dict[str, Any], source: BinaryIO, target: BinaryIO, report: Report
+) -> None:
+    began, line = time.perf_counter(), 0
+    for line, result in enumerate(results, start=1):
+        if isinstance(result, Left):
+            record["left"].setdefault(result.reason, []).append(result.line or line)
+        else:
+            source.write(f"{result[0]}\n".encode())
+            target.write(f"{result[1]}\n".encode())
+            record["kept"] += 1
+        if line % LINES_BETWEEN_REPORTS == 0:
+            report(Progress(line, line / (time.perf_counter() - began)))
+    record["lines"] = line
+    report(Progress(line, line / (time.perf_counter() - began)))
+
+
+def finished(job: Job) -> dict[str, Any] | None:
+    """Return the record if the result exists and is intact."""
+    record = read_record(job)
+    whole = record.get("identity") == job.identity and all(job.path(side).is_file() for side in SIDES)
+    return record if whole else None
+
+
+def read_record(job: Job) -> dict[str, Any]:
+    """Return the record at the place of a job, of whatever job it is; empty if there is none."""
+    return _read_table(job.path("json"))
+
+
+def make_room(job: Job) -> None:
+    """Remove what other jobs have written if `overwrite` is set; otherwise raise DataError."""
+    shards = job.path("shards")
+    begun = list(shards.iterdir()) if shards.is_dir() else []
+    strangers = [path for path in begun if path.name != job.identity]
+    if not begun and read_record(job).get("identity") != job.identity:  # or they come from this job, which was killed
+        strangers += [path for path in map(job.path, ("json", *SIDES)) if path.exists()]
+    if strangers and not job.overwrite:
+        raise _stranger(strangers[0])
+    for path in strangers:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@contextmanager
+def publishing(job: Job) -> Iterator[tuple[dict[str, Any], BinaryIO, BinaryIO]]:
+    """Yield the record to fill in and two files; all appear under their names if the block succeeds.
+
+    The record comes first, at a time when neither side is there: what stands beside it belongs to it.
+    """
+    record = {"identity": job.identity, **job.facts, "lines": 0, "kept": 0, "left": {}}
+    with replacing(job.path("source")) as source, replacing(job.path("target")) as target:
+        yield record, source, target
+        for side in SIDES:
+            job.path(side).unlink(missing_ok=True)
+        write_whole(job.path("json"), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def writing(prefix: Path) -> Iterator[None]:
+    """Convert errors of writing to DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{prefix}: cannot be written: {error}") from error
+
+
+@contextmanager
+def alone(prefix: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a prefix; the lock file is removed afterwards."""
+    path = prefix.with_name(f".{prefix.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with path.open("w") as file:
+            lock(file)
+            if not _is_at(path, file):  # the one before took it away while we waited, so the lock is worth nothing
+                continue
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
+
+
+def _is_at(path: Path, file: TextIO) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    return False
+
+
+def keep(path: Path, facts: Mapping[str, Any], overwrite: bool, make: Callable[[], Iterable[str]]) -> Path:
+    """Make a file of lines once, under the lock `alone`; replace it only on request.
+
+    PATH.json records its inputs and checksum, to recognise files of other origin.
+    """
+    beside = path.with_name(f"{path.name}.json")
+    if path.exists():
+        if _read_table(beside) == {**facts, "sha256": file_sha256(path)}:
+            return path
+        if not overwrite:
+            raise _stranger(path)
+    text = "".join(line + "\n" for line in make())
+    path.unlink(missing_ok=True)  # never beside a record that is not its own, whenever this is killed
+    write_whole(beside, json.dumps({**facts, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
+    write_whole(path, text)
+    return path
+
+
+def _stranger(path: Path) -> DataError:
+    return DataError(
+        f"{path}: is there already, not made by this command from this text with these settings; "
+        "choose another --output, or replace it with --overwrite"
+    )
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    """Return the contents of a JSON file, or an empty table if it cannot be read."""
+    with suppress(OSError, ValueError):
+        table = json.loads(path.read_bytes())
+        return table if isinstance(table, dict) else {}
+    return {}

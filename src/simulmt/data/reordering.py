@@ -1,0 +1,149 @@
+"""Reorder target words to follow the source words they translate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import Any
+
+from simulmt.data import aligners
+from simulmt.data.aligners import UnitChoice, alignment_words, find_unit, read_word_pairs
+from simulmt.data.alignment import Link, format_pharaoh, parse_pharaoh, read_alignments, reorder_target
+from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
+from simulmt.data.derived import (
+    WRITTEN,
+    Job,
+    Left,
+    Report,
+    Rewritten,
+    alone,
+    keep,
+    refuse_own_inputs,
+    write_pairs,
+    writing,
+)
+from simulmt.errors import DataError
+from simulmt.text import split_words
+from simulmt.text.words import Unit
+
+EMPTY = "empty"  # why a pair is left out
+
+
+def align_and_reorder(
+    source: Path,
+    target: Path,
+    prefix: Path,
+    *,
+    links: Path | None = None,
+    units: tuple[UnitChoice, UnitChoice] = ("auto", "auto"),
+    cut_chinese: bool = False,
+    overwrite: bool = False,
+    report: Report = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Reorder a corpus, and align it with eflomal first if there are no `links`.
+
+    Links are kept as PREFIX.links, since eflomal's are random. `cut_chinese` segments the target into words, which are
+    kept as PREFIX.words.
+    """
+    refuse_own_inputs(prefix, (source, target), (*WRITTEN, "words", "links"))
+    with writing(prefix), alone(prefix):
+        if cut_chinese:
+            target, units = _cut(target, prefix.with_name(f"{prefix.name}.words"), overwrite), (units[0], "word")
+        found = find_unit(source, units[0]), find_unit(target, units[1])
+        aligned = links or _align(source, target, found, prefix.with_name(f"{prefix.name}.links"), overwrite, say)
+    return reorder_corpus(source, target, aligned, prefix, found, overwrite, report)
+
+
+def _cut(target: Path, words: Path, overwrite: bool) -> Path:
+    facts = {"target": file_sha256(target)}
+    return keep(words, facts, overwrite, lambda: map(" ".join, aligners.cut_chinese(read_lines(target))))
+
+
+def _align(
+    source: Path, target: Path, units: tuple[Unit, Unit], links: Path, overwrite: bool, say: Callable[[str], None]
+) -> Path:
+    def align() -> Iterator[str]:
+        say(f"{links}: aligning with eflomal ...")
+        return map(format_pharaoh, aligners.align_with_eflomal(read_word_pairs(source, target, units)))
+
+    facts = {"source": file_sha256(source), "target": file_sha256(target), "units": [*units]}
+    return keep(links, facts, overwrite, align)
+
+
+def reorder_corpus(
+    source: Path,
+    target: Path,
+    links: Path,
+    prefix: Path,
+    units: tuple[Unit, Unit] = ("word", "word"),
+    overwrite: bool = False,
+    report: Report = lambda _: None,
+) -> dict[str, Any]:
+    """Reorder target words to follow the source words they translate.
+
+    `links` holds 0-based Pharaoh alignments of units: "word" for space-separated words, or "char" for text without
+    spaces, where each ideograph is a unit. To keep Chinese words together, segment the text first.
+    """
+    inputs = {"source": source, "target": target, "links": links}
+    job = Job.on_files(prefix, "reorder", {"units": list(units)}, inputs, overwrite)
+
+    pairs = partial(_aligned_pairs, source, target, links)
+    return write_pairs(job, lambda: (_reorder(pair, aligned, links, units) for pair, aligned in pairs()), report)
+
+
+def _aligned_pairs(source: Path, target: Path, links: Path) -> Iterator[tuple[Pair, set[Link]]]:
+    alignments = read_alignments(links, partial(parse_pharaoh, base=0))
+    for pair, aligned in zip_longest(ParallelFiles(source, target).pairs(), alignments):
+        if pair is None or aligned is None:
+            raise DataError(f"{links}: has {'more' if pair is None else 'fewer'} lines than {source} has sentences")
+        yield pair, aligned
+
+
+def _reorder(pair: Pair, links: set[Link], path: Path, units: tuple[Unit, Unit]) -> Rewritten:
+    source, target = alignment_words(pair.source, units[0]), alignment_words(pair.target, units[1])
+    if not source or not target:
+        return Left(EMPTY)
+    furthest = max((i for i, _ in links), default=0), max((j for _, j in links), default=0)
+    if furthest[0] > len(source) or furthest[1] > len(target):
+        raise DataError(
+            f"{path}:{pair.line}: links source unit {furthest[0]} and target unit {furthest[1]}, counted from 1, but "
+            f"the pair has {len(source)} and {len(target)}; is the text tokenised as it was when it was aligned?"
+        )
+    order = reorder_target(range(len(target)), links)
+    return pair.source, _write_units(target, order, pair.target)
+
+
+def _write_units(units: Sequence[str], order: Sequence[int], text: str) -> str:
+    """Join reordered units with spaces as in running text.
+
+    Ideographs are joined without a space, other characters with one; between the two there is a space if the original
+    text has one on that side.
+    """
+    spaces = _spaces(units, text)
+    written = units[order[0]]
+    for left, right in pairwise(order):
+        ideographs = _is_ideograph(units[left][-1]), _is_ideograph(units[right][0])
+        if ideographs[0] == ideographs[1]:
+            spaced = not ideographs[0]
+        else:
+            spaced = spaces[right] if ideographs[0] else spaces[left + 1]
+        written += f" {units[right]}" if spaced else units[right]
+    return written
+
+
+def _spaces(units: Sequence[str], text: str) -> list[bool]:
+    """Return whether white space precedes each unit; ends with False."""
+    spaces, end = [], 0
+    for unit in units:
+        start = text.index(unit, end)
+        spaces.append(0 < end < start)
+        end = start + len(unit)
+    return [*spaces, False]
+
+
+def _is_ideograph(character: str) -> bool:
+    """Return whether a character is an ideograph, a word of its own."""
+    return len(split_words("a" + character)) > 1

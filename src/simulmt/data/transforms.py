@@ -1,0 +1,146 @@
+"""Derive training text line by line: speech, weighting, joins.
+
+Each function writes PREFIX.source, PREFIX.target and PREFIX.json, the record of inputs, settings and dropped lines (see
+simulmt.data.derived), and returns the record.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice, repeat, zip_longest
+from pathlib import Path
+from typing import Any
+
+from simulmt.config import as_table, require
+from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
+from simulmt.data.derived import Job, Left, Report, Rewritten, write_pairs
+from simulmt.data.speech_noise import Language, SpeechNoise, unpunctuated
+from simulmt.errors import ConfigError, DataError
+
+EMPTY = "empty"  # why a pair is left out
+
+
+@dataclass(frozen=True)
+class SpeechConfig:
+    """Share of pairs to write as speech, noise and seed."""
+
+    share: float = 0.15
+    seed: int = 1
+    noise: Language | None = None  # the source language, or None for text that only lacks punctuation and capitals
+
+    def __post_init__(self) -> None:
+        require(0 < self.share <= 1, f"share must be above 0 and at most 1, got {self.share}")
+
+
+def speech_corpus(
+    source: Path,
+    target: Path,
+    prefix: Path,
+    config: SpeechConfig,
+    overwrite: bool = False,
+    report: Report = lambda _: None,
+) -> dict[str, Any]:
+    """Copy a share of the pairs with sources like the output of a speech recogniser.
+
+    Joined with the original pairs, they make a model robust to missing punctuation, disfluencies and misheard words.
+    """
+    job = Job.on_files(prefix, "speech", as_table(config), {"source": source, "target": target}, overwrite)
+    noise = SpeechNoise(config.noise) if config.noise else None
+
+    def hear(pair: Pair) -> Rewritten:
+        """Return the pair as recognised; random per line, so independent of the others."""
+        if noise is None:
+            heard = unpunctuated(pair.source)
+        else:
+            heard = noise.apply(pair.source, random.Random(f"{config.seed}:{pair.line}"))
+        return (heard, pair.target) if heard and pair.target else Left(EMPTY, pair.line)
+
+    return write_pairs(job, lambda: map(hear, draw_pairs(source, target, config.share, config.seed)), report)
+
+
+def draw_pairs(source: Path, target: Path, share: float, seed: int) -> Iterator[Pair]:
+    """Yield a random share of the pairs."""
+    chance = random.Random(seed)
+    return (pair for pair in ParallelFiles(source, target).pairs() if chance.random() < share)
+
+
+@dataclass(frozen=True)
+class WeighingConfig:
+    """Weights of labels: 2 takes pairs twice, 0.5 a random half, 0 none."""
+
+    weights: dict[str, float] = field(default_factory=dict)
+    others: float = 1.0  # for labels without a weight of their own
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for label, weight in (*self.weights.items(), ("others", self.others)):
+            require(0 <= weight < math.inf, f"a weight must be 0 or more, got {weight:g} for {label}")
+
+
+def weigh_corpus(
+    source: Path,
+    target: Path,
+    labels: Path,
+    prefix: Path,
+    config: WeighingConfig,
+    overwrite: bool = False,
+    report: Report = lambda _: None,
+) -> dict[str, Any]:
+    """Repeat or sample pairs by label; line n of `labels` is the label of pair n, such as its corpus."""
+    known = Counter(label.strip() for label in read_lines(labels))
+    unknown = sorted(config.weights.keys() - known.keys())
+    if unknown:
+        found = ", ".join(f"{label} ({count:,})" for label, count in known.most_common(20))
+        raise DataError(f"{labels}: no line says {', '.join(unknown)}; there are: {found}")
+    if not any(config.weights.get(label, config.others) for label in known):
+        raise DataError(f"{labels}: every label has weight 0, so nothing is left")
+    inputs = {"source": source, "target": target, "labels": labels}
+    job = Job.on_files(prefix, "weigh", as_table(config), inputs, overwrite)
+
+    def weighed() -> Iterator[tuple[str, str]]:
+        chance = random.Random(config.seed)
+        for pair, label in zip_longest(ParallelFiles(source, target).pairs(), read_lines(labels)):
+            if pair is None or label is None:
+                more = "more" if pair is None else "fewer"
+                raise DataError(f"{labels}: has {more} lines than {source}; line n must be the label of pair n")
+            weight = config.weights.get(label.strip(), config.others)
+            times = int(weight) + (chance.random() < weight % 1)
+            yield from repeat((pair.source, pair.target), times)
+
+    return write_pairs(job, weighed, report)
+
+
+@dataclass(frozen=True)
+class JoinedSet:
+    """A set to join: its first `limit` pairs (0 for all), `repeat` times."""
+
+    source: Path
+    target: Path
+    repeat: int = 1
+    limit: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.repeat >= 1, f"repeat must be at least 1, got {self.repeat} for {self.source}")
+        require(self.limit >= 0, f"limit must not be negative, got {self.limit} for {self.source}")
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        for _ in repeat(None, self.repeat):
+            pairs = ParallelFiles(self.source, self.target).pairs()
+            yield from ((pair.source, pair.target) for pair in islice(pairs, self.limit or None))
+
+
+def join_corpora(
+    sets: Sequence[JoinedSet], prefix: Path, overwrite: bool = False, report: Report = lambda _: None
+) -> dict[str, Any]:
+    """Concatenate several sets."""
+    if not sets:
+        raise ConfigError("nothing to join: give --source and --target")
+    inputs = [[file_sha256(each.source), file_sha256(each.target)] for each in sets]
+    settings = [{"repeat": each.repeat, "limit": each.limit} for each in sets]
+    files = [path for each in sets for path in (each.source, each.target)]
+    job = Job(prefix, {"rewrite": "join", "settings": settings, "inputs": inputs}, files, overwrite)
+    return write_pairs(job, lambda: chain.from_iterable(each.pairs() for each in sets), report)

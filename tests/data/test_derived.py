@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from simulmt.data.derived import Job, Left, Progress, Rewritten, keep, write_pairs
+from simulmt.errors import DataError
+
+LINES: list[Rewritten] = [("a", "A"), Left("short"), ("b\u2028c", "B"), Left("odd", 40), Left("short")]
+
+
+class PowerCutError(Exception):
+    pass
+
+
+def job(folder: Path, overwrite: bool = False, what: str = "test") -> Job:
+    return Job(folder / "out", {"what": what}, [folder / "input"], overwrite)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def fail() -> Iterator[Rewritten]:
+    yield "a", "A"
+    raise PowerCutError
+
+
+class TestWriting:
+    def test_the_files_by_hand(self, tmp_path: Path) -> None:
+        told: list[Progress] = []
+        record = write_pairs(job(tmp_path), lambda: LINES, told.append)
+        assert (tmp_path / "out.source").read_text(encoding="utf-8") == "a\nb\u2028c\n"
+        assert (tmp_path / "out.target").read_text(encoding="utf-8") == "A\nB\n"
+        assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8")) == record
+        assert list(record) == ["identity", "what", "lines", "kept", "left"]
+        assert (record["what"], record["lines"], record["kept"]) == ("test", 5, 2)
+        assert record["left"] == {"short": [2, 5], "odd": [40]}
+        assert sorted(files(tmp_path)) == ["out.json", "out.source", "out.target"]
+        assert [progress.lines for progress in told] == [5]
+
+    def test_what_is_finished_is_not_done_again(self, tmp_path: Path) -> None:
+        first = write_pairs(job(tmp_path), lambda: LINES)
+        assert write_pairs(job(tmp_path), lambda: pytest.fail("done again")) == first
+
+    def test_what_others_made_is_replaced_on_request_only(self, tmp_path: Path) -> None:
+        write_pairs(job(tmp_path, what="other"), lambda: LINES)
+        before = files(tmp_path)
+        with pytest.raises(DataError, match=r"out\.json: is there already.*--overwrite"):
+            write_pairs(job(tmp_path), lambda: LINES[:1])
+        assert files(tmp_path) == before
+        write_pairs(job(tmp_path, overwrite=True), lambda: LINES[:1])
+        assert (tmp_path / "out.source").read_text() == "a\n"
+
+    def test_a_failure_leaves_nothing(self, tmp_path: Path) -> None:
+        with pytest.raises(PowerCutError):
+            write_pairs(job(tmp_path), fail)
+        assert files(tmp_path) == {}
+
+    @pytest.mark.parametrize("cut", ["out.json", "out.source", "out.target"])
+    def test_after_a_kill_it_is_done_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
+        """Whichever file was the last to get its name."""
+        replace = Path.replace
+
+        def cut_short(self: Path, target: Path) -> Path:
+            if target.name == cut:
+                raise PowerCutError
+            return replace(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", cut_short)
+            with pytest.raises(PowerCutError):
+                write_pairs(job(tmp_path), lambda: LINES)
+        write_pairs(job(tmp_path), lambda: LINES)
+        assert (tmp_path / "out.target").read_text() == "A\nB\n"
+
+
+class TestKeeping:
+    """A file that is made once: by its own command, or not touched."""
+
+    @staticmethod
+    def keep(folder: Path, text: str, overwrite: bool = False) -> str:
+        path = keep(folder / "out.links", {"text": text}, overwrite, lambda: [f"{text} {time.monotonic_ns()}"])
+        return path.read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_it_is_made_once(self, tmp_path: Path, overwrite: bool) -> None:
+        first = self.keep(tmp_path, "a", overwrite)
+        assert first.startswith("a ")
+        assert self.keep(tmp_path, "a", overwrite) == first
+
+    def test_that_of_another_text_is_replaced_on_purpose_only(self, tmp_path: Path) -> None:
+        first = self.keep(tmp_path, "a")
+        with pytest.raises(DataError, match=r"out\.links: is there already.*--overwrite"):
+            self.keep(tmp_path, "b")
+        assert self.keep(tmp_path, "a") == first
+        assert self.keep(tmp_path, "b", overwrite=True).startswith("b ")
+
+    @pytest.mark.parametrize("record", [None, "", "[]", "{}", "its own"])
+    def test_that_of_somebody_else_is_replaced_on_purpose_only(self, tmp_path: Path, record: str | None) -> None:
+        path, beside = tmp_path / "out.links", tmp_path / "out.links.json"
+        if record == "its own":
+            self.keep(tmp_path, "a")
+        elif record is not None:
+            beside.write_text(record, encoding="utf-8")
+        path.write_text("gold\n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"out\.links: is there already.*--overwrite"):
+            self.keep(tmp_path, "a")
+        assert path.read_text(encoding="utf-8") == "gold\n"
+        assert self.keep(tmp_path, "a", overwrite=True).startswith("a ")
+
+    def test_what_cannot_be_made_replaces_nothing(self, tmp_path: Path) -> None:
+        def fail() -> list[str]:
+            raise PowerCutError
+
+        first = self.keep(tmp_path, "a")
+        with pytest.raises(PowerCutError):
+            keep(tmp_path / "out.links", {"text": "b"}, True, fail)
+        assert self.keep(tmp_path, "a") == first
+
+    @pytest.mark.parametrize("cut", ["out.links.json", "out.links"])
+    def test_after_a_kill_it_is_no_stranger(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
+        replace = Path.replace
+
+        def cut_short(self: Path, target: Path) -> Path:
+            if target.name == cut:
+                raise PowerCutError
+            return replace(self, target)
+
+        self.keep(tmp_path, "a")
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", cut_short)
+            with pytest.raises(PowerCutError):
+                self.keep(tmp_path, "b", overwrite=True)
+        assert self.keep(tmp_path, "b").startswith("b ")

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simulmt.data.speech_noise import unpunctuated
+from simulmt.data.transforms import (
+    JoinedSet,
+    SpeechConfig,
+    WeighingConfig,
+    join_corpora,
+    speech_corpus,
+    weigh_corpus,
+)
+from simulmt.errors import ConfigError, DataError
+
+from .helpers import lines, write
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+class TestOwnInputs:
+    """No rewriting replaces what it reads, whatever is asked for."""
+
+    @pytest.fixture(autouse=True)
+    def texts(self, tmp_path: Path) -> Iterator[None]:
+        """They are there afterwards as before."""
+        for name in ("mine.source", "mine.target", "other.source", "other.target"):
+            write(tmp_path / name, ["a b", "c d"])
+        before = sorted(tmp_path.rglob("*"))
+        yield
+        assert sorted(tmp_path.rglob("*")) == before
+        assert lines(tmp_path / "mine.source") == lines(tmp_path / "mine.target") == ["a b", "c d"]
+
+    @pytest.mark.parametrize("read", [0, 1])
+    def test_of_speech_and_joining(self, tmp_path: Path, read: int, overwrite: bool) -> None:
+        paths = [tmp_path / "other.source", tmp_path / "other.target"]
+        other = JoinedSet(paths[0], paths[1])
+        paths[read] = tmp_path / "mine.source"
+        with pytest.raises(ConfigError, match=r"mine: would replace its own input .*mine\.source"):
+            speech_corpus(paths[0], paths[1], tmp_path / "mine", SpeechConfig(), overwrite)
+        with pytest.raises(ConfigError, match=r"mine: would replace its own input .*mine\.source"):
+            join_corpora([other, JoinedSet(paths[0], paths[1])], tmp_path / "mine", overwrite)
+
+
+class TestWeighing:
+    @pytest.fixture
+    def text(self, tmp_path: Path) -> tuple[Path, Path, Path]:
+        """3,000 pairs in turn of three origins."""
+        numbers, origins = range(3000), ["news", "law", "chat"] * 1000
+        return (
+            write(tmp_path / "text.source", [f"s{number}" for number in numbers]),
+            write(tmp_path / "text.target", [f"t{number}" for number in numbers]),
+            write(tmp_path / "text.labels.gz", origins),
+        )
+
+    def test_whole_weights_are_exact_and_the_order_stays(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        weigh_corpus(*text, tmp_path / "out", WeighingConfig({"law": 2, "chat": 0}))
+        kept = [number for number in range(3000) for _ in range((1, 2, 0)[number % 3])]
+        assert lines(tmp_path / "out.source") == [f"s{number}" for number in kept]
+        assert lines(tmp_path / "out.target") == [f"t{number}" for number in kept]
+
+    def test_parts_are_drawn_at_random_and_the_same_again(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        config = WeighingConfig({"law": 1.25}, others=0.5)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+            weigh_corpus(*text, tmp_path / name, replace(config, seed=seed))
+        taken = Counter(lines(tmp_path / "a.source"))
+        counts = [Counter(taken[f"s{number}"] for number in range(first, 3000, 3)) for first in range(3)]
+        assert counts[0].keys() == counts[2].keys() == {0, 1}
+        assert counts[1].keys() == {1, 2}
+        assert all(400 < counts[origin][1] < 600 for origin in (0, 2))
+        assert 180 < counts[1][2] < 320
+        assert lines(tmp_path / "a.source") == lines(tmp_path / "b.source") != lines(tmp_path / "c.source")
+        assert [line[1:] for line in lines(tmp_path / "a.target")] == [
+            line[1:] for line in lines(tmp_path / "a.source")
+        ]
+
+    def test_what_cannot_be_weighed_is_refused(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"no line says nwes; there are: news \(1,000\), law"):
+            weigh_corpus(*text, tmp_path / "out", WeighingConfig({"nwes": 2}))
+        with pytest.raises(DataError, match="every label has weight 0"):
+            weigh_corpus(*text, tmp_path / "out", WeighingConfig({"law": 0}, others=0))
+        for count, word in ((2999, "fewer"), (3001, "more")):
+            labels = write(tmp_path / f"{count}.txt", ["news"] * count)
+            with pytest.raises(DataError, match=f"{count}.txt: has {word} lines than"):
+                weigh_corpus(text[0], text[1], labels, tmp_path / "out", WeighingConfig())
+        for weight in (-1.0, math.nan, math.inf):
+            with pytest.raises(ConfigError, match=r"a weight must be 0 or more, got .* for law"):
+                WeighingConfig({"law": weight})
+        assert not list(tmp_path.glob("out*source"))
+
+
+class TestJoining:
+    @pytest.fixture
+    def sets(self, tmp_path: Path) -> list[tuple[Path, Path]]:
+        """Three pairs, and two."""
+        a, A, b, B = (
+            write(tmp_path / f"{name}{suffix}", [f"{name} {number}" for number in range(count)])
+            for name, suffix, count in (("a", ".txt", 3), ("A", ".gz", 3), ("b", ".txt", 2), ("B", ".txt", 2))
+        )
+        return [(a, A), (b, B)]
+
+    def test_sets_follow_each_other(self, sets: list[tuple[Path, Path]], tmp_path: Path) -> None:
+        made = join_corpora([JoinedSet(*sets[0], limit=2), JoinedSet(*sets[1], repeat=2)], tmp_path / "out")
+        assert lines(tmp_path / "out.source") == ["a 0", "a 1", "b 0", "b 1", "b 0", "b 1"]
+        assert lines(tmp_path / "out.target") == ["A 0", "A 1", "B 0", "B 1", "B 0", "B 1"]
+        assert (made["lines"], made["kept"], made["left"]) == (6, 6, {})
+
+    def test_one_set_as_it_is(self, sets: list[tuple[Path, Path]], tmp_path: Path) -> None:
+        join_corpora([JoinedSet(*sets[1])], tmp_path / "out")
+        assert (tmp_path / "out.source").read_bytes() == sets[1][0].read_bytes()
+        assert (tmp_path / "out.target").read_bytes() == sets[1][1].read_bytes()
+
+    def test_the_other_order_is_another_result(self, sets: list[tuple[Path, Path]], tmp_path: Path) -> None:
+        join_corpora([JoinedSet(*sets[0]), JoinedSet(*sets[1])], tmp_path / "out")
+        with pytest.raises(DataError, match="--overwrite"):
+            join_corpora([JoinedSet(*sets[1]), JoinedSet(*sets[0])], tmp_path / "out")
+
+    def test_what_cannot_be_joined_is_refused(self, sets: list[tuple[Path, Path]], tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="has 3 lines but"):
+            join_corpora([JoinedSet(sets[0][0], sets[1][1])], tmp_path / "out")
+        with pytest.raises(ConfigError, match="nothing to join"):
+            join_corpora([], tmp_path / "out")
+        with pytest.raises(ConfigError, match="repeat must be at least 1, got 0"):
+            JoinedSet(*sets[0], repeat=0)
+        with pytest.raises(ConfigError, match="limit must not be negative, got -1"):
+            JoinedSet(*sets[0], limit=-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("Well, I don't know... do you?", "well i don't know do you"),
+        (
+            'He said: "A well-known, 3.5-inch disk (50%) costs $1,000."',
+            "he said a well-known 3.5-inch disk 50% costs $1,000",
+        ),
+        ("At 10:30 - or later -- ‘maybe’.", "at 10:30 or later maybe"),
+        ("Größe; naïve_name!", "größe naïve name"),
+        ("...", ""),
+        ("İstanbul.", "i\u0307stanbul"),
+        ("हिन्दी-पाठ, हिन्दी!", "हिन्दी-पाठ हिन्दी"),
+        ("Cafe\u0301: q\u0303's", "café q\u0303's"),
+        ("葛\U000e0100城。", "葛\U000e0100城"),
+    ],
+)
+def test_speech_has_no_punctuation(text: str, spoken: str) -> None:
+    assert unpunctuated(text) == spoken
+
+
+def test_lines_without_words_are_listed_by_their_place_in_the_file(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", ["..." if number % 4 == 0 else "Word." for number in range(1, 201)])
+    target = write(tmp_path / "target", ["Wort."] * 200)
+    made = speech_corpus(source, target, tmp_path / "out", SpeechConfig(0.5))
+    left = made["left"]["empty"]
+    assert 10 < len(left) < 40
+    assert all(number % 4 == 0 for number in left)
+    assert left[-1] > made["lines"]
+
+
+def test_a_share_of_the_pairs_as_speech(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("".join(f"Line {number}.\n" for number in range(400)) + "!\n", encoding="utf-8")
+    target.write_text("".join(f"Zeile {number}.\n" for number in range(400)) + "!\n", encoding="utf-8")
+    record = speech_corpus(source, target, tmp_path / "some", SpeechConfig(0.25))
+    spoken = (tmp_path / "some.source").read_text(encoding="utf-8").splitlines()
+    kept = (tmp_path / "some.target").read_text(encoding="utf-8").splitlines()
+    assert 60 < len(spoken) < 140
+    assert [line.replace("line", "Zeile") + "." for line in spoken] == kept
+    assert record["kept"] == len(spoken)
+    everything = speech_corpus(source, target, tmp_path / "all", SpeechConfig(1.0))
+    assert (everything["kept"], everything["left"]) == (400, {"empty": [401]})
+    with pytest.raises(ConfigError, match="share"):
+        SpeechConfig(0.0)
+
+
+def test_noise_depends_on_seed_and_line_only(tmp_path: Path) -> None:
+    lines = [f"We have read {number} of the books that they wrote, haven't we?" for number in range(200)]
+    source, target = write(tmp_path / "source", lines), write(tmp_path / "target", lines)
+    half = write(tmp_path / "half", lines[:100])
+
+    def heard(source: Path, target: Path, seed: int) -> list[str]:
+        prefix = tmp_path / f"{source.name}-{seed}"
+        speech_corpus(source, target, prefix, SpeechConfig(1.0, seed, "en"))
+        assert (
+            prefix.with_suffix(".target").read_text(encoding="utf-8").splitlines() == lines[: len(heard_lines(prefix))]
+        )
+        return heard_lines(prefix)
+
+    def heard_lines(prefix: Path) -> list[str]:
+        return prefix.with_suffix(".source").read_text(encoding="utf-8").splitlines()
+
+    everything = heard(source, target, 1)
+    assert heard(half, half, 1) == everything[:100]
+    assert heard(source, target, 2) != everything
