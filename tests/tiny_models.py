@@ -32,7 +32,7 @@ def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool 
         config = CTCConfig(*vocabularies, width=16, inner=24, heads=2, layers=3, whole_words=whole_words)
         model = CTCModel.build(config)
     elif kind == "transducer":
-        sizes = {"context_symbols": 3, "context_inner": 12, "context_rank": 8}
+        sizes = {"context_symbols": 3, "context_inner": 12, "context_rank": 8, "look_ahead_layer": 1}
         model = TransducerModel.build(
             TransducerConfig(*vocabularies, width=16, inner=24, heads=2, layers=3, whole_words=whole_words, **sizes)
         )

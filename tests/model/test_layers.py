@@ -35,8 +35,10 @@ LENGTH = 9
 VOCABULARY = 12
 
 
-def make_encoder(causal: bool = True, layers: int = 3) -> Encoder:
-    return randomise(Encoder(VOCABULARY, width=8, inner=16, heads=2, layers=layers, dropout=0.0, causal=causal))
+def make_encoder(causal: bool = True, layers: int = 3, look_ahead_layer: int = 0) -> Encoder:
+    return randomise(
+        Encoder(VOCABULARY, 8, 16, 2, layers, dropout=0.0, causal=causal, look_ahead_layer=look_ahead_layer)
+    )
 
 
 def sources(batch: int, length: int, seed: int = 0) -> Tensor:
@@ -72,9 +74,10 @@ def dependencies_by_perturbation(encoder: Encoder, delay: int) -> Tensor:
     return torch.stack(columns, 1)
 
 
+@pytest.mark.parametrize("looking", range(3))
 @pytest.mark.parametrize("delay", DELAYS)
-def test_a_state_depends_on_exactly_the_tokens_its_delay_allows(delay: int) -> None:
-    encoder = make_encoder()
+def test_a_state_depends_on_exactly_the_tokens_its_delay_allows(delay: int, looking: int) -> None:
+    encoder = make_encoder(look_ahead_layer=looking)
     assert torch.equal(dependencies_by_gradient(encoder, delay), visible(delay))
     assert torch.equal(dependencies_by_perturbation(encoder, delay), visible(delay))
 
@@ -106,11 +109,12 @@ def test_steps_of_one_token_give_the_states_of_the_whole_sentence(
     batch=st.integers(1, 3),
     flush=st.booleans(),
     seed=st.integers(0, 99),
+    looking=st.integers(0, 2),
 )
 def test_any_chunking_gives_the_states_of_the_whole_sentence(
-    chunks: list[int], delay: int, batch: int, flush: bool, seed: int
+    chunks: list[int], delay: int, batch: int, flush: bool, seed: int, looking: int
 ) -> None:
-    encoder = make_encoder()
+    encoder = make_encoder(look_ahead_layer=looking)
     length = sum(chunks)
     source = sources(batch, length, seed)
     chunks = [*chunks, 0] if flush else chunks  # the end may come with the last tokens or after them
@@ -127,12 +131,12 @@ def test_any_chunking_gives_the_states_of_the_whole_sentence(
 
 
 def states_with_visible_keys(encoder: Encoder, source: Tensor, seen: list[int]) -> Tensor:
-    """The encoder, written plainly, where state t looks at the first seen[t] tokens in the first layer."""
+    """The encoder, written plainly, where state t looks at the first seen[t] tokens in the layer that looks ahead."""
     x = encoder.embedding.embed(source)
-    first = torch.arange(source.shape[1])[None, :] < torch.tensor(seen)[:, None]
-    later = torch.ones_like(first).tril()
+    ahead = torch.arange(source.shape[1])[None, :] < torch.tensor(seen)[:, None]
+    causal = torch.ones_like(ahead).tril()
     for index, layer in enumerate(encoder.layers):
-        x = layer(x, later if index else first)
+        x = layer(x, ahead if index == encoder.look_ahead_layer else causal)
     return encoder.final_norm(x)
 
 
@@ -201,8 +205,8 @@ def test_padding_changes_no_state(causal: bool, delay: int) -> None:
 word_starts = st.lists(st.booleans(), min_size=VOCABULARY, max_size=VOCABULARY)
 
 
-def seeing_words(starts: list[bool]) -> Encoder:
-    encoder = Encoder(VOCABULARY, width=8, inner=16, heads=2, layers=3, dropout=0.0, whole_words=True)
+def seeing_words(starts: list[bool], look_ahead_layer: int = 0) -> Encoder:
+    encoder = Encoder(VOCABULARY, 8, 16, 2, 3, dropout=0.0, whole_words=True, look_ahead_layer=look_ahead_layer)
     randomise(encoder).mark_words(starts)
     return encoder
 
@@ -217,11 +221,13 @@ def parted(tokens: list[int], starts: list[bool]) -> list[list[int]]:
 
 class TestWholeWords:
     @settings(deadline=None, max_examples=40)
-    @given(starts=word_starts, delay=st.integers(1, 5))
-    def test_a_state_sees_the_rest_of_the_last_word_that_was_read(self, starts: list[bool], delay: int) -> None:
+    @given(starts=word_starts, delay=st.integers(1, 5), looking=st.integers(0, 2))
+    def test_a_state_sees_the_rest_of_the_last_word_that_was_read(
+        self, starts: list[bool], delay: int, looking: int
+    ) -> None:
         ends = [end for word in parted(list(range(1, LENGTH + 1)), starts) for end in [word[-1]] * len(word)]
         allowed = [[token < ends[min(state + delay, LENGTH) - 1] for token in range(LENGTH)] for state in range(LENGTH)]
-        assert dependencies_by_gradient(seeing_words(starts), delay).tolist() == allowed
+        assert dependencies_by_gradient(seeing_words(starts, looking), delay).tolist() == allowed
 
     @settings(deadline=None, max_examples=40)
     @given(
@@ -246,9 +252,15 @@ class TestWholeWords:
         assert_same(torch.cat([*states, H], 1), encoder(torch.tensor([sentence]), delay=delay))
 
     @settings(deadline=None, max_examples=40)
-    @given(starts=word_starts, reads=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6)), min_size=1, max_size=6))
-    def test_the_delay_may_change_in_mid_stream(self, starts: list[bool], reads: list[tuple[int, int]]) -> None:
-        encoder = seeing_words(starts)
+    @given(
+        starts=word_starts,
+        reads=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6)), min_size=1, max_size=6),
+        looking=st.integers(0, 2),
+    )
+    def test_the_delay_may_change_in_mid_stream(
+        self, starts: list[bool], reads: list[tuple[int, int]], looking: int
+    ) -> None:
+        encoder = seeing_words(starts, looking)
         words = parted(sources(1, 12)[0].tolist(), starts)
         ends = [sum(map(len, words[: number + 1])) for number, word in enumerate(words) for _ in word]
         state, states, seen = encoder.start(), list[Tensor](), list[int]()
@@ -262,9 +274,9 @@ class TestWholeWords:
         assert_same(torch.cat(states, 1), states_with_visible_keys(encoder, sources(1, 12), seen))
 
     @settings(deadline=None, max_examples=20)
-    @given(starts=word_starts, delay=st.integers(1, 5))
-    def test_padding_changes_no_state(self, starts: list[bool], delay: int) -> None:
-        encoder = seeing_words(starts)
+    @given(starts=word_starts, delay=st.integers(1, 5), looking=st.integers(0, 2))
+    def test_padding_changes_no_state(self, starts: list[bool], delay: int, looking: int) -> None:
+        encoder = seeing_words(starts, looking)
         sentences = [[3, 1, 4, 1, 5, 9], [2, 7], [8], [2, 8, 1]]
         batch, lengths = pad(sentences, filler=10)
         H = encoder(batch, length_mask(lengths, batch.shape[1], batch.device), delay)

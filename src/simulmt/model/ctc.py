@@ -36,9 +36,12 @@ class CTCConfig:
     mu: int = 2
     dropout: float = 0.1
     whole_words: bool = False  # see Encoder
+    look_ahead_layer: int = 0  # counted from 0; the paper's looks ahead in the first
 
     def __post_init__(self) -> None:
         require(self.layers >= 1, f"layers must be at least 1, got {self.layers}")
+        inside = 0 <= self.look_ahead_layer < self.layers
+        require(inside, f"look_ahead_layer must be in 0..{self.layers - 1}, got {self.look_ahead_layer}")
         require(self.mu >= 1, f"mu must be at least 1, got {self.mu}")
         require(0 <= self.dropout < 1, f"dropout must be in 0..1, got {self.dropout}")
         divides = self.heads >= 1 and self.width % self.heads == 0
@@ -69,6 +72,7 @@ class CTCModel(nn.Module):
             config.layers,
             config.dropout,
             whole_words=config.whole_words,
+            look_ahead_layer=config.look_ahead_layer,
         )
         return CTCModel(encoder, config.target_vocabulary, config.mu)
 

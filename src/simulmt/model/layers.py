@@ -212,9 +212,12 @@ class Embedding(nn.Embedding):
 
 
 class EncoderState(NamedTuple):
-    """State of a partly read sentence: the first layer has seen all tokens read, the others the finished positions."""
+    """State of a partly read sentence.
 
-    waiting: Float[Tensor, "B W D"]  # embeddings of tokens whose state is not finished
+    The layer that looks ahead and those below it have seen all tokens read, the others the finished positions.
+    """
+
+    waiting: Float[Tensor, "B W D"]  # what looks ahead next, of tokens whose state is not finished
     layers: tuple[KeysValues, ...]
     words: Int[Tensor, "B L"]  # word index of each token read
 
@@ -231,8 +234,9 @@ class Encoder(nn.Module):
     """Transformer encoder, causal with delay k, or bidirectional.
 
     With delay k, state t is computed after token t+k-1 has been read and sees all tokens up to it; with `whole_words`
-    also the rest of that token's word, which a stream has read as well (`mark_words` sets where words begin). Only the
-    first layer looks ahead, so the look-ahead does not add up over layers.
+    also the rest of that token's word, which a stream has read as well (`mark_words` sets where words begin). Only one
+    layer looks ahead, so the look-ahead does not add up over layers: the first, unless `look_ahead_layer` says
+    otherwise. Layers below it run on tokens as they are read, so it sees the next tokens in their context.
     """
 
     def __init__(
@@ -245,10 +249,12 @@ class Encoder(nn.Module):
         dropout: float,
         causal: bool = True,
         whole_words: bool = False,
+        look_ahead_layer: int = 0,
     ) -> None:
         super().__init__()
         require(causal or not whole_words, "whole_words is for causal encoders; others see everything")
         self.causal = causal
+        self.look_ahead_layer = look_ahead_layer
         # Not learnt, but a parameter, so that it goes wherever the weights go. As long as nobody has told otherwise,
         # every token is a word.
         self.word_starts = nn.Parameter(torch.ones(vocabulary), requires_grad=False) if whole_words else None
@@ -281,7 +287,7 @@ class Encoder(nn.Module):
         x = self.dropout(self.embedding.embed(source))
         padding = None if source_mask is None else source_mask[:, None, None, :]
         for index, layer in enumerate(self.layers):
-            if index == 0 and (ahead := self._look_ahead(source, delay)) is not None:
+            if index == self.look_ahead_layer and (ahead := self._look_ahead(source, delay)) is not None:
                 x = layer(x, _also(ahead, padding))
             else:
                 # Padding lies behind every token, so a plainly causal layer never sees it.
@@ -308,27 +314,36 @@ class Encoder(nn.Module):
         x = self.embedding.embed(tokens, state.read)
         words_before = state.words[:, -1:].sum(-1, keepdim=True)  # 0 if nothing was read
         words = torch.cat([state.words, words_before + self.words(tokens)], 1)
-        first_layer, *later_layers = self.layers
-        keys_values = [state.layers[0].append(first_layer.project(x))]
+        below, (looking, *above) = self.layers[: self.look_ahead_layer], self.layers[self.look_ahead_layer :]
+        x, keys_values = _run_causally(below, x, state.layers[: len(below)])
+        keys_values.append(state.layers[len(below)].append(looking.project(x)))
         waiting = torch.cat([state.waiting, x], 1)
-        read, finished = keys_values[0].length, state.finished
+        read, finished = keys_values[-1].length, state.finished
         ready = waiting.shape[1] if end else max(0, min(waiting.shape[1], read - delay + 1 - finished))
         x, waiting = waiting[:, :ready], waiting[:, ready:]
         # At the end the last positions look at all there is, which is what the mask of `forward` gives them.
         ahead = _below(tokens_seen(words, delay)[:, finished : finished + ready], read)
-        x = first_layer.attend(x, keys_values[0], ahead)
-        causal = look_ahead_mask(ready, finished + ready, finished, 1, x.device)
-        for layer, past in zip(later_layers, state.layers[1:], strict=True):
-            keys_values.append(past.append(layer.project(x)))
-            x = layer.attend(x, keys_values[-1], causal)
-        return self.final_norm(x), EncoderState(waiting, tuple(keys_values), words)
+        x, later = _run_causally(above, looking.attend(x, keys_values[-1], ahead), state.layers[len(keys_values) :])
+        return self.final_norm(x), EncoderState(waiting, (*keys_values, *later), words)
 
     def _look_ahead(self, source: Int[Tensor, "B S"], delay: int) -> Tensor | None:
-        """Return the mask of the first layer, or None if it is causal or full attention."""
+        """Return the mask of the layer that looks ahead, or None if it is causal or full attention."""
         length = source.shape[1]
         if self.word_starts is not None:
             return _below(self.seen(source, delay), length)
         return look_ahead_mask(length, length, 0, delay, source.device) if self.causal and delay > 1 else None
+
+
+def _run_causally(
+    layers: Sequence[EncoderLayer], x: Float[Tensor, "B N D"], pasts: Sequence[KeysValues]
+) -> tuple[Float[Tensor, "B N D"], list[KeysValues]]:
+    """Run N more positions through causal layers; return their states, and the keys and values of all positions."""
+    keys_values = []
+    for layer, past in zip(layers, pasts, strict=True):
+        keys_values.append(past.append(layer.project(x)))
+        mask = look_ahead_mask(x.shape[1], past.length + x.shape[1], past.length, 1, x.device)
+        x = layer.attend(x, keys_values[-1], mask)
+    return x, keys_values
 
 
 def tokens_seen(words: Int[Tensor, "B S"], delay: int) -> Int[Tensor, "B S"]:

@@ -88,7 +88,10 @@ class CTCDecoder:
         outputs = self._outputs(batch)
         binding = self._graph.bind([sentence.slot for sentence in batch], outputs, N=N, R=R)
         batch = sorted(batch, key=lambda sentence: sentence.slot.row)
-        binding.place("read_", *last_tokens(batch, [ends[sentence] for sentence in batch], R))
+        tokens, positions = last_tokens(batch, [ends[sentence] for sentence in batch], R)
+        binding.place("read_", tokens, positions)
+        if "causal_mask" in binding.inputs:
+            binding.show("causal_mask", positions + 1)
         self._fill(binding, batch, [due[sentence] for sentence in batch])
         for sentence, rows in zip(batch, self._frames(binding, batch, due), strict=True):
             sentence.cached = max(sentence.cached, ends[sentence])

@@ -2,7 +2,7 @@
 
 Each graph works on rows (streams) and a few positions per row:
 
-    ctc       read tokens into the first layer, run finished positions through the rest, choose symbols
+    ctc       read tokens up to the layer that looks ahead, run finished positions through the rest, choose symbols
     context   score the next symbol of a transducer by the last ones written
     encoder   encode tokens and project them for cross-attention
     decoder   decode written tokens and choose the next ones
@@ -30,7 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from simulmt.model.ctc import CTCModel
-from simulmt.model.layers import Attention, Embedding, FeedForward, sinusoids
+from simulmt.model.layers import Attention, Embedding, Encoder, FeedForward, sinusoids
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
@@ -82,8 +82,8 @@ class Graph:
             self.mask(f"{prefix}mask"),
         )
 
-    def mask(self, name: str) -> str:
-        return self.input(name, TensorProto.FLOAT, ["B", "N", 1, 1, "C"])
+    def mask(self, name: str, axis: str = "N") -> str:
+        return self.input(name, TensorProto.FLOAT, ["B", axis, 1, 1, "C"])
 
     def input(self, name: str, kind: int, shape: Sequence[int | str]) -> str:
         self._inputs.append(helper.make_tensor_value_info(name, kind, shape))
@@ -260,27 +260,25 @@ class Graph:
 def ctc_graph(model: CTCModel, longest: int, precision: Precision) -> Graph:
     """Build a step of many streams: each reads R tokens, finishes N positions and outputs the symbols of their frames.
 
-    `read_mask` is the attention mask of the first layer, `mask` that of all later layers.
+    `read_mask` is the attention mask of the layer that looks ahead, `mask` that of all later layers, `causal_mask` that
+    of the layers below, if there are any.
     """
     encoder = model.encoder
     graph = Graph(encoder.layers[0].attention.heads, encoder.embedding.embedding_dim, precision)
     read, rows = graph.rows("read_", "R"), graph.rows()
-    tokens = graph.add("Concat", read.tokens, rows.tokens, axis=1)
-    positions = graph.add("Concat", read.positions, rows.positions, axis=1)
-    embedded = graph.embed(encoder.embedding, tokens, positions, longest)
-    first, *later = encoder.layers
-    counts = [graph.add("Shape", name, start=1, end=2) for name in (read.tokens, rows.tokens)]
-    sizes = graph.add("Concat", *counts, axis=0)
-    x = graph.flatten(graph.split(embedded, 2, axis=1, sizes=[sizes])[1])
-    new, queries = graph.split(graph.norm(first.attention_norm, embedded), 2, axis=1, sizes=[sizes])
-    attention = first.attention
-    keys, values = graph.keys_values(attention, graph.flatten(new), read.tokens)
-    keys = graph.remember("layer_0_keys", keys, read.slots)
-    values = graph.remember("layer_0_values", values, read.slots)
-    queries = graph.queries(attention, graph.flatten(queries), rows.tokens)
-    x = graph.add("Add", x, graph.attend(attention, queries, keys, values, read.mask, rows.tokens))
-    x = graph.feed_forward(first.feed_forward_norm, first.feed_forward, x, rows.tokens)
-    for index, layer in enumerate(later, 1):
+    looking = encoder.look_ahead_layer
+    layer = encoder.layers[looking]
+    if looking == 0:
+        x, new, queries = _embedded(graph, encoder, read, rows, longest)
+    else:
+        x, new, queries = _read_states(graph, encoder, read, rows, longest)
+    keys, values = graph.keys_values(layer.attention, new, read.tokens)
+    keys = graph.remember(f"layer_{looking}_keys", keys, read.slots)
+    values = graph.remember(f"layer_{looking}_values", values, read.slots)
+    queries = graph.queries(layer.attention, queries, rows.tokens)
+    x = graph.add("Add", x, graph.attend(layer.attention, queries, keys, values, read.mask, rows.tokens))
+    x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x, rows.tokens)
+    for index, layer in enumerate(encoder.layers[looking + 1 :], looking + 1):
         x = graph.self_attention(f"layer_{index}", layer.attention_norm, layer.attention, x, rows)
         x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x, rows.tokens)
     projection = model.length_projection
@@ -288,6 +286,32 @@ def ctc_graph(model: CTCModel, longest: int, precision: Precision) -> Graph:
     frames = graph.flatten(graph.linear(states, rows.tokens, projection.weight, projection.bias))
     graph.choose(frames, model.target_embedding.weight, rows.tokens, model.mu, held=BLANK, forbidden=())
     return graph
+
+
+def _embedded(graph: Graph, encoder: Encoder, read: Rows, rows: Rows, longest: int) -> tuple[str, str, str]:
+    """Embed tokens; return the positions [P D], and, normalised, the tokens read and the positions, [P D] each."""
+    tokens = graph.add("Concat", read.tokens, rows.tokens, axis=1)
+    positions = graph.add("Concat", read.positions, rows.positions, axis=1)
+    embedded = graph.embed(encoder.embedding, tokens, positions, longest)
+    counts = [graph.add("Shape", name, start=1, end=2) for name in (read.tokens, rows.tokens)]
+    sizes = graph.add("Concat", *counts, axis=0)
+    x = graph.flatten(graph.split(embedded, 2, axis=1, sizes=[sizes])[1])
+    normed = graph.norm(encoder.layers[0].attention_norm, embedded)
+    new, queries = graph.split(normed, 2, axis=1, sizes=[sizes])
+    return x, graph.flatten(new), graph.flatten(queries)
+
+
+def _read_states(graph: Graph, encoder: Encoder, read: Rows, rows: Rows, longest: int) -> tuple[str, str, str]:
+    """The same with the states of the layers below the one that looks ahead, which are cached as they are read."""
+    reading = read._replace(mask=graph.mask("causal_mask", "R"))
+    states = graph.flatten(graph.embed(encoder.embedding, read.tokens, read.positions, longest))
+    for index, layer in enumerate(encoder.layers[: encoder.look_ahead_layer]):
+        states = graph.self_attention(f"layer_{index}", layer.attention_norm, layer.attention, states, reading)
+        states = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, states, read.tokens)
+    all_states = graph.remember("states", graph.heads_of(states, read.tokens, parts=1)[0], read.slots)
+    x = graph.flatten(graph.add("GatherND", all_states, rows.slots))
+    norm = encoder.layers[encoder.look_ahead_layer].attention_norm
+    return x, graph.norm(norm, states), graph.norm(norm, x)
 
 
 def context_graph(model: TransducerModel, precision: Precision) -> Graph:
