@@ -422,6 +422,17 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_chunks(
         assert len({(tmp_path / f"store{n}" / name).read_bytes() for n in (1, 3, 1000)}) == 1
 
 
+def test_several_processes_give_the_same_bytes(
+    tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "CHUNK_PAIRS", 1)
+    files = write_parallel(tmp_path, PAIRS)
+    for processes in (1, 2):
+        prepare([files], *tokenizers, tmp_path / f"store{processes}", filters=Filters(), processes=processes)
+    for name in (MANIFEST, *DATA_FILES):
+        assert len({(tmp_path / f"store{n}" / name).read_bytes() for n in (1, 2)}) == 1
+
+
 def test_pairs_are_drawn_a_chunk_at_a_time_and_progress_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

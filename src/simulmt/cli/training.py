@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,6 +85,10 @@ def prepare(
     max_length: Annotated[int, typer.Option(min=1, help="Maximum length of a training sentence in pieces.")] = 1024,
     max_ratio: Annotated[float, typer.Option(min=1, help="Maximum length ratio of a training pair.")] = 9.0,
     drop_duplicates: Annotated[bool, typer.Option("--drop-duplicates", help="Drop duplicate pairs.")] = False,
+    vocabulary_sample: Annotated[
+        int, typer.Option(min=101, help="Learn vocabularies from a random sample of so many sentences.")
+    ] = 2_000_000,
+    processes: Annotated[int, typer.Option(min=0, help="Encode in so many processes; 0 means one per core.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing token stores.")] = False,
 ) -> None:
     """Learn vocabularies and encode parallel text for training.
@@ -107,6 +113,7 @@ def prepare(
     else:
         target_spec = VocabularySpec(target_vocabulary, "nmt_nfkc_cf" if uncased_target else "nmt_nfkc")
     source_spec = VocabularySpec(source_vocabulary, "nmt_nfkc" if cased_source else "nmt_nfkc_cf")
+    source_spec, target_spec = (replace(spec, sample=vocabulary_sample) for spec in (source_spec, target_spec))
     filters = Filters(max_length=max_length, max_ratio=max_ratio, drop_duplicates=drop_duplicates)
     dev, more_references = _development(dev_source, dev_target or [], dev_xml)
     console = Console(stderr=True)
@@ -122,6 +129,7 @@ def prepare(
             progress=lambda stage, pairs: status.update(f"{stage}: {pairs:,} pairs" if pairs else f"{stage} ..."),
             more_references=more_references,
             vocabularies=vocabularies,
+            processes=processes or os.cpu_count() or 1,
         )
     manifest = dataset.train.manifest
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in manifest.dropped.items() if count) or "none"

@@ -64,6 +64,7 @@ def prepare_dataset(
     progress: Callable[[str, int], None] = lambda _stage, _pairs: None,
     more_references: Sequence[Sequence[str]] = (),
     vocabularies: Path | None = None,
+    processes: int = 1,
 ) -> Dataset:
     """Train both vocabularies and encode the training and development sets.
 
@@ -84,6 +85,7 @@ def prepare_dataset(
             directory / name,
             filters=applied,
             overwrite=overwrite,
+            processes=processes,
             progress=lambda pairs, name=name: progress(name, pairs),  # type: ignore[misc]
         )
     _write_development_text(directory, list(dev.pairs()), more_references)

@@ -15,7 +15,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import multiprocessing
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,15 +98,17 @@ def prepare(
     filters: Filters | None,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
+    processes: int = 1,
 ) -> Manifest:
     """Encode the pairs of all corpora, in order, into a token store.
 
     With `filters` None, for evaluation sets, every pair is kept, so that pair i is line i of the files, and empty sides
-    are errors. `progress` is called after each chunk with the number of pairs read.
+    are errors. `progress` is called after each chunk with the number of pairs read. The store is the same with any
+    number of `processes`.
     """
     with _replacing(directory, overwrite) as partial:
         inputs = {str(path): file_sha256(path) for corpus in corpora for path in corpus.paths}
-        sieve = _Sieve(source_tokenizer, target_tokenizer, filters)
+        sieve = _Sieve(Encoder(source_tokenizer, target_tokenizer), filters, processes)
         with (
             _open_side(partial, "source", source_tokenizer) as source,
             _open_side(partial, "target", target_tokenizer) as target,
@@ -195,15 +200,58 @@ def token_type(vocabulary_size: int) -> TokenType:
     return "<u2" if vocabulary_size <= 1 << 16 else "<u4"
 
 
+@dataclass(frozen=True)
+class Encoder:
+    """Encodes pairs, without END."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    def encode(self, pairs: Sequence[Pair]) -> list[tuple[list[int], list[int]]]:
+        encode_source, encode_target = self.source.encode_training_source, self.target.encode
+        return [(encode_source(pair.source), encode_target(pair.target)) for pair in pairs]
+
+    def encode_all(
+        self, chunks: Iterator[list[Pair]], processes: int
+    ) -> Iterator[tuple[list[Pair], list[tuple[list[int], list[int]]]]]:
+        """Yield each chunk with its encoding, in order; several processes share the work if there is enough of it."""
+        head = list(islice(chunks, 2)) if processes > 1 else []
+        if len(head) < 2:
+            yield from ((chunk, self.encode(chunk)) for chunk in chain(head, chunks))
+            return
+        spawn = multiprocessing.get_context("spawn")
+        models = (self.source.model, self.target.model)
+        with ProcessPoolExecutor(processes, spawn, initializer=_load_encoder, initargs=models) as pool:
+            waiting: deque[tuple[list[Pair], Future[list[tuple[list[int], list[int]]]]]] = deque()
+            for chunk in chain(head, chunks):
+                waiting.append((chunk, pool.submit(_encode_here, chunk)))
+                if len(waiting) > 2 * processes:  # bounds memory
+                    oldest, encoded = waiting.popleft()
+                    yield oldest, encoded.result()
+            yield from ((chunk, encoded.result()) for chunk, encoded in waiting)
+
+
+_encoder_here: Encoder  # of a process that encodes for another
+
+
+def _load_encoder(source: bytes, target: bytes) -> None:
+    global _encoder_here
+    _encoder_here = Encoder(Tokenizer(source), Tokenizer(target))
+
+
+def _encode_here(pairs: Sequence[Pair]) -> list[tuple[list[int], list[int]]]:
+    return _encoder_here.encode(pairs)
+
+
 class _Sieve:
     """Encodes and filters pairs, counting dropped pairs by reason."""
 
-    def __init__(self, source: Tokenizer, target: Tokenizer, filters: Filters | None) -> None:
+    def __init__(self, encoder: Encoder, filters: Filters | None, processes: int) -> None:
         self.read = 0
         self.dropped = dict.fromkeys(DROP_REASONS, 0)
-        self._source_tokenizer = source
-        self._target_tokenizer = target
+        self._encoder = encoder
         self._filters = filters
+        self._processes = processes
         self._kept_hashes: set[int] = set()
 
     @property
@@ -213,13 +261,12 @@ class _Sieve:
     def encode(self, corpus: Corpus) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
         """Yield chunks of source and target sentences to keep, each ending with END."""
         pairs = corpus.pairs()
-        while chunk := list(islice(pairs, CHUNK_PAIRS)):
+        chunks = iter(lambda: list(islice(pairs, CHUNK_PAIRS)), [])
+        for chunk, encoded in self._encoder.encode_all(chunks, self._processes):
             self.read += len(chunk)
             sources: list[list[int]] = []
             targets: list[list[int]] = []
-            for pair in chunk:
-                source = self._source_tokenizer.encode_training_source(pair.source)
-                target = self._target_tokenizer.encode(pair.target)
+            for pair, (source, target) in zip(chunk, encoded, strict=True):
                 reason = self._reason_to_drop(pair, len(source), len(target))
                 if reason is None:
                     sources.append([*source, END])
