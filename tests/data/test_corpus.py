@@ -39,6 +39,9 @@ class WordTokenizer:
         self.size = size
         self.model = b"one id a word"
 
+    def encode_training_source(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def encode(self, text: str) -> list[int]:
         return [int(word) if word.isdecimal() else len(SPECIAL_SYMBOLS) + len(word) for word in text.split()]
 
