@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
+import httpx
 from starlette.applications import Starlette
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -21,7 +23,11 @@ from simulmt.serve.connection import Service
 from simulmt.serve.limits import Limits
 from simulmt.serve.server import DrainingServer, listen, server_for
 
-PATIENCE = 30.0  # seconds before a test that waits gives up
+PATIENCE = 180.0  # seconds before a test that waits gives up; the machine may be busy with much else
+# Limits of the server that a busy machine must not reach, unless a test is about them.
+PATIENT = dict.fromkeys(("request_seconds", "opening_seconds", "sending_seconds", "ping_seconds"), PATIENCE)
+
+get, post = partial(httpx.get, timeout=PATIENCE), partial(httpx.post, timeout=PATIENCE)
 
 
 class Served:
@@ -45,7 +51,8 @@ class Served:
     def talk(self, path: str = "/v1/stream", **headers: Any) -> Talk:
         """A connection to a WebSocket."""
         url = f"ws://127.0.0.1:{self.port}{path}"
-        return Talk(connect(url, compression=None, max_size=None, close_timeout=1, **headers))
+        settings: Any = {"compression": None, "max_size": None, "open_timeout": PATIENCE, "close_timeout": 1}
+        return Talk(connect(url, ping_interval=None, **settings, **headers))
 
     def watch(self, room: str) -> Talk:
         """A viewer of a room."""
@@ -172,7 +179,7 @@ def serving(
     **limits: float,
 ) -> Iterator[Served]:
     """Serve the toy model with other limits than usual."""
-    settings: Any = Limits(**limits)  # type: ignore[arg-type]
+    settings: Any = Limits(**{**PATIENT, **limits})  # type: ignore[arg-type]
     app = create_app(["toy"], settings, keys, origins, 1, "127.0.0.1", open_metrics, room_keys, recognisers=recognisers)
     with running(app) as served:
         yield served

@@ -16,7 +16,7 @@ from simulmt.serve import audio
 from simulmt.serve.audio import ACKNOWLEDGED_EVERY, find_recognisers
 from simulmt.speech.audio import RATE, Samples
 
-from .helpers import Served, Talk, eventually, synthetic_text, text_of
+from .helpers import PATIENCE, Served, Talk, eventually, get, synthetic_text, text_of
 
 LANGUAGE = "synthetic"  # of the toy model
 WORDS = [word for word in synthetic_text(3, seed=5).split() if word.isalpha()]
@@ -45,7 +45,7 @@ class FakeRecogniser:
     is_closed: bool
 
     def push(self, samples: Samples) -> list[Hypothesis]:
-        assert FakeRecogniser.gate.wait(30)
+        assert FakeRecogniser.gate.wait(PATIENCE)
         numbers = np.rint(samples * (1 << 15)).astype(int).tolist()
         self.heard += [number for number in dict.fromkeys(numbers) if number not in self.heard]
         said = " ".join(WORDS[number] for number in self.heard[:-1])
@@ -235,16 +235,15 @@ def test_a_server_that_shuts_down_translates_what_it_has_acknowledged(served: Se
 
 
 def test_metrics_and_models_tell_of_audio(served: Served) -> None:
-    import httpx
 
-    (model,) = httpx.get(f"{served.http}/v1/models").json()["models"]
+    (model,) = get(f"{served.http}/v1/models").json()["models"]
     assert model["audio"] is True
     with served.talk() as talk:
         open_audio(talk)
         talk.socket.send(speak(0, 3))
-        assert "simulmt_audio_streams 1.0" in httpx.get(f"{served.http}/metrics").text
+        assert "simulmt_audio_streams 1.0" in get(f"{served.http}/metrics").text
         talk.say("finish").hear_all()
-    metrics = httpx.get(f"{served.http}/metrics").text
+    metrics = get(f"{served.http}/metrics").text
     assert "simulmt_audio_streams 0.0" in metrics
     assert f'simulmt_audio_seconds_total{{language="{LANGUAGE}"}} 0.3' in metrics
 

@@ -123,9 +123,8 @@ def test_after_a_silence_it_comes_back_when_there_is_something_to_say(serve: Ser
     async def run() -> str:
         async with LiveTranslation(served.url, "toy") as live:
             live.source(TEXT)
-            while not served.sessions._sessions:
-                await asyncio.sleep(0.01)
-            while served.sessions._sessions:  # until even the session is forgotten
+            idle = served.service.metrics.errors.labels(ErrorCode.IDLE)
+            while not idle._value.get() or served.sessions._sessions:  # until even the session is forgotten
                 await asyncio.sleep(0.01)
             return await translation(live, f" {TEXT}")
 

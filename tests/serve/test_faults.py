@@ -18,9 +18,10 @@ from simulmt.runtime.stream import Translator
 from simulmt.serve.client import LiveTranslation
 from simulmt.serve.protocol import Commit
 
-from .helpers import free_port, synthetic_text
+from .helpers import PATIENCE, free_port, synthetic_text
 
 STREAMS = 50
+CUTS = 20  # of lines to a server before it is killed
 GARBAGE = [b"\x00" * 500, b"GET / HTTP/1.1\r\n\r\n", b'{"type":', b"\x81\x7f" + b"\xff" * 8, os.urandom(2_000)]
 
 
@@ -65,7 +66,7 @@ class Proxy:
         self._port = port
         self._chance = random.Random(3)
         self.is_reliable = False
-        self.cuts = 0
+        self._cuts = 0
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError), hung_up(writer):
@@ -78,12 +79,18 @@ class Proxy:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def be_cut(self, times: int) -> None:
+        """Wait until it has been cut a number of times."""
+        cuts = self._cuts
+        while self._cuts < cuts + times:
+            await asyncio.sleep(0.02)
+
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         left = self._chance.randrange(300, 6_000)
         while data := await reader.read(1_000):
             left -= len(data)
             if left < 0 and not self.is_reliable:
-                self.cuts += 1
+                self._cuts += 1
                 return
             writer.write(data)
             await writer.drain()
@@ -139,7 +146,7 @@ def test_fifty_streams_through_cuts_kills_restarts_and_garbage(server: Server, t
     texts = [synthetic_text(sentences=4, seed=100 + index) for index in range(STREAMS)]
     delays = [(1, 3, 5)[index % 3] for index in range(STREAMS)]
 
-    async def ordeal() -> tuple[list[list[Commit]], int]:
+    async def ordeal() -> list[list[Commit]]:
         line = Proxy(server.port)
         proxy = await asyncio.start_server(line, "127.0.0.1", 0)
         url = f"ws://127.0.0.1:{proxy.sockets[0].getsockname()[1]}/v1/stream"
@@ -149,20 +156,17 @@ def test_fifty_streams_through_cuts_kills_restarts_and_garbage(server: Server, t
             for index, (text, delay) in enumerate(zip(texts, delays, strict=True))
         ]
         for number in (signal.SIGKILL, signal.SIGTERM):
-            await server.ready()
-            await asyncio.sleep(2)
+            await line.be_cut(CUTS)
             await server.restart(number)
-        await server.ready()
-        await asyncio.sleep(1)
+        await line.be_cut(CUTS)
         line.is_reliable = True
-        found = await asyncio.wait_for(asyncio.gather(*speakers), timeout=120)
+        found = await asyncio.gather(*speakers)
         nonsense.cancel()
         proxy.close()
         await asyncio.gather(proxy.wait_closed(), nonsense, return_exceptions=True)
-        return found, line.cuts
+        return found
 
-    found, cuts = asyncio.run(ordeal())
-    assert cuts > STREAMS
+    found = asyncio.run(asyncio.wait_for(ordeal(), PATIENCE))
     for commits, text, delay in zip(found, texts, delays, strict=True):
         assert [commit.seq for commit in commits] == list(range(1, len(commits) + 1))
         assert "".join(commit.text for commit in commits) == translator.translate(text, delay)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import threading
@@ -20,8 +21,9 @@ from simulmt.runtime.stream import Translator
 from simulmt.serve.access import ApiKeys
 from simulmt.serve.app import create_app
 from simulmt.serve.languages import Detector, base_code
+from simulmt.serve.limits import Counted
 
-from .helpers import Served, eventually, synthetic_text
+from .helpers import PATIENCE, Served, eventually, get, post, synthetic_text
 
 Serve = Callable[..., Served]
 TEXT = synthetic_text(sentences=2, seed=21)
@@ -34,12 +36,12 @@ contract = schemathesis.openapi.from_asgi("/openapi.json", app)
 @contract.parametrize()
 @settings(max_examples=15, deadline=None)
 def test_every_answer_is_one_that_the_contract_promises(case: schemathesis.Case[Any]) -> None:
-    case.call_and_validate(excluded_checks=[unsupported_method])
+    case.call_and_validate(excluded_checks=[unsupported_method], timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.http, timeout=30) as client:
+    with httpx.Client(base_url=served.http, timeout=PATIENCE) as client:
         yield client
 
 
@@ -106,16 +108,16 @@ def test_errors_of_routing_look_the_same(client: httpx.Client) -> None:
 def test_a_long_request_is_refused(serve: Serve) -> None:
     served = serve(message_bytes=1_000)
     with suppress(httpx.WriteError):  # it hangs up while the client is still sending
-        assert httpx.post(f"{served.http}/translate", json={"q": "a" * 100_000, **PAIR}).status_code == 413
+        assert post(f"{served.http}/translate", json={"q": "a" * 100_000, **PAIR}).status_code == 413
 
 
 def test_keys(serve: Serve) -> None:
     url = f"{serve(keys=ApiKeys(['sesame'])).http}/translate"
     body = {"q": "kyo", **PAIR}
-    assert httpx.post(url, json=body).status_code == 403
-    assert httpx.post(url, json={**body, "api_key": "sesam"}).status_code == 403
-    assert httpx.post(url, json={**body, "api_key": "sesame"}).status_code == 200
-    assert httpx.post(url, json=body, headers={"Authorization": "Bearer sesame"}).status_code == 200
+    assert post(url, json=body).status_code == 403
+    assert post(url, json={**body, "api_key": "sesam"}).status_code == 403
+    assert post(url, json={**body, "api_key": "sesame"}).status_code == 200
+    assert post(url, json=body, headers={"Authorization": "Bearer sesame"}).status_code == 200
 
 
 def test_pages_of_other_origins_need_permission(serve: Serve) -> None:
@@ -123,12 +125,13 @@ def test_pages_of_other_origins_need_permission(serve: Serve) -> None:
 
     def status(origin: str) -> int:
         headers = {"Origin": origin}
-        return httpx.post(f"{served.http}/translate", json={"q": "kyo", **PAIR}, headers=headers).status_code
+        return post(f"{served.http}/translate", json={"q": "kyo", **PAIR}, headers=headers).status_code
 
     assert status(served.http) == status("https://friend.example") == 200
     assert status("https://stranger.example") == 403
     preflight = httpx.options(
         f"{served.http}/translate",
+        timeout=PATIENCE,
         headers={
             "Origin": "https://friend.example",
             "Access-Control-Request-Method": "POST",
@@ -142,26 +145,29 @@ def test_pages_of_other_origins_need_permission(serve: Serve) -> None:
 def test_a_name_of_another_for_a_loopback_address_needs_a_key(serve: Serve) -> None:
     def status(served: Served, **body: str) -> int:
         headers = {"Host": "evil.example", "Origin": "http://evil.example"}
-        return httpx.post(f"{served.http}/translate", json={"q": "kyo", **PAIR, **body}, headers=headers).status_code
+        return post(f"{served.http}/translate", json={"q": "kyo", **PAIR, **body}, headers=headers).status_code
 
     assert status(serve()) == 403
     assert status(serve(keys=ApiKeys(["sesame"])), api_key="sesame") == 200
 
 
-def test_requests_beyond_the_limit_are_told_to_come_back(serve: Serve) -> None:
+def test_requests_beyond_the_limit_are_told_to_come_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve(requests=1)
-    long = "\n".join([TEXT] * 300)
     answers: list[int] = []
 
-    def ask(text: str) -> None:
-        answer = httpx.post(f"{served.http}/translate", json={"q": text, **PAIR}, timeout=60)
-        answers.append(answer.status_code)
+    async def wait_for_an_answer(*_: object) -> str:
+        while not answers:
+            await asyncio.sleep(0.01)
+        return "late"
 
-    first = threading.Thread(target=ask, args=(long,))
+    def ask() -> None:
+        answers.append(post(f"{served.http}/translate", json={"q": "kyo", **PAIR}).status_code)
+
+    monkeypatch.setattr(served.service.models["toy"], "translate", wait_for_an_answer)
+    first = threading.Thread(target=ask)
     first.start()
-    service = served.server.config.app.state.service  # type: ignore[union-attr]
-    eventually(lambda: service.models["toy"]._lines._value < 16 or bool(answers))
-    ask("kyo")
+    eventually(lambda: served.service.counters.total(Counted.REQUESTS) == 1)
+    ask()
     first.join()
     assert answers == [429, 200]
 
@@ -180,13 +186,13 @@ def test_metrics_count_streams_and_split_the_lag(serve: Serve) -> None:
     served = serve()
     with served.talk() as talk:
         talk.start()
-        assert 'simulmt_live_streams{model="toy"} 1.0' in httpx.get(f"{served.http}/metrics").text
+        assert 'simulmt_live_streams{model="toy"} 1.0' in get(f"{served.http}/metrics").text
         talk.say("source", text=TEXT).say("finish")
         commits = sum(message["type"] == "commit" for message in talk.hear_all())
     with served.talk() as talk:
         talk.say("finish").hear_error()
-    eventually(lambda: 'simulmt_live_streams{model="toy"} 0.0' in httpx.get(f"{served.http}/metrics").text)
-    text = httpx.get(f"{served.http}/metrics").text
+    eventually(lambda: 'simulmt_live_streams{model="toy"} 0.0' in get(f"{served.http}/metrics").text)
+    text = get(f"{served.http}/metrics").text
     assert f'simulmt_commits_total{{model="toy"}} {commits}.0' in text
     assert f'simulmt_source_words_total{{model="toy"}} {len(TEXT.split())}.0' in text
     assert 'simulmt_sentences_total{model="toy"} 2.0' in text

@@ -115,6 +115,6 @@ def test_a_full_box_makes_the_writer_wait() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         outbox.take()
-        await asyncio.wait_for(waiting, timeout=10)
+        await asyncio.wait_for(waiting, timeout=180)
 
     asyncio.run(run())

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 
@@ -15,7 +14,7 @@ from simulmt.serve.access import ApiKeys
 from simulmt.serve.protocol import Commit, ErrorCode, LagMs, RefusedError, Retract, Room, Sentence, parse_room
 from simulmt.serve.rooms import KEPT_MESSAGES, RoomLog
 
-from .helpers import Served, eventually, synthetic_text, text_of
+from .helpers import Served, eventually, get, synthetic_text, text_of
 
 TEXT = synthetic_text(sentences=4, seed=81)
 SENTENCES = [f"{sentence.strip()}. " for sentence in TEXT.split(".") if sentence.strip()]
@@ -44,7 +43,7 @@ def test_viewers_read_what_the_speaker_reads(served: Served) -> None:
         heard = speaker.hear_all()
         assert early.hear_until("closed")[:-1] == heard[:-1]
         assert early.hear() == {"type": "waiting", "room": "hall"}
-    assert httpx.get(f"{served.http}{ready['captions']}").status_code == 200
+    assert get(f"{served.http}{ready['captions']}").status_code == 200
 
 
 def test_late_viewers_get_the_last_sentences(serve: Serve) -> None:

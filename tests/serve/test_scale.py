@@ -15,7 +15,7 @@ from simulmt.runtime.stream import Translator
 from simulmt.serve.client import LiveTranslation
 from simulmt.serve.protocol import Commit
 
-from .helpers import Served, eventually, free_port, synthetic_text
+from .helpers import Served, eventually, free_port, get, synthetic_text
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
@@ -51,7 +51,7 @@ def proxy(servers: list[Served], tmp_path: Path) -> Iterator[int]:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url).status_code == 200
+        return get(url).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -66,6 +66,8 @@ def test_a_stream_survives_the_loss_of_its_server(proxy: int, servers: list[Serv
                     live.source(f"{word} ")
                     await asyncio.sleep(0.01)
                     if number == len(words) // 2:
+                        while not any(server.sessions._attached() for server in servers):
+                            await asyncio.sleep(0.01)
                         (host,) = [index for index, server in enumerate(servers) if server.sessions._attached()]
                         hosts.add(host)
                         await asyncio.to_thread(servers[host].stop)
@@ -113,7 +115,7 @@ def test_a_cluster_serves_the_same_protocol(translator: Translator) -> None:
                 return "".join([message.text async for message in live if isinstance(message, Commit)])
 
         assert asyncio.run(run()) == translator.translate(TEXT, 3)
-        models = httpx.get(f"http://{url}/v1/models").json()["models"]
+        models = get(f"http://{url}/v1/models").json()["models"]
         assert [model["name"] for model in models] == ["toy"]
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call, unused-ignore]

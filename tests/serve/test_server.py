@@ -22,20 +22,20 @@ from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import load_models
 from simulmt.serve.server import listen
 
-from .helpers import Served, eventually, free_port, synthetic_text, text_of
+from .helpers import PATIENCE, Served, eventually, free_port, get, post, synthetic_text, text_of
 
 TEXT = synthetic_text(sentences=4, seed=41)
 Serve = Callable[..., Served]
 
 
 def test_draining_finishes_what_was_taken_in_and_refuses_the_rest(serve: Serve, translator: Translator) -> None:
-    served = serve(drain_seconds=20)
+    served = serve(drain_seconds=PATIENCE)
     with served.talk() as open_stream, served.talk() as finishing, served.talk() as newcomer:
         session = open_stream.start()["session"]
         open_stream.say("source", text=TEXT)
         finishing.start()
         finishing.say("source", text=10 * f"{TEXT} ").say("finish")
-        newcomer.socket.ping().wait(10)
+        assert newcomer.socket.ping().wait(PATIENCE)
         eventually(lambda: served.sessions._sessions[session].received == 1)
         served.server.stop()
         eventually(lambda: bool(served.sessions.is_draining))
@@ -48,13 +48,13 @@ def test_draining_finishes_what_was_taken_in_and_refuses_the_rest(serve: Serve, 
     assert open_stream.socket.close_code == 1012
     stream = translator.stream(3)
     assert text_of(messages) == "".join(commit.text for commit in stream.push(TEXT))
-    served.thread.join(20)
+    served.thread.join(PATIENCE)
     assert not served.thread.is_alive()
 
 
 def test_while_draining_the_server_is_alive_but_not_ready(serve: Serve) -> None:
     served = serve(drain_seconds=20, unsent_messages=1)
-    with httpx.Client(base_url=served.http) as client, served.talk() as talk:
+    with httpx.Client(base_url=served.http, timeout=PATIENCE) as client, served.talk() as talk:
         talk.start()
         assert client.get("/ready").status_code == 200
         served.sessions.is_draining = True
@@ -76,13 +76,13 @@ def test_a_process_ends_soon_after_a_signal_whatever_its_clients_do(number: sign
             talk.start()
             process.send_signal(number)
             assert talk.hear_error() == ("draining", 1012)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=PATIENCE) == 0
     assert "Traceback" not in log.read_text()
 
 
 def _is_ready(served: Served) -> bool:
     try:
-        return httpx.get(f"{served.http}/ready").status_code == 200
+        return get(f"{served.http}/ready").status_code == 200
     except httpx.TransportError:
         return False
 
@@ -118,7 +118,7 @@ def test_a_failing_model_ends_its_streams_with_an_error_and_no_text_in_the_log(
         talk.say("source", text=TEXT)
         assert talk.hear_error() == ("internal", 1011)
     body = {"q": TEXT, "source": "synthetic", "target": "synthetic"}
-    assert httpx.post(f"{served.http}/translate", json=body).status_code == 500
+    assert post(f"{served.http}/translate", json=body).status_code == 500
     assert "RuntimeError" in caplog.text
     assert TEXT[:20] not in caplog.text
     monkeypatch.undo()

@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
@@ -23,7 +22,7 @@ from simulmt.serve.client import LiveTranslation
 from simulmt.serve.peers import Peers
 from simulmt.serve.protocol import Commit, Error, Room, parse_room
 
-from .helpers import Served, eventually, free_port, synthetic_text
+from .helpers import PATIENCE, Served, eventually, free_port, get, synthetic_text
 
 TEXT = synthetic_text(sentences=6, seed=91)
 WORKERS = 2
@@ -45,15 +44,22 @@ class Server:
     def workers(self) -> list[int]:
         """The process ids of the workers."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        return [int(child) for child in children if b"spawn_main" in _command_line(child)]
 
     def live_streams(self) -> float:
-        text = httpx.get(f"http://127.0.0.1:{self.port}/metrics").text
+        text = get(f"http://127.0.0.1:{self.port}/metrics").text
         return sum(map(float, re.findall(r"^simulmt_live_streams{[^}]*} (.*)$", text, re.MULTILINE)))
 
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def _command_line(process: str) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return b""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +86,7 @@ def test_a_session_is_resumed_at_whichever_worker_answers(shared: Server, transl
         with shared.served.talk() as talk:
             assert talk.say("resume", session=session, seq=0).hear()["session"] == session
             talk.say("source", text=word)
-            talk.socket.ping().wait(10)
+            assert talk.socket.ping().wait(PATIENCE)
     with shared.served.talk() as talk:
         assert talk.say("resume", session=session, seq=0).hear()["received"] == 12
         talk.say("finish")
@@ -126,7 +132,7 @@ def test_a_worker_that_is_killed_loses_no_text(server: Server, translator: Trans
         await asyncio.sleep(0.8)
         victim = server.workers()[0]
         os.kill(victim, signal.SIGKILL)
-        return await asyncio.wait_for(asyncio.gather(*speakers), 180)
+        return await asyncio.wait_for(asyncio.gather(*speakers), PATIENCE)
 
     assert asyncio.run(run()) == 8 * [translator.translate(TEXT, 3)]
     eventually(lambda: "starting another" in server.log.read_text())
@@ -177,7 +183,7 @@ def test_viewers_of_all_workers_read_the_same(server: Server, translator: Transl
             live.finish()
             async for _ in live:
                 pass
-        await asyncio.wait_for(asyncio.gather(*tasks), 180)
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
         return readers
 
     def kill_worker(number: int) -> None:
@@ -195,7 +201,7 @@ def test_workers_stop_with_their_supervisor(server: Server) -> None:
         for process in (server.process.pid, *workers):  # as systemd does
             os.kill(process, signal.SIGTERM)
         assert talk.hear_error() == ("draining", 1012)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(PATIENCE) == 0
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     assert "Traceback" not in server.log.read_text()
 
@@ -209,6 +215,6 @@ def test_workers_do_not_outlive_a_supervisor_that_is_killed(server: Server) -> N
 
 def test_a_worker_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
     server = Server(tmp_path / "log.txt", "--model", "nowhere")
-    assert server.process.wait(30) == 1
+    assert server.process.wait(PATIENCE) == 1
     assert "nowhere" in server.log.read_text()
     assert "Traceback" not in server.log.read_text()

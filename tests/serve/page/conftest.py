@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from .support import Complaints, PageServer, browsing, open_page, serving
+from .support import PATIENCE_MS, Complaints, PageServer, browsing, open_page, serving
+
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="module")  # while Playwright runs, no other test can start an event loop
@@ -25,7 +27,7 @@ def server(browser: Browser) -> Iterator[PageServer]:  # noqa: ARG001 - no serve
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     context = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(PATIENCE_MS)
     yield context
     context.close()
 

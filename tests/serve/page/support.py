@@ -32,7 +32,7 @@ ARGUMENTS = (
     "--no-first-run",
     "--use-fake-device-for-media-stream",
 )
-START_SECONDS = 30.0
+PATIENCE_MS = 120_000  # before a test gives up; the machine may be busy with much else
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
 
 FIRST = "gul mivan kovan du don Korsar .\n"
@@ -98,10 +98,10 @@ class PageServer:
         self._process = subprocess.Popen(
             [*command, "--threads", "1", *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE_MS / 1000
         while not self._answers():
             assert self._process.poll() is None, "the server ended before it served"
-            assert time.monotonic() < deadline, f"the server did not answer within {START_SECONDS} seconds"
+            assert time.monotonic() < deadline, "the server did not answer"
             time.sleep(0.1)
 
     def kill(self) -> None:
@@ -112,7 +112,7 @@ class PageServer:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.address}/health", timeout=1):
+            with urllib.request.urlopen(f"{self.address}/health", timeout=10):
                 return True
         except OSError:
             return False
@@ -136,7 +136,7 @@ def browsing() -> Iterator[Browser]:
     if executable is None:
         pytest.skip("no chromium on PATH; install it to test the page")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=list(ARGUMENTS))
+        browser = playwright.chromium.launch(executable_path=executable, args=list(ARGUMENTS), timeout=PATIENCE_MS)
         yield browser
         browser.close()
 
@@ -194,7 +194,7 @@ def frames_sent(page: Page, kind: str) -> list[str]:
 def wait_for_translation(page: Page, text: str, lane: int = 0) -> None:
     """Wait until a lane has written exactly this; on failure say what it has written."""
     try:
-        page.wait_for_function(f"([lane, text]) => ({WRITTEN})(lane) === text", arg=[lane, text], timeout=10_000)
+        page.wait_for_function(f"([lane, text]) => ({WRITTEN})(lane) === text", arg=[lane, text])
     except Exception:
         assert page.evaluate(WRITTEN, lane) == text, page.locator(".connection").inner_text()
         raise

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext, Page, WebSocketRoute, expect
 
-from .support import PageServer
+from .support import PATIENCE_MS, PageServer
 
 GERMAN = {
     "name": "toy",
@@ -38,7 +38,7 @@ def open_with(context: BrowserContext, server: PageServer, model: dict[str, Any]
 
 def wait_until(page: Page, condition: Callable[[], bool]) -> None:
     """Let the browser go on until a condition holds; what it sends arrives meanwhile."""
-    for _ in range(500):
+    for _ in range(PATIENCE_MS // 20):
         if condition():
             return
         page.wait_for_timeout(20)

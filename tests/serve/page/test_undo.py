@@ -120,9 +120,7 @@ def test_a_restarted_server_takes_nothing_back_twice(context: BrowserContext) ->
         draft(page).press("Control+a")
         draft(page).press_sequentially(THIRD)
         server.start()
-        expect(page.locator(".lane .text p:not([role])")).to_have_text(
-            [offline([FIRST]), offline([THIRD])], timeout=20_000
-        )
+        expect(page.locator(".lane .text p:not([role])")).to_have_text([offline([FIRST]), offline([THIRD])])
         expect(page.get_by_role("deletion")).to_have_text([offline([SECOND])])
         expect(page.locator(".sent .text p")).to_have_text([FIRST.strip(), THIRD.strip()])
         expect(draft(page)).to_have_value("")
