@@ -65,7 +65,8 @@ def _command_line(process: str) -> bytes:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(
-        tmp_path_factory.mktemp("server") / "log.txt", "--limit", "streams=4", "--limit", "grace_seconds=60"
+        tmp_path_factory.mktemp("server") / "log.txt",
+        *("--limit", "streams=4", "--limit", "grace_seconds=60", "--limit", "rooms=2"),
     )
     yield server
     server.stop()
@@ -108,6 +109,32 @@ def test_limits_and_metrics_add_up(shared: Server) -> None:
         for talk in talks:
             talk.__exit__()
     eventually(lambda: shared.live_streams() == 0)
+
+
+def test_rooms_of_all_workers_add_up(shared: Server) -> None:
+    homes = {Peers(0, WORKERS).home(name): name for name in "abcdefgh"}  # a room of each worker
+    assert len(homes) == WORKERS
+    talks = [shared.served.talk().__enter__() for _ in homes]
+    try:
+        assert [talk.start(room=room)["type"] for talk, room in zip(talks, homes.values(), strict=True)] == 2 * [
+            "ready"
+        ]
+        for room in ("x", "y", "z"):
+            with shared.served.talk() as talk:
+                assert talk.say("start", model="toy", room=room).hear_error() == ("too_many_streams", 1013)
+    finally:
+        for talk in talks:
+            talk.say("finish").hear_all()
+            talk.__exit__()
+    eventually(lambda: _can_open(shared, "x"))  # once its worker knows that the others are closed
+
+
+def _can_open(server: Server, room: str) -> bool:
+    with server.served.talk() as talk:
+        if talk.start(room=room)["type"] == "error":
+            return False
+        talk.say("finish").hear_all()
+    return True
 
 
 async def speak(url: str, text: str) -> str:

@@ -70,7 +70,7 @@ def create_app(
     loaded = load_models(models, metrics, threads, inline=peers.workers > 1)
     sessions = Sessions(limits, metrics, counters, peers)
     authenticator = Authenticator(keys, counters)
-    rooms = Rooms(limits, peers)
+    rooms = Rooms(limits, peers, counters)
     pool = RecogniserPool(recognisers or {}, limits, metrics, counters)
     for model in loaded.values():
         model.info = msgspec.structs.replace(model.info, audio=model.info.source in pool.languages)

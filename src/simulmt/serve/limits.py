@@ -61,6 +61,7 @@ class Counted(IntEnum):
     VIEWERS = auto()
     WRONG_KEYS = auto()
     AUDIO = auto()
+    ROOMS = auto()
 
 
 class Counters:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from simulmt.serve.limits import Limits
+from simulmt.serve.limits import Counted, Counters, Limits
 from simulmt.serve.models import ModelInfo
 from simulmt.serve.peers import Peers
 from simulmt.serve.protocol import (
@@ -178,9 +178,10 @@ class Publisher:
 class Rooms:
     """The rooms of a worker: those it is the home of, and copies of those that its viewers read."""
 
-    def __init__(self, limits: Limits, peers: Peers) -> None:
+    def __init__(self, limits: Limits, peers: Peers, counters: Counters) -> None:
         self._limits = limits
         self._peers = peers
+        self._counters = counters
         self._logs: dict[str, RoomLog] = {}
         self._owners: dict[str, Publisher] = {}  # of the rooms that are open, by name
         self._subscriptions: dict[str, asyncio.Task[None]] = {}
@@ -197,13 +198,14 @@ class Rooms:
 
     def open_here(self, speech: Room) -> Publisher:
         """Open a room whose home is this worker."""
-        name = speech.room
+        name, is_new = speech.room, speech.room not in self._owners
+        if is_new and self._counters.total(Counted.ROOMS) >= self._limits.rooms:
+            raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many rooms (limit {self._limits.rooms})")
         log = self._log(name)
         if log.is_open and log.speech is not None and log.speech.speech != speech.speech:
             raise RefusedError(ErrorCode.ROOM_TAKEN, f"another speaker has opened the room {name}")
-        if name not in self._owners and len(self._owners) >= self._limits.rooms:
-            raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many rooms (limit {self._limits.rooms})")
         log.begin(speech)
+        self._counters.add(Counted.ROOMS, name, int(is_new))
         self._owners[name] = LocalPublisher(log, self)
         return self._owners[name]
 
@@ -212,6 +214,7 @@ class Rooms:
         name = publisher.log.name
         if self._owners.get(name) is publisher:
             del self._owners[name]
+            self._counters.add(Counted.ROOMS, name, -1)
             publisher.log.end()
             asyncio.get_running_loop().call_later(self._limits.kept_seconds + 1, self._discard, name)
             self._discard(name)
