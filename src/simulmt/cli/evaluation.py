@@ -34,6 +34,7 @@ COLUMNS = {  # heading: field of a result
     "p99": "compute_ms_p99",
 }
 SPEECH = "speech.json"  # what --audio adds to a results directory
+SPEECH_QUALITY = ("word_error_rate", "BLEU", "BLEU_whole", "BLEU_bare", "BLEU_clean")
 SPEECH_CAUSES = ("recognition", "policy", "queue", "compute")
 WIDEST = 300  # let the terminal wrap wide tables, rather than cutting figures off
 _LOG = re.compile(r"(?P<system>[^=:]+)(?::(?P<delay>[1-9][0-9]*))?=(?P<path>.+)")
@@ -207,14 +208,16 @@ def _print_speech(found: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("system", "k", "WER", "BLEU", "clean", "StreamLAAL ms", "lag ms", *SPEECH_CAUSES, "RTF", "MB")
+    columns = ("WER", "BLEU", "whole", "bare", "clean", "StreamLAAL ms", "lag ms", *SPEECH_CAUSES, "RTF", "CPU", "MB")
+    table = Table("system", "k", *columns)
     for scores in found:
         table.add_row(
             scores["system"],
             str(scores["delay"] or ""),
-            *(f"{scores[name]:.1f}" for name in ("word_error_rate", "BLEU", "BLEU_clean")),
+            *(f"{scores[name]:.1f}" for name in SPEECH_QUALITY),
             *(f"{value:.0f}" for value in (scores["stream_laal"], *scores["lag"].values())),
             f"{scores['recognition_rtf'] + scores['translation_rtf']:.2f}",
+            f"{scores['cpu_rtf']:.2f}",
             f"{scores['peak_memory_mb']:.0f}",
         )
     Console(width=WIDEST if not sys.stdout.isatty() else None).print(table)

@@ -11,7 +11,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from simulmt.eval.quality import QualityScorer
 from simulmt.runtime.revisions import Word
 from simulmt.runtime.stream import Commit, Translator
 from simulmt.speech.audio import BLOCK, RATE, Samples
-from simulmt.speech.live import LiveSpeech, SpeechClock
+from simulmt.speech.live import LiveSpeech, SpeechClock, transcribe
 from simulmt.speech.recogniser import Recogniser
 from simulmt.text.words import Unit
 
@@ -53,6 +53,11 @@ class Recording:
     def seconds(self) -> float:
         return len(self.samples) / RATE
 
+    def sentences(self) -> Iterator[Samples]:
+        """Return the audio of each sentence, with the pause after it."""
+        for segment in self.segments:
+            yield self.samples[round(segment.start * RATE) : round((segment.start + segment.duration + PAUSE) * RATE)]
+
     @staticmethod
     def join(sentences: Sequence[tuple[Samples, str, tuple[str, ...]]]) -> Recording:
         """Join recordings of single sentences, with pauses between them."""
@@ -76,8 +81,10 @@ class SpeechScores:
     seconds: float
     sentences: int
     word_error_rate: float  # percent
-    BLEU: float  # of recognised speech
-    BLEU_clean: float  # of the source text, for comparison
+    BLEU: float  # of speech recognised live
+    BLEU_whole: float  # of each sentence recognised at once, for comparison
+    BLEU_bare: float  # of the source text without case and punctuation
+    BLEU_clean: float  # of the source text
     stream_laal: float
     stream_laal_ca: float  # computation-aware
     lag: dict[str, float]  # medians over commits: total and by cause
@@ -126,7 +133,14 @@ def score_speech(
     sentences = [[heard.units[index] for index in part] for part in parts]
     joint = " " if unit == "word" else ""
     scorer = QualityScorer(list(zip(*(segment.references for segment in segments), strict=True)), unit)
-    clean = [translator.translate(segment.source, delay) for segment in segments]
+    sources = [segment.source for segment in segments]
+
+    def bleu(translations: Sequence[str]) -> float:
+        return scorer.score(translations).scores["BLEU"].value
+
+    def bleu_of_text(texts: Iterable[str]) -> float:
+        return bleu([translator.translate(text, delay) for text in texts])
+
     lengths = [len(reference) for reference in references]
     ideal = [[written.ideal for written in sentence] for sentence in sentences]
     actual = [[written.actual for written in sentence] for sentence in sentences]
@@ -136,9 +150,11 @@ def score_speech(
     return SpeechScores(
         seconds=recording.seconds,
         sentences=len(segments),
-        word_error_rate=word_error_rate(said, " ".join(segment.source for segment in segments)),
-        BLEU=scorer.score([joint.join(w.text for w in sentence) for sentence in sentences]).scores["BLEU"].value,
-        BLEU_clean=scorer.score(clean).scores["BLEU"].value,
+        word_error_rate=word_error_rate(said, " ".join(sources)),
+        BLEU=bleu([joint.join(written.text for written in sentence) for sentence in sentences]),
+        BLEU_whole=bleu_of_text(transcribe(recogniser, samples) for samples in recording.sentences()),
+        BLEU_bare=bleu_of_text(map(unpunctuated, sources)),
+        BLEU_clean=bleu_of_text(sources),
         stream_laal=stream_laal(ideal, segments, lengths),
         stream_laal_ca=stream_laal(actual, segments, lengths),
         lag={
