@@ -20,7 +20,7 @@ from rich.table import Table
 
 import simulmt
 from simulmt.eval.speech import CAUSES, Recording, SpeechScores, score_speech
-from simulmt.speech.audio import read_audio
+from simulmt.speech.audio import RATE, read_audio
 from simulmt.speech.recogniser import Recogniser, open_recogniser
 from simulmt.speech.synthesis import Voice, synthesise
 from simulmt.text.words import Unit
@@ -63,13 +63,14 @@ def synthesised(source: Path, reference: Path, sentences: int) -> Recording:
     return Recording.join(spoken)
 
 
-def reading(translation: str) -> Recording:
+def reading(translation: str, seconds: float | None) -> Recording:
     """The reading of the wheel; it has no reference translation, so the model's own of the text stands in for one."""
     import moonshine_voice
 
     wav = Path(moonshine_voice.__file__).parent / "assets" / "two_cities.wav"
     with wav.open("rb") as file:
         samples = np.concatenate(list(read_audio(file, wav.name)))
+    samples = samples if seconds is None else samples[: int(seconds * RATE)]
     return Recording.join([(samples, READING, (translation,))])
 
 
@@ -81,11 +82,12 @@ def main() -> None:
     parser.add_argument("--model", default="en-zh")
     parser.add_argument("--delay", type=int, nargs="+", default=[1], help="one or more")
     parser.add_argument("--recogniser", default="moonshine")
+    parser.add_argument("--seconds", type=float, help="read only the beginning of the reading, to try the benchmark")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the scores here")
     arguments = parser.parse_args()
     recogniser = open_recogniser(arguments.recogniser)
-    recordings = {"two_cities": reading(simulmt.load(arguments.model).translate(READING))}
+    recordings = {"two_cities": reading(simulmt.load(arguments.model).translate(READING), arguments.seconds)}
     if arguments.source and arguments.reference:
         name = f"{arguments.source.stem}, {arguments.sentences} synthesised"
         recordings[name] = synthesised(arguments.source, arguments.reference, arguments.sentences)
