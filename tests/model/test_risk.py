@@ -36,6 +36,15 @@ def test_orders_count_as_they_weigh() -> None:
     assert f1.tolist() == [[pytest.approx(3 / 4 * 2 / 3)]]
 
 
+def test_beta_makes_what_is_left_out_cost_more() -> None:
+    # Reference 6 7 8: "6" has precision 1 and recall 1/3, "6 7 8 9 10 11" the other way round 1/2 and 1.
+    tokens, target = torch.tensor([[[6, PAD, PAD, PAD, PAD, PAD], [6, 7, 8, 9, 10, 11]]]), torch.tensor([[6, 7, 8]])
+    counts, lengths = torch.tensor([[1, 6]]), torch.tensor([3])
+    rewards, scores = ngram_rewards(tokens, counts, target, lengths, order_weights=(1.0,), beta=2.0)
+    assert scores[0].tolist() == pytest.approx([5 / 13, 15 / 18])
+    assert rewards[0, 1].tolist() == pytest.approx([(5 - 15 / 18) / 18 * 3] * 3 + [-(15 / 18) / 18 * 3] * 3)
+
+
 def test_emphasised_symbols_count_more() -> None:
     weights = RiskConfig(emphasis="0%", emphasis_weight=3.0).weights(["a", "10", "b%", "c"])
     assert weights.tolist() == [1, 3, 3, 1]

@@ -2,8 +2,8 @@
 
 The likelihood asks for the reference in its order, which a translator that may not wait cannot always give. Here the
 model writes a few translations of each sentence, drawn from its own distribution, and learns from how many n-grams of
-the reference each of them has, wherever they stand: the n-gram F1, n = 1 to 4 by default. Short output costs recall,
-doubled output precision.
+the reference each of them has, wherever they stand: the n-gram F score, n = 1 to 4 by default. Short output costs
+recall, doubled output precision.
 
 The gradient is REINFORCE with what lowers its variance: every symbol written is rewarded by the n-grams that it
 completes (`ngram_rewards`), a choice answers for the rewards soon after it, and the mean of the other draws at the same
@@ -43,6 +43,7 @@ class RiskConfig:
     samples: int = 4  # translations drawn of each sentence
     discount: float = 0.95  # how much less a choice answers for a reward one frame later
     order_weights: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)  # how much n-grams count, n = 1, 2, ...
+    beta: float = 1.0  # of the F score; above 1, what is left out costs more than what is added
     emphasis: str = ""  # characters whose symbols count more, such as digits
     emphasis_weight: float = 2.0
 
@@ -53,6 +54,7 @@ class RiskConfig:
             min(self.order_weights, default=-1.0) >= 0 and sum(self.order_weights) > 0,
             f"order_weights must not be negative, and not all 0, got {self.order_weights}",
         )
+        require(self.beta > 0, f"beta must be above 0, got {self.beta}")
         require(self.emphasis_weight > 0, f"emphasis_weight must be above 0, got {self.emphasis_weight}")
 
     def weights(self, pieces: Sequence[str]) -> Float[Tensor, " V"]:
@@ -74,7 +76,7 @@ def risk_loss(
     config: RiskConfig = DEFAULT,
     weights: Float[Tensor, " V"] | None = None,
 ) -> Loss:
-    """1 - F1 of the translations that the model draws, weighted by the labels of each sentence."""
+    """1 - F of the translations that the model draws, weighted by the labels of each sentence."""
     check_tokens(source, model.encoder.embedding.num_embeddings, "source")
     check_tokens(target, model.target_embedding.num_embeddings, "target")
     frames = model.frames(model.encoder(source, length_mask(source_lengths, source.shape[1], source.device), delay))
@@ -84,12 +86,13 @@ def risk_loss(
         symbols = model.write(frames, samples=config.samples, chunk=FRAMES_PER_DRAW)
         symbols = symbols.masked_fill(~inside[:, None], BLANK)
         drawn = Drawn.of(symbols)
-        rewards, f1 = ngram_rewards(drawn.tokens, drawn.counts, target, lengths, weights, config.order_weights)
+        orders, beta = config.order_weights, config.beta
+        rewards, scores = ngram_rewards(drawn.tokens, drawn.counts, target, lengths, weights, orders, beta)
         advantages = advantages_of(drawn.by_frame(rewards), config.discount) * inside[:, None]
     embedding = model.target_embedding.weight
     contexts = model.context(model.context.histories(drawn.tokens), embedding)  # [B N M+1 R]
     contexts = contexts.gather(2, drawn.before[..., None].expand(-1, -1, -1, contexts.shape[-1]))
-    risk = ((1 - f1.mean(1)) * lengths).sum()
+    risk = ((1 - scores.mean(1)) * lengths).sum()
     total = policy_gradient(frames, embedding, contexts, model.context.table, symbols, advantages, risk)
     return Loss(total, risk, lengths.sum(), torch.zeros_like(lengths[0]))
 
@@ -124,25 +127,26 @@ def ngram_rewards(
     lengths: Int[Tensor, " B"],
     weights: Float[Tensor, " V"] | None = None,
     order_weights: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
+    beta: float = 1.0,
 ) -> tuple[Float[Tensor, "B N M"], Float[Tensor, "B N"]]:
-    """What each symbol adds to the F1 of its translation, times the labels; and that F1, the weighted mean over n.
+    """What each symbol adds to the F of its translation, times the labels; and that F, the weighted mean over n.
 
-    F1 = 2 matched / (written + labels), where an n-gram counts as much as its last symbol weighs. Another symbol adds
-    2 / (written + labels) to it if it completes an n-gram that the reference has (more often than it was written
-    before), and takes F1 / (written + labels) in any case.
+    F = (1 + beta²) matched / total with total = written + beta² labels, where an n-gram counts as much as its last
+    symbol weighs. Another symbol adds (1 + beta²) / total to it if it completes an n-gram that the reference has (more
+    often than it was written before), and takes F / total in any case.
     """
     written = torch.arange(tokens.shape[2], device=tokens.device) < counts[..., None]  # [B N M]
     labelled = torch.arange(target.shape[1], device=target.device) < lengths[:, None]  # [B T]
     weight = written.float() if weights is None else weights[tokens] * written  # [B N M]
     label_weight = labelled.float() if weights is None else weights[target] * labelled  # [B T]
-    both = (weight.sum(-1) + label_weight.sum(-1, keepdim=True)).clamp(min=1)  # [B N]
-    rewards, total = torch.zeros_like(weight), torch.zeros_like(both)
+    total = (weight.sum(-1) + beta**2 * label_weight.sum(-1, keepdim=True)).clamp(min=1)  # [B N]
+    rewards, scores = torch.zeros_like(weight), torch.zeros_like(total)
     for n, share in enumerate(order_weights, start=1):
-        matched = _matched(_ngrams(tokens, n), written, _ngrams(target, n), labelled)
-        f1 = 2 * (matched * weight).sum(-1) / both
-        rewards += share * (2 * matched - f1[..., None]) * weight / both[..., None]
-        total += share * f1
-    return rewards * lengths[:, None, None] / sum(order_weights), total / sum(order_weights)
+        gains = (1 + beta**2) * _matched(_ngrams(tokens, n), written, _ngrams(target, n), labelled)
+        score = (gains * weight).sum(-1) / total
+        rewards += share * (gains - score[..., None]) * weight / total[..., None]
+        scores += share * score
+    return rewards * lengths[:, None, None] / sum(order_weights), scores / sum(order_weights)
 
 
 def _ngrams(tokens: Int[Tensor, "*B M"], n: int) -> Int[Tensor, "*B M"]:
