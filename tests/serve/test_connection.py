@@ -376,7 +376,7 @@ def test_a_client_that_reads_nothing_is_sent_away_and_holds_no_memory(serve: Ser
             with suppress(OSError):  # nobody takes it any more
                 client.sendall(flood)
     assert len(session.outbox._entries) - session.outbox._sent <= 8 + POSITIONS
-    assert sum(each.cost for each in session._inbox._queue) <= 20_000 + len(flood)
+    assert sum(session._budget(each.message)[1] for each in session._inbox._queue) <= 20_000 + len(flood)
 
 
 class Deaf:

@@ -223,10 +223,8 @@ def test_a_ping_is_answered_while_text_waits_to_be_translated(serve: Serve) -> N
     assert answer.index(b"are you there") < answer.index(b'{"type":"commit"')
 
 
-def test_text_that_has_to_wait_outlasts_many_pings(
-    serve: Serve, translator: Translator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = serve(unread_characters=100)
+def hold_translation(served: Served, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let the server translate nothing until the result is called."""
     model, may_translate = served.service.models["toy"], threading.Event()
     step = model.step
 
@@ -236,6 +234,30 @@ def test_text_that_has_to_wait_outlasts_many_pings(
         return await step(stream)
 
     monkeypatch.setattr(model, "step", wait)
+    return may_translate.set
+
+
+def test_a_long_text_is_read_to_its_end_in_whatever_parts_it_comes(
+    serve: Serve, translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(unread_characters=len(TEXT))
+    release = hold_translation(served, monkeypatch)
+    with served.talk() as talk:
+        session = served.sessions._sessions[talk.start()["session"]]
+        for start in range(0, len(TEXT), 5):
+            talk.say("source", text=TEXT[start : start + 5])
+        talk.say("finish")
+        assert talk.socket.ping().wait(PATIENCE)
+        eventually(lambda: session.received == len(range(0, len(TEXT), 5)) + 1)
+        release()
+        assert text_of(talk.hear_all()) == translator.translate(TEXT, 3)
+
+
+def test_text_that_has_to_wait_outlasts_many_pings(
+    serve: Serve, translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(unread_characters=100)
+    release = hold_translation(served, monkeypatch)
     words = [f"{word} " for word in TEXT.split()[:60]]
     with served.talk() as talk:
         connection: Any = next(iter(served.server.server_state.connections))
@@ -246,7 +268,7 @@ def test_text_that_has_to_wait_outlasts_many_pings(
         eventually(lambda: connection.read_paused)  # so pongs are not read either
         for _ in range(3):
             served.server._loop.call_soon_threadsafe(connection.keepalive_timeout)
-        served.server._loop.call_soon_threadsafe(may_translate.set)
+        release()
         messages = talk.hear_all()
     assert messages[-1] == {"type": "done"}
     assert text_of(messages) == translator.translate("".join(words), 3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import secrets
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from simulmt.runtime.revisions import feed
 from simulmt.serve.audio import Audio, Recognised, RecogniserPool, SpeechInput
@@ -40,6 +40,7 @@ from simulmt.serve.rooms import Publisher
 from simulmt.speech.audio import RATE
 
 MESSAGE_COST = 64  # characters that a message counts for, besides its text
+LONGEST_JOINED = 4_096  # characters up to which texts that wait are joined
 DRAINING = "the server is shutting down; continue at another one, or in a moment"
 FAILED = "the server failed to translate this stream; start it again"
 
@@ -58,10 +59,10 @@ class Attachment:
         self.ended = asyncio.Event()
 
 
-class _Received(NamedTuple):
+@dataclass
+class _Received:
     message: Input | Audio
     arrived: float  # by the translator's clock
-    cost: int
 
 
 class Budget:
@@ -117,6 +118,7 @@ class Session:
         self._unread = Budget(limits.unread_characters)
         self._unheard = Budget(limits.audio_seconds * RATE)
         self._inbox: asyncio.Queue[_Received | None] = asyncio.Queue()  # bounded by the budget; None: draining
+        self._newest: _Received | None = None  # the last one in the inbox
         self._metrics = metrics
         self._commits = self._sentences = self._words = 0
         self._accepted = 0  # characters since the last step
@@ -154,7 +156,22 @@ class Session:
                 self.outbox.put(heard)
         else:
             self.received += 1
-        self._inbox.put_nowait(_Received(message, arrived, cost))
+        self._queue(message, arrived)
+
+    def _queue(self, message: Input | Audio, arrived: float) -> None:
+        """Add a message to the inbox.
+
+        Texts that wait are joined. So a long text is read to its end, and pings behind it are answered, even if it
+        comes in many small messages.
+        """
+        newest = self._newest.message if self._newest is not None else None
+        if isinstance(message, Source) and isinstance(newest, Source) and len(newest.text) < LONGEST_JOINED:
+            assert self._newest is not None
+            self._newest.message = Source(newest.text + message.text)
+            self._unread.refund(MESSAGE_COST)
+            return
+        self._newest = _Received(message, arrived)
+        self._inbox.put_nowait(self._newest)
 
     def _budget(self, message: Input | Audio) -> tuple[Budget, int]:
         """Return what bounds messages of this kind, and the cost of this one."""
@@ -187,6 +204,8 @@ class Session:
             if self._inbox.empty():
                 await self._advance()
             received = await self._inbox.get()
+            if received is self._newest:
+                self._newest = None
             if received is None:
                 await self._finish_speech(self.model.translator.clock())
                 await self._advance()
