@@ -28,34 +28,36 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except (Exception, KeyboardInterrupt):
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     synchronise(path.parent)
 
 
 @contextmanager
-def replacing_directory(directory: Path, scratch: str = "") -> Iterator[Path]:
+def replacing_directory(directory: Path, scratch: str = "", keep: Path | None = None) -> Iterator[Path]:
     """Yield an empty directory that replaces `directory` if the block succeeds, and is deleted otherwise.
 
     With a fixed `scratch` name, leftovers of a killed process are found and removed; without one, several processes may
-    write at the same time.
+    write at the same time. The earlier directory is deleted, or moved to `keep`.
     """
     scratch = scratch or f".{directory.name}.{uuid.uuid4().hex}"
-    new, old = (directory.with_name(f"{scratch}.{kind}") for kind in ("new", "old"))
+    new = directory.with_name(f"{scratch}.new")
+    old = keep or directory.with_name(f"{scratch}.old")
     try:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
         yield new
         for path in (*new.iterdir(), new):
             synchronise(path)
-        shutil.rmtree(old, ignore_errors=True)
         if directory.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
             directory.rename(old)  # a directory cannot replace another atomically, but half of one must not be seen
         new.rename(directory)
         synchronise(directory.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    except (Exception, KeyboardInterrupt):
+        if keep is None:
+            shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
 

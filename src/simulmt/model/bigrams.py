@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from simulmt.model.ctc import Alignments, CTCModel
 from simulmt.model.kernels import compiled_on_gpu, softmax_rows
 from simulmt.model.layers import check_tokens, length_mask
-from simulmt.model.output import FRAMES_PER_CHUNK, Loss, at_least_float32, is_first_of_its_kind
+from simulmt.model.output import FRAMES_PER_CHUNK, Loss, at_least_float32, is_first_of_its_kind, own_precision
 from simulmt.text import BLANK
 
 BEGIN = -1  # stands before the first label; no symbol of the vocabulary
@@ -122,10 +122,7 @@ def _labels_and_same(
 
     The former are undefined on padding.
     """
-    device = frames.device.type
-    if torch.is_autocast_enabled(device):
-        frames = frames.to(torch.get_autocast_dtype(device))
-    with torch.autocast(device, enabled=False):  # below, each product runs in the precision of its operands
+    with own_precision(frames) as (frames,):
         return _LabelsAndSame.apply(frames, table, columns, inside, chunk)  # type: ignore[no-untyped-call]
 
 

@@ -177,9 +177,9 @@ def alignment_likelihood(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B U C"]]:
     """Return the summed negative log-likelihood of the labels, and the posterior of each column per frame."""
     if log_probs.is_cuda and log_probs.dtype == torch.float32:
-        from simulmt.model import triton_ctc
+        from simulmt.model import triton_kernels
 
-        negative, posterior = triton_ctc.forward_backward(log_probs, *alignments)
+        negative, posterior = triton_kernels.ctc_forward_backward(log_probs, *alignments)
         return negative.sum(), posterior
     with torch.enable_grad():
         log_probs = log_probs.detach().requires_grad_()

@@ -29,9 +29,9 @@ def compiled_on_gpu(function: Callable[P, R]) -> Callable[P, R]:
 def softmax_rows(logits: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log-normaliser of each row (at least fp32), and the weighted softmax in the logits' type."""
     if logits.is_cuda and logits.dtype != torch.float64:
-        from simulmt.model import triton_softmax
+        from simulmt.model import triton_kernels
 
-        return triton_softmax.softmax_rows(logits, weights)
+        return triton_kernels.softmax_rows(logits, weights)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     normalisers = wide.logsumexp(-1)
     return normalisers, ((wide - normalisers[:, None]).exp() * weights[:, None]).to(logits.dtype)

@@ -15,7 +15,8 @@ Axis letters: B sentences, U frames of each, C label columns of each, D width, V
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -54,12 +55,20 @@ def project_and_loss(
 
     `weights` are one on real frames and zero on padding.
     """
-    device = frames.device.type
-    if torch.is_autocast_enabled(device):
-        frames = frames.to(torch.get_autocast_dtype(device))
-    with torch.autocast(device, enabled=False):  # below, each product runs in the precision of its operands
+    with own_precision(frames) as (frames,):
         arguments = (frames, table, columns, weights, align, smoothing, chunk, torch.is_grad_enabled())
         return _ProjectAndLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def own_precision(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield tensors in the precision of autocast, and turn it off: each product runs in the type of its operands."""
+    device = tensors[0].device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        tensors = tuple(each.to(dtype) for each in tensors)
+    with torch.autocast(device, enabled=False):
+        yield tensors
 
 
 class _ProjectAndLoss(torch.autograd.Function):

@@ -22,13 +22,12 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from simulmt.config import require
 from simulmt.model.kernels import compiled_on_gpu
 from simulmt.model.layers import check_tokens, length_mask
-from simulmt.model.output import Loss, at_least_float32
-from simulmt.model.transducer import TransducerModel, wide_product
+from simulmt.model.output import Loss, at_least_float32, own_precision
+from simulmt.model.transducer import GradientsInForward, TransducerModel, wide_product
 from simulmt.text import BLANK, PAD
 
 FRAMES_PER_CHUNK = 4096
@@ -189,17 +188,13 @@ def policy_gradient(
     chunk: int = FRAMES_PER_CHUNK,
 ) -> Tensor:
     """`risk`, with the gradient of -advantages * log p(symbols), never storing frames x V of all sentences."""
-    device = frames.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        frames, contexts = frames.to(dtype), contexts.to(dtype)
-    with torch.autocast(device, enabled=False):
+    with own_precision(frames, contexts) as (frames, contexts):
         return _PolicyGradient.apply(  # type: ignore[no-untyped-call]
             frames, table, contexts, context_table, symbols, advantages, risk, max(1, chunk // frames.shape[1])
         )
 
 
-class _PolicyGradient(torch.autograd.Function):
+class _PolicyGradient(GradientsInForward):
     """The gradient by the scores of a draw's frame is advantage * (p - 1 at the symbol that was drawn)."""
 
     @staticmethod
@@ -233,12 +228,6 @@ class _PolicyGradient(torch.autograd.Function):
             by_context_table.index_add_(0, chosen.flatten(), (d * c).flatten(0, 2))
         ctx.save_for_backward(by_frames, by_table.to(table.dtype), by_contexts, by_context_table.to(table.dtype))
         return risk.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = (gradient * gradients[0].to(gradient.dtype) for gradient in ctx.saved_tensors)
-        return (*scaled, None, None, None, None)
 
 
 @compiled_on_gpu

@@ -31,7 +31,7 @@ from simulmt.config import require
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.kernels import compiled_on_gpu
 from simulmt.model.layers import Encoder
-from simulmt.model.output import Loss, at_least_float32, is_first_of_its_kind
+from simulmt.model.output import Loss, at_least_float32, is_first_of_its_kind, own_precision
 from simulmt.text import BLANK, MASK, START
 
 FRAMES_PER_CHUNK = 16_384
@@ -199,11 +199,7 @@ def transducer_loss(
     chunk: int = FRAMES_PER_CHUNK,
 ) -> Loss:
     """(1 - eps) * negative log-likelihood + eps * cross entropy with the uniform distribution, over expected cells."""
-    device = frames.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        frames, contexts = frames.to(dtype), contexts.to(dtype)
-    with torch.autocast(device, enabled=False):
+    with own_precision(frames, contexts) as (frames, contexts):
         total, negative = _TransducerLoss.apply(  # type: ignore[no-untyped-call]
             frames, table, contexts, context_table, lattice, smoothing, max(1, chunk // frames.shape[1])
         )
@@ -211,8 +207,18 @@ def transducer_loss(
     return Loss(total, negative, tokens, (~lattice.alignable).sum())
 
 
-class _TransducerLoss(torch.autograd.Function):
-    """Forward computes the gradients too, a few sentences at a time; backward only scales them.
+class GradientsInForward(torch.autograd.Function):
+    """A function whose forward saves the gradients by its first arguments, up to the factor known in backward."""
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [gradient * gradients[0].to(gradient.dtype) for gradient in ctx.saved_tensors]
+        return (*scaled, *[None] * (len(ctx.needs_input_grad) - len(scaled)))
+
+
+class _TransducerLoss(GradientsInForward):
+    """Computes the gradients along with the loss, a few sentences at a time.
 
     With gamma the probability that a path visits cell (t, u), and p its softmax, the gradient by a_t(v) is
 
@@ -247,12 +253,6 @@ class _TransducerLoss(torch.autograd.Function):
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(negative)
         return total, negative
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = (gradient * gradients[0].to(gradient.dtype) for gradient in ctx.saved_tensors)
-        return (*scaled, None, None, None)
 
 
 class _Part:
@@ -365,9 +365,9 @@ def _align(
     `blank` and `label` are log-probabilities: of writing nothing, and of writing the next label.
     """
     if blank.is_cuda and blank.dtype == torch.float32:
-        from simulmt.model import triton_transducer
+        from simulmt.model import triton_kernels
 
-        return triton_transducer.forward_backward(blank, label, *lattice[1:])
+        return triton_kernels.transducer_forward_backward(blank, label, *lattice[1:])
     return forward_backward(blank, label, lattice)
 
 

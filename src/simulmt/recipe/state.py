@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from simulmt.config import as_table, as_toml, build
 from simulmt.errors import ConfigError
-from simulmt.files import sha256, synchronise, write_whole
+from simulmt.files import replacing_directory, sha256, synchronise, write_whole
 from simulmt.recipe.plan import Recipe, Stage, Workspace, settings_file
 
 RECORD, BEGUN, LOG = "stage.json", "begun.json", "stage.log"
@@ -136,17 +136,10 @@ def begin(directory: Path, inputs: Inputs, can_resume: bool) -> None:
 
 
 def _start_over(directory: Path, inputs: Inputs) -> None:
-    """Start with an empty directory; directories are renamed, so old and new files never mix."""
-    new = _beside(directory, "new")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    _write(new / BEGUN, inputs)
-    if directory.exists():
-        aside = _beside(directory, "old" if (directory / RECORD).exists() else "unfinished")
-        shutil.rmtree(aside, ignore_errors=True)
-        directory.rename(aside)
-    new.rename(directory)
-    shutil.rmtree(_beside(directory, "unfinished"), ignore_errors=True)
+    """Start with an empty directory, so that old and new files never mix; a finished result is kept aside."""
+    aside = _beside(directory, "old") if (directory / RECORD).exists() else None
+    with replacing_directory(directory, f".{directory.name}.unfinished", aside) as new:
+        _write(new / BEGUN, inputs)
 
 
 def _beside(directory: Path, kind: str) -> Path:

@@ -6,11 +6,10 @@ is then held to the trained model by the symbols it chooses and, where there is 
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from simulmt.config import require
 from simulmt.data.dataset import Dataset
 from simulmt.errors import BundleError
+from simulmt.files import replacing_directory
 from simulmt.model.ctc import CTCModel
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
@@ -114,14 +114,8 @@ def export(
     """Write a bundle; `card` (data, scores, licences) is added to its README, `development` is (source, reference)."""
     if directory.exists():
         raise BundleError(f"{directory}: exists already; remove it or export to another place")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        described = _export_checked(trained, draft, config, card, development)
-        draft.joinpath(config.precision).rename(directory)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return described
+    with replacing_directory(directory) as new, TemporaryDirectory(prefix=".", dir=directory.parent) as exact:
+        return _export_checked(trained, new, Path(exact), config, card, development)
 
 
 def export_run(
@@ -184,18 +178,24 @@ def _check_options(model: Model, config: ExportConfig, tune_penalty: bool) -> No
 
 
 def _export_checked(
-    trained: Trained, draft: Path, config: ExportConfig, card: str, development: Sequence[tuple[str, str]]
+    trained: Trained,
+    directory: Path,
+    exact_directory: Path,
+    config: ExportConfig,
+    card: str,
+    development: Sequence[tuple[str, str]],
 ) -> BundleConfig:
     has_words = bool(trained.words) or not trained.target.spaced  # where words in letters are the source's
     require(has_words or not config.rules.unknown_word, "the rule unknown_word needs words: give Trained some")
     described = _describe(trained.model, config)
-    exact = _write(trained, draft / "fp32", replace(described, precision="fp32"))
+    is_exact = config.precision == "fp32"
+    exact = _write(trained, directory if is_exact else exact_directory, replace(described, precision="fp32"))
     checks = _check_fp32(trained, exact)
-    if config.precision == "int8":
-        small = _write(trained, draft / "int8", described)
+    if not is_exact:
+        small = _write(trained, directory, described)
         checks |= _check_int8(trained, exact, small, config, development)
     described = replace(described, checks=checks)
-    write_description(draft / config.precision, described, _card(described, card))
+    write_description(directory, described, _card(described, card))
     return described
 
 
@@ -223,7 +223,6 @@ def _describe(model: Model, config: ExportConfig) -> BundleConfig:
 
 def _write(trained: Trained, directory: Path, described: BundleConfig) -> Bundle:
     """A bundle with no card yet."""
-    directory.mkdir(parents=True)
     (directory / SOURCE).write_bytes(trained.source.model)
     (directory / TARGET).write_bytes(trained.target.model)
     if described.rules.unknown_word:
