@@ -146,16 +146,16 @@ def test_any_text_survives_a_memory(pairs: list[tuple[str, str]]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (BOMB, "line 2: entity 'a' of the document's own"),
-        (EXTERNAL, "line 2: entity 'a' of the document's own"),
-        (UNDECLARED, "line 2: entity 'who' of the document's own"),
+        (BOMB, "line 2: entity 'a' is not supported"),
+        (EXTERNAL, "line 2: entity 'a' is not supported"),
+        (UNDECLARED, "line 2: entity 'who' is not supported"),
         ("<tmx>\n<tu>\n</tmx>", "line 3: not valid XML: mismatched tag"),
         ("<tmx>\n<tu>", "line 2: not valid XML: no element found"),
         ("<tmx>\n&nbsp;</tmx>", "line 2: not valid XML: undefined entity"),
         ("", "line 1: not valid XML: no element found"),
         ("plain text", "line 1: not valid XML: syntax error"),
-        ('<?xml version="1.0" encoding="GB2312"?><tmx/>', "not in an encoding that XML is read in (multi-byte"),
-        ('<?xml version="1.0" encoding="invented"?><tmx/>', "not in an encoding that XML is read in (unknown encoding"),
+        ('<?xml version="1.0" encoding="GB2312"?><tmx/>', "unsupported encoding (multi-byte"),
+        ('<?xml version="1.0" encoding="invented"?><tmx/>', "unsupported encoding (unknown encoding"),
     ],
 )
 def test_xml_that_is_wrong_or_dangerous_is_refused_by_file_and_line(tmp_path: Path, text: str, message: str) -> None:
@@ -193,8 +193,8 @@ def test_a_wmt_set_gives_the_references_of_those_who_translated_all(tmp_path: Pa
             "line 11: reference C has 1 segments, the source 1, or their ids",
         ),
         ("doc", "text", "no <doc> with <src> and <ref>"),
-        ('<seg id="2">Nobody', '<seg id="1">Nobody', "line 6: segment 1 comes twice"),
-        ('<seg id="2">Niemand', '<seg id="1">Niemand', "line 7: segment 1 comes twice"),
+        ('<seg id="2">Nobody', '<seg id="1">Nobody', "document at line 4: <src> has two segments with id 1"),
+        ('<seg id="2">Niemand', '<seg id="1">Niemand', "document at line 4: <ref> has two segments with id 1"),
     ],
 )
 def test_a_wmt_set_that_does_not_fit_together_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:

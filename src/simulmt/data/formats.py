@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from simulmt.data.corpus import Pair, open_binary, reading, tidy
@@ -20,46 +21,60 @@ BLOCK = 1 << 16
 NATIVE_CODES = {"bpt", "ept", "it", "ph", "ut"}  # TMX elements that hold editor mark-up, not text
 
 
-class Event(NamedTuple):
-    """Start or end of an element, or text, with its line."""
+def read_elements(path: Path, tag: str) -> Iterator[tuple[int, Element]]:
+    """Yield the elements with this tag, each with its line; raise DataError with file and line if XML is invalid.
 
-    kind: Literal["start", "end", "text"]
-    name: str  # or the text
-    line: int
-    attributes: dict[str, str]
-
-
-def xml_events(path: Path) -> Iterator[Event]:
-    """Yield the parse events of an XML file; raise DataError with file and line if it is invalid."""
-    events: list[Event] = []
-    parser = expat.ParserCreate()
-    parser.buffer_text = True
-
-    def note(kind: Literal["start", "end", "text"], name: str, attributes: dict[str, str] | None = None) -> None:
-        events.append(Event(kind, name, parser.CurrentLineNumber, attributes or {}))
-
-    def refuse(name: str, *_: Any) -> None:
-        line = parser.CurrentLineNumber
-        raise DataError(f"{path}: line {line}: entity '{name}' of the document's own; write what it stands for instead")
-
-    parser.StartElementHandler = lambda name, attributes: note("start", name, attributes)
-    parser.EndElementHandler = lambda name: note("end", name)
-    parser.CharacterDataHandler = lambda text: note("text", text)
-    parser.EntityDeclHandler = refuse
-    parser.SkippedEntityHandler = refuse
+    `ElementTree.iterparse` knows no lines.
+    """
+    parser = _ElementParser(path, tag)
     with reading(path), open_binary(path) as file:
         try:
             while block := file.read(BLOCK):
-                parser.Parse(block, False)
-                yield from events
-                events.clear()
-            parser.Parse(b"", True)
+                yield from parser.feed(block)
+            yield from parser.feed(b"", final=True)
         except expat.ExpatError as error:
             reason = expat.ErrorString(error.code)
             raise DataError(f"{path}: line {error.lineno}: not valid XML: {reason}") from None
         except (ValueError, LookupError) as error:
-            raise DataError(f"{path}: not in an encoding that XML is read in ({error}); convert it to UTF-8") from None
-    yield from events
+            raise DataError(f"{path}: unsupported encoding ({error}); convert it to UTF-8") from None
+
+
+class _ElementParser:
+    def __init__(self, path: Path, tag: str) -> None:
+        self._path = path
+        self._tag = tag
+        self._line = 0
+        self._builder: TreeBuilder | None = None  # inside an element with the tag
+        self._finished: list[tuple[int, Element]] = []
+        self._expat = expat.ParserCreate()
+        self._expat.buffer_text = True
+        self._expat.StartElementHandler = self._start
+        self._expat.EndElementHandler = self._end
+        self._expat.EntityDeclHandler = self._expat.SkippedEntityHandler = self._refuse_entity
+
+    def feed(self, data: bytes, final: bool = False) -> Iterator[tuple[int, Element]]:
+        """Parse data and yield the elements that end in it."""
+        self._expat.Parse(data, final)
+        yield from self._finished
+        self._finished.clear()
+
+    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        if tag == self._tag:
+            self._builder, self._line = TreeBuilder(), self._expat.CurrentLineNumber
+            self._expat.CharacterDataHandler = self._builder.data
+        if self._builder is not None:
+            self._builder.start(tag, attributes)
+
+    def _end(self, tag: str) -> None:
+        if self._builder is not None:
+            self._builder.end(tag)
+            if tag == self._tag:
+                self._finished.append((self._line, self._builder.close()))
+                self._builder = self._expat.CharacterDataHandler = None
+
+    def _refuse_entity(self, name: str, *_: Any) -> None:
+        line = self._expat.CurrentLineNumber
+        raise DataError(f"{self._path}: line {line}: entity '{name}' is not supported; replace it with its text")
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,8 @@ class TranslationMemory:
     def pairs(self) -> Iterator[Pair]:
         found = False
         languages: set[str] = set()
-        for line, variants in _translation_units(self.path):
+        for line, unit in read_elements(self.path, "tu"):
+            variants = _variants(unit)
             languages.update(variants)
             source, target = (_variant(variants, wanted) for wanted in (self.source_language, self.target_language))
             if source is not None and target is not None:
@@ -89,28 +105,23 @@ class TranslationMemory:
             raise DataError(f"{self.path}: no translation unit has both {wanted}; languages found: {known}")
 
 
-def _translation_units(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield line and text by language of each translation unit; the first variant of a language counts."""
+def _variants(unit: Element) -> dict[str, str]:
+    """Return the segments of a translation unit by language; the first of a language counts."""
     variants: dict[str, str] = {}
-    language, line, codes = "", 0, 0
-    text: list[str] | None = None
-    for event in xml_events(path):
-        if event.kind == "text":
-            if text is not None and codes == 0:
-                text.append(event.name)
-        elif event.name in NATIVE_CODES:
-            codes += 1 if event.kind == "start" else -1
-        elif event.kind == "start" and event.name == "tu":
-            variants, line = {}, event.line
-        elif event.kind == "start" and event.name == "tuv":
-            language = event.attributes.get("xml:lang") or event.attributes.get("lang", "")
-        elif event.kind == "start" and event.name == "seg":
-            text = []
-        elif event.name == "seg" and text is not None:
-            variants.setdefault(language, tidy("".join(text)))
-            text = None
-        elif event.kind == "end" and event.name == "tu":
-            yield line, variants
+    for variant in unit.iter("tuv"):
+        language = variant.get("xml:lang", variant.get("lang", ""))
+        for segment in variant.iter("seg"):
+            variants.setdefault(language, tidy("".join(_texts(segment))))
+    return variants
+
+
+def _texts(element: Element) -> Iterator[str]:
+    """Yield the text of an element without native codes."""
+    yield element.text or ""
+    for child in element:
+        if child.tag not in NATIVE_CODES:
+            yield from _texts(child)
+        yield child.tail or ""
 
 
 def _variant(variants: dict[str, str], wanted: str) -> str | None:
@@ -160,7 +171,7 @@ class WmtTestSet:
 
     @cached_property
     def _documents(self) -> list[_Document]:
-        documents = list(_documents(self.path))
+        documents = [_read_document(self.path, *found) for found in read_elements(self.path, "doc")]
         if not documents:
             raise DataError(f"{self.path}: no <doc> with <src> and <ref>; expected a test set as WMT publishes them")
         for document in documents:
@@ -173,31 +184,18 @@ class WmtTestSet:
         return documents
 
 
-def _documents(path: Path) -> Iterator[_Document]:
-    document: _Document | None = None
-    part: dict[str, str] | None = None
-    segment, text = "", list[str]()
-    for event in xml_events(path):
-        if event.kind == "text":
-            text.append(event.name)
-        elif event.kind == "start" and event.name == "doc":
-            document, part = _Document(event.line, {}, {}), None
-        elif document is None:
-            continue
-        elif event.kind == "start":
-            text.clear()
-            if event.name == "src":
-                part = document.source
-            elif event.name == "ref":
-                part = document.references.setdefault(event.attributes.get("translator", ""), {})
-            elif event.name == "hyp":
-                part = None
-            elif event.name == "seg":
-                segment = event.attributes.get("id", str(len(part or ())))
-        elif event.name == "seg" and part is not None:
-            if segment in part:
-                raise DataError(f"{path}: line {event.line}: segment {segment} comes twice; give each an id of its own")
-            part[segment] = tidy("".join(text))
-        elif event.name == "doc":
-            yield document
-            document = None
+def _read_document(path: Path, line: int, element: Element) -> _Document:
+    document = _Document(line, {}, {})
+    for part in element:
+        if part.tag == "src":
+            segments = document.source
+        elif part.tag == "ref":
+            segments = document.references.setdefault(part.get("translator", ""), {})
+        else:
+            continue  # translations by systems
+        for segment in part.iter("seg"):
+            number = segment.get("id", str(len(segments)))
+            if number in segments:
+                raise DataError(f"{path}: document at line {line}: <{part.tag}> has two segments with id {number}")
+            segments[number] = tidy("".join(segment.itertext()))
+    return document
