@@ -51,5 +51,5 @@ clean:  ## remove the environment and all caches
 	touch $@
 
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP_INSTALL) --editable '.[train,eval,align,serve,dev]'
+	$(PIP_INSTALL) --editable '.[train,eval,align,serve,speech,dev]'
 	touch $@ .venv/installed

@@ -90,6 +90,11 @@ class FakeVosk(ModuleType):
 
 
 class TestVosk:
+    @pytest.fixture(autouse=True)
+    def model(self, tmp_path: Path) -> None:
+        (tmp_path / "am").mkdir()
+        (tmp_path / "am" / "final.mdl").touch()
+
     def test_partial_and_final_results(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "vosk", FakeVosk())
         recognition = open_recogniser(f"vosk:{tmp_path}").start()
@@ -103,8 +108,14 @@ class TestVosk:
 
     def test_a_directory_without_a_model(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "vosk", FakeVosk())
-        (tmp_path / "broken").mkdir()
-        with pytest.raises(SpeechError, match="not the directory of a Vosk model"):
+        (tmp_path / "conf").mkdir()
+        with pytest.raises(SpeechError, match=r"no am/final\.mdl"):
+            open_recogniser(f"vosk:{tmp_path / 'conf'}")
+
+    def test_a_model_that_is_broken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "vosk", FakeVosk())
+        (tmp_path / "am").rename(tmp_path / "broken")
+        with pytest.raises(SpeechError, match="Vosk cannot load it"):
             open_recogniser(f"vosk:{tmp_path / 'broken'}")
 
 

@@ -189,7 +189,7 @@ class _Resampler:
 
 
 def listen_to_microphone(device: str | None = None) -> Iterator[Samples]:
-    """Record from a microphone until the caller stops."""
+    """Start recording from a microphone; it goes on until the caller stops."""
     sounddevice = _sounddevice()
     queue: Queue[Samples] = Queue(UNREAD_SECONDS * RATE // BLOCK)
 
@@ -203,6 +203,10 @@ def listen_to_microphone(device: str | None = None) -> Iterator[Samples]:
         stream.start()
     except (sounddevice.PortAudioError, ValueError) as error:
         raise SpeechError(_no_microphone(sounddevice, device, error)) from None
+    return _recorded(stream, queue)
+
+
+def _recorded(stream: Any, queue: Queue[Samples]) -> Iterator[Samples]:
     with stream:
         while True:
             yield queue.get()

@@ -14,6 +14,7 @@ from simulmt.speech.audio import RATE, Samples
 from simulmt.speech.events import EventReader
 
 UPDATE_SAMPLES = RATE * 3 // 10  # between hypotheses, so that agreement means something
+MODEL_FILES = ("am/final.mdl", "final.mdl")  # one of them
 
 
 class VoskRecogniser:
@@ -26,12 +27,14 @@ class VoskRecogniser:
             import vosk
         except ImportError:
             raise SpeechError("the recogniser vosk is not installed: pip install vosk") from None
+        if not any((directory / name).is_file() for name in MODEL_FILES):  # the library would write lines of its own
+            raise SpeechError(f"{directory}: no {MODEL_FILES[0]}; expected the directory of a Vosk model")
         vosk.SetLogLevel(-1)
         self._library = vosk
         try:
             self._model = vosk.Model(str(directory))
         except Exception:  # what the library raises
-            raise SpeechError(f"{directory}: not the directory of a Vosk model") from None
+            raise SpeechError(f"{directory}: Vosk cannot load it") from None
 
     def start(self) -> VoskRecognition:
         recognizer = self._library.KaldiRecognizer(self._model, float(RATE))
