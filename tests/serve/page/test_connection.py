@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from playwright.sync_api import BrowserContext, WebSocketRoute
+from playwright.sync_api import BrowserContext, WebSocketRoute, expect
 
 from .support import (
     FIRST,
@@ -88,15 +88,40 @@ def test_a_server_that_always_fails_is_tried_ever_less_often(context: BrowserCon
     assert 3 <= len(attempts) <= 10
 
 
+def test_a_server_that_is_not_there_yet(context: BrowserContext, server: PageServer) -> None:
+    context.route("**/v1/models", lambda route: route.abort())
+    page = context.new_page()
+    page.goto(server.address)
+    expect(page.get_by_role("status")).to_contain_text("trying again")
+    expect(page.get_by_role("button", name="Play a sample")).to_be_hidden()
+    for name in ("Share", "More"):
+        expect(page.get_by_role("button", name=name)).to_be_disabled()
+    draft(page).press_sequentially(FIRST)
+    context.unroute("**/v1/models")
+    page.wait_for_selector(".connection[data-state=live]")
+    wait_for_translation(page, offline([FIRST]))
+    for name in ("Share", "More"):
+        expect(page.get_by_role("button", name=name)).to_be_enabled()
+
+
 def test_a_server_with_keys_is_opened_with_one(context: BrowserContext, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sesame\n", encoding="utf-8")
     with serving("--api-keys-file", str(keys)) as server:
         page = context.new_page()
         page.goto(server.address)
-        for key in ("wrong", "sesame"):
-            page.get_by_label("API key").fill(key)
-            page.get_by_label("API key").press("Enter")
+        field = page.get_by_label("API key")
+        expect(field).to_be_focused()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Enter a key").click()
+        field.fill("wrong")
+        field.press("Enter")
+        expect(page.get_by_role("dialog")).to_contain_text("That key is not valid")
+        field.fill("sesame")
+        field.press("Enter")
+        page.wait_for_selector(".connection[data-state=live]")
+        expect(page.get_by_role("button", name="Enter a key")).to_be_hidden()
+        page.reload()
         page.wait_for_selector(".connection[data-state=live]")
         draft(page).press_sequentially(FIRST)
         wait_for_translation(page, offline([FIRST]))

@@ -39,7 +39,7 @@ def test_dark_and_light(page: Page, context: BrowserContext, server: PageServer)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_has_contrast(page: Page, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
-    choose(page, "Compare two settings")
+    choose(page, "Compare faster and surer")
     choose(page, "Show how it works")
     draft(page).press_sequentially(FIRST + "half a")
     wait_for_translation(page, offline([FIRST, "half "], delay=5), lane=1)
@@ -51,7 +51,7 @@ def test_all_text_has_contrast(page: Page, scheme: str) -> None:
 @pytest.mark.parametrize("width", [320, 390, 800, 1280])
 def test_nothing_is_wider_than_the_screen(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 844})
-    choose(page, "Compare two settings")
+    choose(page, "Compare faster and surer")
     choose(page, "Show how it works")
     draft(page).press_sequentially(FIRST + "l" * 120 + "\n")
     expect(page.locator(".path .read").last).to_have_text("l" * 120)
@@ -63,7 +63,7 @@ def test_nothing_is_wider_than_the_screen(page: Page, width: int) -> None:
 def test_controls_keep_apart(page: Page, width: int, lanes: int) -> None:
     page.set_viewport_size({"width": width, "height": 844})
     if lanes == 2:
-        choose(page, "Compare two settings")
+        choose(page, "Compare faster and surer")
     overlaps = page.evaluate("""() => {
         document.querySelector('[data-action=listen]').hidden = false;
         document.querySelector('.source').dataset.script = '';
@@ -94,7 +94,7 @@ def test_keyboard_alone(page: Page) -> None:
     page.keyboard.type(FIRST)
     tab_to(page, "More")
     page.keyboard.press("Enter")
-    tab_to(page, "Compare two settings")
+    tab_to(page, "Compare faster and surer")
     page.keyboard.press("Enter")
     tab_to(page, "Translation: faster or surer")
     page.keyboard.press("ArrowRight")
@@ -119,7 +119,7 @@ def test_axe_finds_nothing(page: Page, size: tuple[int, int], scheme: str) -> No
     page.set_viewport_size({"width": size[0], "height": size[1]})
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
     assert violations(page) == []
-    choose(page, "Compare two settings")
+    choose(page, "Compare faster and surer")
     choose(page, "Show how it works")
     draft(page).press_sequentially(FIRST + "half a")
     wait_for_translation(page, offline([FIRST, "half "], delay=5), lane=1)
@@ -129,7 +129,7 @@ def test_axe_finds_nothing(page: Page, size: tuple[int, int], scheme: str) -> No
 
 
 def test_labels_differ(page: Page) -> None:
-    choose(page, "Compare two settings")
+    choose(page, "Compare faster and surer")
     labels = page.evaluate("""[...document.querySelectorAll('button, a, input, select, textarea, [role=region]')]
         .filter(control => control.checkVisibility({visibilityProperty: true}))
         .map(control => control.ariaLabel || control.labels?.[0]?.textContent.trim() || control.innerText.trim())""")

@@ -74,6 +74,32 @@ def test_an_audience_sees_what_was_taken_back(page: Page, context: BrowserContex
     expect(captions.locator(".captions p:not([role])")).to_have_text([offline([FIRST]), offline([THIRD])])
 
 
+def test_an_audience_whose_network_was_away(
+    page: Page, context: BrowserContext, server: PageServer, complaints: Complaints
+) -> None:
+    complaints.expected = ("ERR_INTERNET_DISCONNECTED",)
+    share(page, "away")
+    captions = open_captions(context, server, "away")
+    expect(captions.get_by_role("status")).to_have_text("Live")
+    context.set_offline(True)
+    expect(captions.get_by_role("status")).to_have_text("Connection lost, trying again…")
+    context.set_offline(False)
+    draft(page).press_sequentially(FIRST)
+    expect(captions.locator(".captions p")).to_have_text([offline([FIRST])])
+    expect(captions.get_by_role("status")).to_have_text("Live")
+
+
+def test_a_page_without_captions_says_why(page: Page, context: BrowserContext, server: PageServer) -> None:
+    note = "getComputedStyle(document.querySelector('.captions'), '::after').content"
+    captions = open_captions(context, server, "note")
+    expect(captions.get_by_role("status")).to_have_text("Waiting for the speaker…")
+    assert "as soon as somebody speaks" in captions.evaluate(note)
+    share(page, "note")
+    draft(page).press_sequentially(FIRST)
+    expect(captions.locator(".captions p")).to_have_count(1)
+    assert captions.evaluate(note) == "none"
+
+
 def test_the_audience_stays_when_the_page_is_reloaded(page: Page, context: BrowserContext, server: PageServer) -> None:
     share(page, "reload")
     captions = open_captions(context, server, "reload")
@@ -151,7 +177,7 @@ def test_the_code_leads_to_the_room(page: Page, server: PageServer) -> None:
     address = f"{server.address}/captions/hall-2"
     expect(page.locator(".link")).to_have_attribute("href", address)
     expect(page.get_by_role("img", name=f"QR code of {address}")).to_be_visible()
-    expect(page.locator(".hint")).to_contain_text("Other devices cannot open this address")
+    expect(page.locator(".warning")).to_contain_text("Other devices cannot open this address")
 
 
 def reference(text: str, mask: int) -> list[list[bool]]:

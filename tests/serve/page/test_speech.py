@@ -49,6 +49,7 @@ def test_a_browser_without_a_recogniser_offers_no_microphone(context: BrowserCon
     context.add_init_script("delete window.SpeechRecognition; delete window.webkitSpeechRecognition;")
     page = open_with(context, server, GERMAN)
     expect(page.get_by_role("button", name="Listen")).to_be_hidden()
+    expect(page.get_by_label("Your text")).to_have_attribute("placeholder", "Type or paste here.")
 
 
 def test_only_final_results_are_sent(context: BrowserContext, server: PageServer) -> None:

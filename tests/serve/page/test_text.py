@@ -34,7 +34,7 @@ def test_a_reload_loses_nothing(page: Page) -> None:
     expect(page.locator(".sent .text")).to_have_text(FIRST.strip())
     expect(draft(page)).to_have_value("felfun nolbos fal")
     expect(page.locator(".ink span")).to_have_text("felfun nolbos")
-    expect(page.locator(".delay b")).to_have_text("1 s")
+    expect(page.locator(".delay b")).to_have_text("1.0 s")
     expect(draft(page)).to_be_focused()
     page.keyboard.press("End")
     page.keyboard.type("tin mirgus fisfi kallil .\n")
@@ -124,6 +124,20 @@ def test_a_change_within_the_draft_sends_nothing(page: Page) -> None:
     wait_for_translation(page, offline(["gul mivan\n"]))
 
 
+def test_the_last_word_is_sent_by_a_button(page: Page) -> None:
+    button = page.get_by_role("button", name="Translate")
+    expect(button).to_be_hidden()
+    draft(page).press_sequentially("gul mivan")
+    button.click()
+    wait_for_translation(page, offline(["gul mivan\n"]))
+    expect(button).to_be_hidden()
+    expect(draft(page)).to_be_focused()
+    page.get_by_role("button", name="Take back the last sentence").click()
+    expect(draft(page)).to_have_value("gul mivan")
+    button.click()
+    expect(page.locator(".lane .text p:not([role])")).to_have_text([offline(["gul mivan\n"])])
+
+
 def test_undo_and_redo_of_what_was_not_sent(page: Page) -> None:
     draft(page).press_sequentially("gul")
     draft(page).press("Control+a")
@@ -163,7 +177,7 @@ def test_a_second_lane_gets_the_text_so_far(page: Page) -> None:
     draft(page).press_sequentially(FIRST + SECOND)
     wait_for_translation(page, offline([FIRST, SECOND]))
     reload(page)
-    choose(page, "Compare two settings")
+    choose(page, "Compare faster and surer")
     wait_for_translation(page, offline([FIRST, SECOND], delay=5), lane=1)
     draft(page).press_sequentially(THIRD)
     wait_for_translation(page, offline([FIRST, SECOND, THIRD]))

@@ -87,7 +87,7 @@ def test_the_delay_slider_acts_at_once(page: Page) -> None:
     assert slider.get_attribute("aria-valuetext") == "waits for about 0.5 s of speech"
     draft(page).press_sequentially(FIRST)
     slider.press("End")
-    expect(page.locator(".delay b")).to_have_text("1 s")
+    expect(page.locator(".delay b")).to_have_text("1.0 s")
     draft(page).press_sequentially(SECOND)
     slider.press("Home")
     draft(page).press_sequentially(THIRD)
@@ -164,12 +164,12 @@ def test_the_reader_stays_at_the_end_unless_they_scroll_up(page: Page) -> None:
 
 def test_two_delays_side_by_side(page: Page) -> None:
     draft(page).press_sequentially(FIRST)
-    choose(page, "Compare two settings")
+    choose(page, "Compare faster and surer")
     draft(page).press_sequentially(SECOND)
     wait_for_translation(page, offline([FIRST, SECOND], delay=3), lane=0)
     wait_for_translation(page, offline([FIRST, SECOND], delay=5), lane=1)
     assert page.locator(".path").count() == 2
-    choose(page, "Compare two settings")
+    choose(page, "Compare faster and surer")
     assert page.locator(".lane").count() == 1
     draft(page).press_sequentially(THIRD)
     wait_for_translation(page, offline([FIRST, SECOND, THIRD], delay=3))
@@ -276,6 +276,8 @@ def test_a_long_run_without_spaces_is_no_burden(page: Page) -> None:
 
 def test_copy(page: Page, context: BrowserContext) -> None:
     context.grant_permissions(["clipboard-read", "clipboard-write"])
+    for name in ("Copy: Translation", "Save: Translation"):
+        expect(page.get_by_role("button", name=name)).to_be_disabled()
     draft(page).press_sequentially(FIRST)
     wait_for_translation(page, offline([FIRST]))
     page.get_by_role("button", name="Copy: Translation").click()
@@ -294,7 +296,7 @@ def test_new_asks_before_it_clears_and_keeps_the_delay(page: Page) -> None:
     page.get_by_role("button", name="New", exact=True).click()
     page.get_by_role("button", name="Clear it").click()
     wait_for_translation(page, "")
-    expect(page.locator(".delay b")).to_have_text("1 s")
+    expect(page.locator(".delay b")).to_have_text("1.0 s")
     expect(draft(page)).to_be_focused()
     draft(page).press_sequentially(SECOND)
     wait_for_translation(page, offline([SECOND], delay=5))

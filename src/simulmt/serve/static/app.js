@@ -10,12 +10,18 @@ import { sampleFor } from "./samples.js";
 import { Sharing } from "./share.js";
 import { Source } from "./source.js";
 import { Status } from "./status.js";
-import { TextStorage, preference } from "./storage.js";
+import { TextStorage, preference, tabSetting } from "./storage.js";
 import { dropWords, splitWords } from "./words.js";
 
 const ROOM_CLOSES_MS = 500; // after its text has ended
-const NEW_TEXT = "This text and its translation will be removed. Save the translation first if you want to keep it.";
-const OTHER_LANGUAGE = "Another source language begins a new text. This one will be removed, with its translation.";
+const NEW_TEXT = {
+  title: "Begin a new text?",
+  reason: "This text and its translation will be removed. Save the translation first if you want to keep it.",
+};
+const OTHER_LANGUAGE = {
+  title: "Change the language?",
+  reason: "Another source language begins a new text. This one will be removed, with its translation.",
+};
 const NAMES = ["Translation", "Second translation"];
 
 const find = (selector) => document.querySelector(selector);
@@ -24,6 +30,7 @@ const compareButton = find("[data-action=compare]");
 const detailsButton = find("[data-action=details]");
 const places = { text: find(".lanes"), details: find(".details") };
 const keyDialog = find("dialog.key");
+const keyButton = find("[data-action=key]");
 const clearingDialog = find("dialog.clearing");
 const status = new Status(find(".connection"));
 
@@ -38,7 +45,7 @@ const early = [];
 /** @type {Lane[]} */
 let lanes = [];
 /** @type {string | null} */
-let apiKey = null;
+let apiKey = tabSetting("key");
 
 const storage = new TextStorage(snapshot);
 const source = new Source(find(".source"), send, () => storage.changed());
@@ -104,10 +111,7 @@ function closeLanes(from = 0) {
 /** @param {number} index @param {string} state @param {string} [code] */
 function showState(index, state, code) {
   status.set(index, state, code);
-  if (code === "unauthorized" && !keyDialog.open) {
-    keyDialog.returnValue = ""; // stays so if the dialog is only closed
-    keyDialog.showModal();
-  }
+  if (code === "unauthorized" && !keyDialog.open) askForKey();
   if (code === "room_taken") {
     if (!sharing.isRenewed) sharing.refuse();
     setTimeout(reopen, sharing.isRenewed ? ROOM_CLOSES_MS : 0);
@@ -124,9 +128,18 @@ function reopen() {
   if (second) addLane(second);
 }
 
+function askForKey() {
+  keyDialog.querySelector(".trouble").textContent = apiKey ? "That key is not valid. Check it and try again." : "";
+  keyDialog.returnValue = ""; // stays so if the dialog is only closed
+  keyDialog.showModal();
+  keyDialog.querySelector("input").select();
+}
+
 function useKey() {
+  keyButton.hidden = keyDialog.returnValue !== "";
   if (!keyDialog.returnValue) return;
   apiKey = find("[name=key]").value;
+  tabSetting("key", apiKey);
   reopen();
 }
 
@@ -152,9 +165,11 @@ function begin() {
   translateAgain(delays);
 }
 
-/** Ask before a text is cleared; nothing brings it back. @param {string} reason @returns {Promise<boolean>} */
-function mayClear(reason) {
+/** Ask before a text is cleared; nothing brings it back.
+ *  @param {{title: string, reason: string}} question @returns {Promise<boolean>} */
+function mayClear({ title, reason }) {
   if (isEmpty()) return Promise.resolve(true);
+  clearingDialog.querySelector("h2").textContent = title;
   clearingDialog.querySelector(".reason").textContent = reason;
   clearingDialog.returnValue = "";
   clearingDialog.showModal();
@@ -187,6 +202,7 @@ function showModel() {
   for (const button of document.querySelectorAll("[data-action=sample]")) button.hidden = !sampleFor(language);
   compareButton.hidden = delays.length < 2;
   microphone.use(model);
+  find("textarea").placeholder = microphone.isOffered ? "Type, paste or speak here." : "Type or paste here.";
   preference("model", model.name);
   storage.changed();
 }
@@ -224,6 +240,7 @@ function setUp() {
   compareButton.addEventListener("click", toggleCompare);
   detailsButton.addEventListener("click", toggleDetails);
   keyDialog.addEventListener("close", useKey);
+  keyButton.addEventListener("click", askForKey);
   find("[data-action=new]").addEventListener("click", startOver);
   for (const button of document.querySelectorAll("[data-action=sample]")) {
     button.addEventListener("click", () => source.perform(sampleFor(model.source)));
@@ -231,6 +248,7 @@ function setUp() {
   for (const button of document.querySelectorAll("#menu button")) {
     button.addEventListener("click", () => find("#menu").hidePopover());
   }
+  for (const button of document.querySelectorAll(".masthead nav button")) button.disabled = false;
   visualViewport.addEventListener("resize", fitScreen);
 }
 
@@ -261,6 +279,6 @@ function restoreTranslation() {
 
 const { saved } = storage;
 restoreSource();
-models = await loadModels();
+models = await loadModels(() => status.set(0, "lost"));
 restoreTranslation();
 source.focus();

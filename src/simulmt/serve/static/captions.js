@@ -22,6 +22,12 @@ const STATES = {
   refused: "This room cannot be opened.",
   unauthorized: "The server asks for a key.",
 };
+// What stands in the place of the text, or below it.
+const NOTES = {
+  live: "The captions will appear here.",
+  waiting: "The captions will appear here as soon as somebody speaks in this room.",
+  closed: STATES.closed,
+};
 
 const find = (selector) => document.querySelector(selector);
 const parameters = new URLSearchParams(location.search);
@@ -68,7 +74,7 @@ function ask(label, answered) {
 }
 
 function askForRoom() {
-  ask("Room", (answer) => location.assign(new URL(`captions/${roomName(answer)}`, location.href)));
+  ask("Room name", (answer) => location.assign(new URL(`captions/${roomName(answer)}`, location.href)));
 }
 
 function askForKey() {
@@ -85,7 +91,9 @@ function read() {
   find("h1").textContent = room;
   new RoomViewer(room, key, {
     state: (state, code) => {
-      find(".status").textContent = STATES[code] ?? STATES[state];
+      find(".connection").dataset.state = state;
+      find(".connection span").textContent = STATES[code] ?? STATES[state];
+      text.dataset.note = NOTES[state] ?? "";
       if (code === "unauthorized") askForKey();
     },
     opened: ({ target }) => {

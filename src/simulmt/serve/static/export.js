@@ -26,8 +26,11 @@ export function download(commits, format, name) {
 
 /** @param {string} text @param {HTMLElement} place an open dialog if there is one, since only it takes the focus */
 export async function copy(text, place = document.body) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  // Pages that are not served over HTTPS have no clipboard of their own.
+  try {
+    return await navigator.clipboard.writeText(text);
+  } catch {
+    // Pages that are not served over HTTPS have no clipboard of their own, others may not be allowed to use it.
+  }
   const carrier = document.createElement("textarea");
   carrier.value = text;
   place.append(carrier);

@@ -115,6 +115,7 @@ export class Lane {
   /** @param {Written} commit */
   #show(commit) {
     this.#written.push(commit);
+    this.#find("[data-action=copy]").disabled = this.#find("[data-action=save]").disabled = false;
     this.#transcript.append(commit.text, commit.sentence);
     this.#path.write(commit);
   }
@@ -156,7 +157,7 @@ export class Lane {
     slider.max = String(delays.length - 1);
     slider.value = String(delays.indexOf(this.#delay ?? delays[0]));
     const show = () => {
-      const wait = `${secondsOfSpeech(delays[slider.valueAsNumber])} s`;
+      const wait = `${secondsOfSpeech(delays[slider.valueAsNumber]).toFixed(1)} s`;
       this.#find(".delay .figure b").textContent = wait;
       slider.setAttribute("aria-valuetext", `waits for about ${wait} of speech`);
       this.#find(".delay").title = `Waits for about ${wait} of speech before it translates a word`;

@@ -8,14 +8,14 @@ import { ServerRecogniser } from "./audio.js";
 
 const EXPLANATIONS = {
   "not-allowed":
-    "The microphone is blocked. Allow it for this page (the symbol beside the address), then press Listen again.",
+    "The microphone is blocked. Allow it for this page (the symbol beside the address), then press the microphone again.",
   "service-not-allowed": "This browser does not allow speech recognition here. Its settings may have a switch for it.",
-  "audio-capture": "No microphone was found. Plug one in or switch it on, then press Listen again.",
+  "audio-capture": "No microphone was found. Plug one in or switch it on, then press the microphone again.",
   "language-not-supported": "The speech recogniser of this browser does not know this language.",
   network: "The speech recogniser of this browser needs the internet, and cannot reach it.",
   insecure: "Browsers give the microphone only to pages opened over https, or on this very computer as localhost.",
   full: "The server listens to as many people as it can already. Try again in a moment.",
-  lost: "The server's speech recogniser has stopped. Press Listen to try again.",
+  lost: "The server's speech recogniser has stopped. Press the microphone to try again.",
 };
 
 export class Microphone {
@@ -51,6 +51,11 @@ export class Microphone {
     this.#model = model;
     this.#button.hidden = !model.audio && !BrowserRecogniser.knows(model.source);
     this.#button.title = model.audio ? "Listen" : "Listen; your browser may have the speech recognised elsewhere";
+  }
+
+  /** Whether there is anything to recognise speech with. */
+  get isOffered() {
+    return !this.#button.hidden;
   }
 
   stop() {

@@ -6,8 +6,9 @@ const SECONDS_A_SUBWORD = 0.25; // at 150 words a minute, measured for German an
 /** @typedef {{name: string, kind: string, source: string, target: string, delays: number[],
  *             default_delay: number | null, audio?: boolean}} Model */
 
-/** The server's models; waits for a server that is not there yet. @returns {Promise<Model[]>} */
-export async function loadModels() {
+/** The server's models; waits for a server that is not there yet.
+ *  @param {() => void} failed called after each attempt in vain @returns {Promise<Model[]>} */
+export async function loadModels(failed) {
   for (;;) {
     try {
       const response = await fetch("v1/models");
@@ -15,6 +16,7 @@ export async function loadModels() {
     } catch {
       // No connection: the server may be on its way.
     }
+    failed();
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
 }

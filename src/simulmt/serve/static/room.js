@@ -15,6 +15,8 @@ export class RoomViewer {
   #key;
   #listener;
   #backoff = new Backoff();
+  /** @type {WebSocket | null} */
+  #socket = null;
   #speech = ""; // of which the commits are
   #lastCommit = 0;
   #lastSentence = -1;
@@ -27,20 +29,32 @@ export class RoomViewer {
     this.#key = key;
     this.#listener = listener;
     listener.state("connecting");
+    addEventListener("online", this.#connect);
+    addEventListener("offline", this.#disconnect);
     this.#connect();
   }
 
   #connect = () => {
+    if (this.#socket || this.#isRefused) return;
+    this.#backoff.cancel();
     const socket = new WebSocket(socketAddress(`../v1/rooms/${encodeURIComponent(this.#name)}`));
+    this.#socket = socket;
     socket.onopen = () => {
       this.#backoff.connected();
       if (this.#key) socket.send(JSON.stringify({ type: "watch", api_key: this.#key }));
     };
-    socket.onmessage = ({ data }) => this.#receive(JSON.parse(data));
-    socket.onclose = () => this.#retry();
+    socket.onmessage = ({ data }) => this.#socket === socket && this.#receive(JSON.parse(data));
+    socket.onclose = () => this.#socket === socket && this.#retry();
+  };
+
+  /** Let go of a connection that may hang for minutes before it notices its own death. */
+  #disconnect = () => {
+    this.#socket?.close();
+    if (this.#socket) this.#retry();
   };
 
   #retry() {
+    this.#socket = null;
     if (this.#isRefused) return;
     this.#listener.state("lost");
     this.#backoff.retry(this.#connect);

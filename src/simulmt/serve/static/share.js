@@ -75,12 +75,18 @@ export class Sharing {
     this.#lastName = "";
     this.#show();
     this.#complain(`Somebody else speaks in the room “${name}”. Choose another name.`);
-    if (!this.#dialog.open) this.#dialog.showModal();
+    if (!this.#dialog.open) this.#showDialog();
   }
 
   #open() {
     if (!this.#room) this.#use({ name: this.#lastName || freshName(), key: secret() });
+    this.#showDialog();
+  }
+
+  /** From its top, though the button at its end has the focus. */
+  #showDialog() {
     this.#dialog.showModal();
+    this.#dialog.scrollTop = 0;
   }
 
   #rename() {
@@ -100,16 +106,14 @@ export class Sharing {
 
   #show() {
     this.#button.setAttribute("aria-pressed", String(this.#room !== null));
-    this.#find(".invitation").hidden = this.#find(".stop").hidden = this.#room === null;
+    for (const part of [".invitation", ".warning", ".stop"]) this.#find(part).hidden = this.#room === null;
     if (!this.#room) return;
     const address = this.#address();
     this.#find("[name=room]").value = this.#room.name;
     this.#find(".link").href = address;
     this.#find(".link").textContent = address.replace(/^https?:\/\//, "");
     this.#find(".code").replaceChildren(qrImage(address));
-    this.#find(".hint").textContent = isOnlyHere()
-      ? ONLY_HERE
-      : "For OBS: add a browser source with the copied address.";
+    this.#find(".warning").textContent = isOnlyHere() ? ONLY_HERE : "";
   }
 
   /** @param {string} text */

@@ -56,7 +56,7 @@ export class Source {
       takenBack: () => this.takeBack(),
     });
     this.#playButton = this.#button("play", () => (this.isPlaying ? this.pause() : this.play()));
-    this.#button("send", () => this.sendAll());
+    this.#button("send", () => this.#finish());
     this.#button("take-back", () => {
       this.takeBack();
       this.focus();
@@ -125,6 +125,7 @@ export class Source {
 
   /** Send the draft without waiting, and end the sentence. */
   sendAll() {
+    if (this.#isTakingBack) return void this.#postponed.push(() => this.sendAll());
     this.#take(this.#draft.rest.length);
     this.endSentence();
     this.pause();
@@ -230,9 +231,15 @@ export class Source {
   /** Enter ends the sentence, wherever the caret is; in a text to be played it is a line's end like any other. */
   #enter() {
     if (this.#isScript) return false;
-    if (this.#isTakingBack) this.#postponed.push(() => this.sendAll());
-    else this.sendAll();
+    this.sendAll();
     return true;
+  }
+
+  /** The button does the same, and whoever was typing types on. */
+  #finish() {
+    const wasTyped = !this.#isScript;
+    this.sendAll();
+    if (wasTyped) this.focus();
   }
 
   /** Hidden tabs are woken rarely, so the words of the time since the last call are all due. */
@@ -305,6 +312,7 @@ export class Source {
     if (!hasRest && !this.isPlaying && this.#isScript) this.#endScript();
     this.#root.toggleAttribute("data-empty", this.isEmpty && !this.#draft.text);
     this.#root.toggleAttribute("data-script", this.#isScript);
+    this.#root.toggleAttribute("data-rest", hasRest);
     this.#root.querySelector("[data-action=take-back]").disabled = this.isEmpty || this.#isTakingBack;
     this.#root.querySelector("[data-action=new]").disabled = this.isEmpty && !this.#draft.text;
     this.#playButton.dataset.state = this.isPlaying ? "playing" : "paused";

@@ -80,6 +80,15 @@ export function preference(name, value) {
   });
 }
 
+/** A setting of this tab alone, until it is closed; with a value, it is changed.
+ *  @param {string} name @param {string} [value] */
+export function tabSetting(name, value) {
+  return attempt(() => {
+    if (value !== undefined) sessionStorage.setItem(`simulmt.${name}`, value);
+    return sessionStorage.getItem(`simulmt.${name}`);
+  });
+}
+
 /** The texts that no tab has open, the latest first. */
 function unused() {
   const keys = attempt(() => Object.keys(localStorage).filter((key) => key.startsWith(PREFIX))) ?? [];
