@@ -183,6 +183,35 @@ def test_what_can_be_shared_is_spread_over_the_gpus(monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "train.source").exists()
 
 
+def test_helpers_share_the_work_of_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are started beside the command and gone when it returns, even if it fails."""
+    helpers: list[subprocess.Popen[bytes]] = []
+
+    def pretend(command: list[str], close_fds: bool) -> subprocess.Popen[bytes]:
+        assert (command[1:], close_fds) == (["-m", "simulmt", *words], False)
+        helpers.append(popen(["sleep", "60"]))
+        return helpers[-1]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", pretend)
+    monkeypatch.setattr(sys, "argv", ["simulmt"])  # which it changes
+    text = tmp_path / "text"
+    text.write_text("a\n")
+    for words, code in (
+        (["rewrite", "filter", f"--source={text}", f"--target={text}", f"--output={tmp_path}/out"], 0),
+        (["rewrite", "filter", f"--source={text}", f"--target={text}-2", f"--output={tmp_path}/out"], 1),
+    ):
+        assert perform(words, processes=3) == code
+    assert [helper.returncode for helper in helpers] == [-signal.SIGTERM] * 4
+
+
+def test_only_work_that_can_be_shared_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "shared.toml"
+    recipe.write_text('title = "T"\n[stages.text]\nprocesses = 2\nrun = "synthetic --output={out}"\n')
+    refused = call("run", recipe, "--work", tmp_path, capture=capsys)
+    assert_refused(refused, 2, "stages.text: processes: synthetic does not share its work")
+
+
 def test_training_is_really_shared_by_processes(recipe: Path, tmp_path: Path) -> None:
     options = ("--work", tmp_path / "work", "--only", "text", "--only", "prepared", "--only", "ctc-k1")
     done = simulmt("run", recipe, *options, "--gpus", "2")

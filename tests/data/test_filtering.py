@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from simulmt.data import filtering
 from simulmt.data.filtering import HeldOut, filter_corpus, most_in_a_row, numbers_disagree, repeats_itself
 
 
@@ -120,3 +121,14 @@ def test_either_side_of_a_pair_may_stand_in_a_test_set(tmp_path: Path) -> None:
     made = filter_corpus(tmp_path / "a.de", tmp_path / "a.en", tmp_path / "out", ("de", "en"), held_out=tests)
     assert made["left"] == {"held_out": [1, 3]}
     assert (tmp_path / "out.target").read_text(encoding="utf-8") == "He came home.\n"
+
+
+def test_many_pairs_are_judged_by_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtering, "CHUNK_PAIRS", 2)
+    source, target = tmp_path / "a.de", tmp_path / "a.en"
+    source.write_text("".join(f"Haus {number}\n" for number in range(30)), encoding="utf-8")
+    target.write_text("".join(f"house {number - number % 7 // 6}\n" for number in range(30)), encoding="utf-8")
+    made = filter_corpus(source, target, tmp_path / "out", ("de", "en"))
+    assert made["left"] == {"numbers": [7, 14, 21, 28]}
+    kept = [f"house {number}" for number in range(30) if number % 7 != 6]
+    assert (tmp_path / "out.target").read_text(encoding="utf-8").splitlines() == kept

@@ -48,6 +48,8 @@ def test_beta_makes_what_is_left_out_cost_more() -> None:
 def test_emphasised_symbols_count_more() -> None:
     weights = RiskConfig(emphasis="0%", emphasis_weight=3.0).weights(["a", "10", "b%", "c"])
     assert weights.tolist() == [1, 3, 3, 1]
+    negations = RiskConfig(emphasised_words=("not", "'t")).weights(["▁Not", "▁note", "'t", "▁t", "0"])
+    assert negations.tolist() == [2, 1, 2, 1, 1]
     tokens, target = torch.tensor([[[0, 3], [1, 3]]]), torch.tensor([[0, 1]])
     _, f1 = ngram_rewards(tokens, torch.tensor([[2, 2]]), target, torch.tensor([2]), weights, order_weights=(1.0,))
     assert f1[0].tolist() == pytest.approx([2 * 1 / (2 + 4), 2 * 3 / (4 + 4)])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from simulmt.recipe.plan import Recipe, Stage, Workspace
@@ -24,7 +25,7 @@ time.sleep(60)
 """
 
 
-def command(words: list[str]) -> int:
+def command(words: list[str], processes: int = 1) -> int:
     """One of a few doubles.
 
     They are `touch OUT`, `fail OUT`, `launch OUT DIR`, which starts a process that wants to be told to stop, and
@@ -44,7 +45,7 @@ def command(words: list[str]) -> int:
         while len(list(directory.iterdir())) < count:
             time.sleep(0.01)
     (Path(out) / "scratch").mkdir(exist_ok=True)
-    (Path(out) / "result.txt").write_text(" ".join(rest))
+    (Path(out) / "result.txt").write_text(" ".join(rest) if processes == 1 else f"{processes} processes")
     return 0
 
 
@@ -90,6 +91,14 @@ def test_stages_run_in_order_and_leave_records(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "result.txt").read_text() == str(tmp_path / "a")
     assert (tmp_path / "b" / LOG).read_text() == f"$ simulmt touch {tmp_path}/b {tmp_path}/a\ntouch at work\n"
     assert {status.state for status in stand({"a": "touch {out} word"}, tmp_path)[0]} == {"done"}
+
+
+def test_a_stage_is_run_by_as_many_processes_as_it_says(tmp_path: Path) -> None:
+    statuses, workspace = stand({"a": "touch {out} word"}, tmp_path)
+    shared = replace(statuses[0], stage=replace(statuses[0].stage, processes=4))
+    assert run_stages([shared], workspace, 1, DOUBLES, Witness())
+    assert (tmp_path / "a" / "result.txt").read_text() == "4 processes"
+    assert {status.state for status in stand({"a": "touch {out} word"}, tmp_path)[0]} == {"done"}, "the same result"
 
 
 def test_independent_stages_run_together_but_not_more_than_allowed(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -23,12 +24,8 @@ if TYPE_CHECKING:
     from simulmt.recipe.plan import Recipe, Workspace
     from simulmt.recipe.state import StageStatus
 
-SHARED = (
-    ("train",),
-    ("rewrite", "distil"),
-    ("rewrite", "pseudo"),
-    ("rewrite", "backtranslate"),
-)  # commands that run on several GPUs
+SHARDED = (("rewrite", "distil"), ("rewrite", "pseudo"), ("rewrite", "backtranslate"))  # can be started several times
+SHARED = (("train",), *SHARDED)  # commands that run on several GPUs
 RESUMABLE = ("train", "sweep", "rewrite")
 SCRATCH = "checkpoints"  # large, and not needed once a run is finished
 IGNORED = ("tensorboard",)
@@ -124,8 +121,8 @@ def _check_writable(work: Path) -> None:
         raise DataError(f"--work {work}: not writable: {error.strerror}") from None
 
 
-def perform(words: list[str], gpus: int) -> int:
-    """Run a simulmt command line in this process, or in one process per GPU; return its exit code."""
+def perform(words: list[str], processes: int = 1, gpus: int = 1) -> int:
+    """Run a simulmt command line in this process and others that share its work; return its exit code."""
     from simulmt.cli import main
 
     if gpus > 1 and any(words[: len(verbs)] == [*verbs] for verbs in SHARED):
@@ -134,11 +131,25 @@ def perform(words: list[str], gpus: int) -> int:
         # takes a while to stop its workers after being killed.
         return subprocess.run([*torchrun, "-m", "--", "simulmt", *words], check=False, close_fds=False).returncode
     sys.argv = ["simulmt", *words]
-    try:
-        main()
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 1
+    with _helpers(words, processes - 1):
+        try:
+            main()
+        except SystemExit as stop:
+            return stop.code if isinstance(stop.code, int) else 1
     return 0
+
+
+@contextmanager
+def _helpers(words: list[str], count: int) -> Iterator[None]:
+    """Run a command in more processes; what one that fails had to do is done by the others."""
+    helpers = [subprocess.Popen([sys.executable, "-m", "simulmt", *words], close_fds=False) for _ in range(count)]
+    try:
+        yield
+    finally:  # the result is complete, or cannot be completed
+        for helper in helpers:
+            helper.terminate()
+        for helper in helpers:
+            helper.wait()
 
 
 def _check_commands(plan: Recipe, workspace: Workspace, program: Any) -> dict[str, Callable[..., Any]]:
@@ -155,6 +166,8 @@ def _check_commands(plan: Recipe, workspace: Workspace, program: Any) -> dict[st
             if command is None:
                 raise ConfigError(f"stages.{stage.family}: unknown command '{stage.command}'")
             command.make_context(stage.command, words)
+            if stage.processes > 1 and stage.words[:2] not in SHARDED:
+                raise ConfigError(f"stages.{stage.family}: processes: {stage.command} does not share its work")
         except WrongUsage as error:
             raise ConfigError(f"stages.{stage.family}: {stage.command}: {error.format_message()}") from None
         handlers[stage.name] = command.callback

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, islice
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any
 
 from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
 from simulmt.data.derived import Job, Left, Report, Rewritten, write_pairs
+from simulmt.data.parallel import cores, map_chunks
 from simulmt.text.languages import guess_language
 from simulmt.text.numbers import find_numbers, unmatched
 from simulmt.text.words import HAN
 
 NUMBERS, REPEATS, HELD_OUT = "numbers", "repeats", "held_out"  # why a pair is left out
+CHUNK_PAIRS = 4096  # judged together, in about a second
 LONGEST_PHRASE = 12  # words or ideographs of a phrase that is looked for in a row
 LONG_PHRASE = 4  # of one that is never written twice in a row on purpose; shorter ones may be, as in "very, very"
 SHARED_WORDS = 10  # in a row that only a sentence taken from a test set has in common with it
@@ -48,9 +51,13 @@ def filter_corpus(
         inputs["held out"] = " ".join(map(file_sha256, held_out))
     facts = {"rewrite": "filter", "settings": {"languages": [*languages]}, "inputs": inputs}
     job = Job(prefix, facts, [source, target, *held_out], overwrite)
-    tests = HeldOut(chain.from_iterable(map(read_lines, held_out)))
-    pairs = ParallelFiles(source, target).pairs
-    return write_pairs(job, lambda: (_judge(pair, languages, tests) for pair in pairs()), report)
+    judge = _Judge(languages, HeldOut(chain.from_iterable(map(read_lines, held_out))))
+
+    def judged() -> Iterator[Rewritten]:
+        chunks = map_chunks(judge, ParallelFiles(source, target).pairs(), CHUNK_PAIRS, cores())
+        return chain.from_iterable(verdicts for _, verdicts in chunks)
+
+    return write_pairs(job, judged, report)
 
 
 class HeldOut:
@@ -75,14 +82,24 @@ def _passages(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     return (words[start : start + SHARED_WORDS] for start in range(len(words) - SHARED_WORDS + 1))
 
 
-def _judge(pair: Pair, languages: tuple[str, str], held_out: HeldOut) -> Rewritten:
-    if pair.source in held_out or pair.target in held_out:
-        return Left(HELD_OUT, pair.line)
-    if repeats_itself(pair.target, pair.source):
-        return Left(REPEATS, pair.line)
-    if numbers_disagree(pair.source, pair.target, languages):
-        return Left(NUMBERS, pair.line)
-    return pair.source, pair.target
+@dataclass(frozen=True)
+class _Judge:
+    """Decides which pairs to keep."""
+
+    languages: tuple[str, str]
+    held_out: HeldOut
+
+    def __call__(self, pairs: Sequence[Pair]) -> list[Rewritten]:
+        return [*map(self._judge, pairs)]
+
+    def _judge(self, pair: Pair) -> Rewritten:
+        if pair.source in self.held_out or pair.target in self.held_out:
+            return Left(HELD_OUT, pair.line)
+        if repeats_itself(pair.target, pair.source):
+            return Left(REPEATS, pair.line)
+        if numbers_disagree(pair.source, pair.target, self.languages):
+            return Left(NUMBERS, pair.line)
+        return pair.source, pair.target
 
 
 def numbers_disagree(source: str, target: str, languages: tuple[str, str]) -> bool:

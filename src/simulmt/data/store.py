@@ -15,14 +15,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import multiprocessing
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -31,6 +28,7 @@ from numpy.typing import NDArray
 
 from simulmt.config import as_table, build, require
 from simulmt.data.corpus import Corpus, Pair, file_sha256, reading
+from simulmt.data.parallel import map_chunks
 from simulmt.errors import ConfigError, DataError, VocabularyError
 from simulmt.files import replacing_directory
 from simulmt.text import END, Tokenizer
@@ -207,40 +205,9 @@ class Encoder:
     source: Tokenizer
     target: Tokenizer
 
-    def encode(self, pairs: Sequence[Pair]) -> list[tuple[list[int], list[int]]]:
+    def __call__(self, pairs: Sequence[Pair]) -> list[tuple[list[int], list[int]]]:
         encode_source, encode_target = self.source.encode_training_source, self.target.encode
         return [(encode_source(pair.source), encode_target(pair.target)) for pair in pairs]
-
-    def encode_all(
-        self, chunks: Iterator[list[Pair]], processes: int
-    ) -> Iterator[tuple[list[Pair], list[tuple[list[int], list[int]]]]]:
-        """Yield each chunk with its encoding, in order; several processes share the work if there is enough of it."""
-        head = list(islice(chunks, 2)) if processes > 1 else []
-        if len(head) < 2:
-            yield from ((chunk, self.encode(chunk)) for chunk in chain(head, chunks))
-            return
-        spawn = multiprocessing.get_context("spawn")
-        models = (self.source.model, self.target.model)
-        with ProcessPoolExecutor(processes, spawn, initializer=_load_encoder, initargs=models) as pool:
-            waiting: deque[tuple[list[Pair], Future[list[tuple[list[int], list[int]]]]]] = deque()
-            for chunk in chain(head, chunks):
-                waiting.append((chunk, pool.submit(_encode_here, chunk)))
-                if len(waiting) > 2 * processes:  # bounds memory
-                    oldest, encoded = waiting.popleft()
-                    yield oldest, encoded.result()
-            yield from ((chunk, encoded.result()) for chunk, encoded in waiting)
-
-
-_encoder_here: Encoder  # of a process that encodes for another
-
-
-def _load_encoder(source: bytes, target: bytes) -> None:
-    global _encoder_here
-    _encoder_here = Encoder(Tokenizer(source), Tokenizer(target))
-
-
-def _encode_here(pairs: Sequence[Pair]) -> list[tuple[list[int], list[int]]]:
-    return _encoder_here.encode(pairs)
 
 
 class _Sieve:
@@ -260,9 +227,7 @@ class _Sieve:
 
     def encode(self, corpus: Corpus) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
         """Yield chunks of source and target sentences to keep, each ending with END."""
-        pairs = corpus.pairs()
-        chunks = iter(lambda: list(islice(pairs, CHUNK_PAIRS)), [])
-        for chunk, encoded in self._encoder.encode_all(chunks, self._processes):
+        for chunk, encoded in map_chunks(self._encoder, corpus.pairs(), CHUNK_PAIRS, self._processes):
             self.read += len(chunk)
             sources: list[list[int]] = []
             targets: list[list[int]] = []

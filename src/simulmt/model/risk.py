@@ -28,7 +28,7 @@ from simulmt.model.kernels import compiled_on_gpu
 from simulmt.model.layers import check_tokens, length_mask
 from simulmt.model.output import Loss, at_least_float32, own_precision
 from simulmt.model.transducer import GradientsInForward, TransducerModel, wide_product
-from simulmt.text import BLANK, PAD
+from simulmt.text import BLANK, PAD, SPACE
 
 FRAMES_PER_CHUNK = 4096
 FRAMES_PER_DRAW = 131_072
@@ -44,6 +44,7 @@ class RiskConfig:
     order_weights: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)  # how much n-grams count, n = 1, 2, ...
     beta: float = 1.0  # of the F score; above 1, what is left out costs more than what is added
     emphasis: str = ""  # characters whose symbols count more, such as digits
+    emphasised_words: tuple[str, ...] = ()  # pieces that count more, such as "not", in any case
     emphasis_weight: float = 2.0
 
     def __post_init__(self) -> None:
@@ -58,8 +59,9 @@ class RiskConfig:
 
     def weights(self, pieces: Sequence[str]) -> Float[Tensor, " V"]:
         """How much each symbol of a vocabulary counts."""
-        characters = set(self.emphasis)
-        return torch.tensor([self.emphasis_weight if characters & set(piece) else 1.0 for piece in pieces])
+        characters, words = set(self.emphasis), {word.lower() for word in self.emphasised_words}
+        emphasised = (bool(characters & set(piece)) or piece.strip(SPACE).lower() in words for piece in pieces)
+        return torch.tensor([self.emphasis_weight if each else 1.0 for each in emphasised])
 
 
 DEFAULT = RiskConfig()

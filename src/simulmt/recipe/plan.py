@@ -19,6 +19,9 @@
 makes that stage a dependency; if both stages are expanded over the same values, the matching variant is meant.
 `{given}/FILE` is a file in the directory passed as --data. `{k}` is a value, and may be part of a name: `{{system}}`.
 
+`processes = 4` starts a command four times, which only translating commands (`rewrite distil`) take: one process does
+not keep a GPU busy.
+
 A word that refers to an expanded stage without fixing its values is repeated per variant: `--model=ctc-k{k}={ctc}`.
 With `like = "other.toml"` a recipe inherits from another one and overrides parts of it.
 """
@@ -52,8 +55,10 @@ _Variant = tuple[str, dict[str, Value]]  # stage name and the values of `each` b
 class _StageTable:
     run: str
     each: dict[str, tuple[Value, ...]] = field(default_factory=dict)
+    processes: int = 1
 
     def __post_init__(self) -> None:
+        require(self.processes >= 1, f"processes must be at least 1, got {self.processes}")
         for axis, values in self.each.items():
             require(len(values) > 0, f"each.{axis} must have at least one value")
 
@@ -73,6 +78,7 @@ class Stage:
     name: str
     family: str  # name in the recipe, shared by all variants
     words: tuple[str, ...]
+    processes: int = 1  # that share the work; the result does not depend on it
 
     @property
     def command(self) -> str:
@@ -204,7 +210,7 @@ def _expand(tables: Mapping[str, _StageTable], constants: Values) -> list[Stage]
         for name, own in each:
             values = {**constants, **own}
             resolved = [each for word in words for each in _resolve(word, values, variants, f"stages.{family}")]
-            stages.append(Stage(name, family, tuple(resolved)))
+            stages.append(Stage(name, family, tuple(resolved), tables[family].processes))
     return stages
 
 

@@ -35,7 +35,7 @@ POLL_SECONDS = 0.5
 class Program:
     """How to run command lines, and what they leave behind."""
 
-    run: Callable[[list[str]], int]  # picklable; takes a command line and returns its exit code
+    run: Callable[[list[str], int], int]  # picklable; runs a command line in so many processes, returns its exit code
     modules: tuple[str, ...] = ()  # imported once for all stages
     resumable: tuple[str, ...] = ()  # commands that resume unfinished work; others start over
     scratch: str = ""  # subdirectory to delete once a stage is finished
@@ -159,12 +159,16 @@ def _start(
 ) -> RunningStage:
     directory = workspace.directory(status.stage.name)
     words = workspace.command_line(status.stage)
-    started = process(target=_run_stage, args=(directory, status.inputs, words, program), name=status.stage.name)
+    started = process(
+        target=_run_stage,
+        args=(directory, status.inputs, words, program, status.stage.processes),
+        name=status.stage.name,
+    )
     started.start()
     return RunningStage(status, started, directory / LOG)
 
 
-def _run_stage(directory: Path, inputs: Inputs, words: list[str], program: Program) -> None:
+def _run_stage(directory: Path, inputs: Inputs, words: list[str], program: Program, processes: int) -> None:
     """Run the command of a stage in its own process, and write the record if it succeeds."""
     os.setsid()  # Ctrl-C reaches only the runner, which forwards it
     threading.Thread(target=_die_with_runner, daemon=True).start()
@@ -180,7 +184,7 @@ def _run_stage(directory: Path, inputs: Inputs, words: list[str], program: Progr
         _redirect(directory / LOG)
         print(f"$ simulmt {shlex.join(words)}", flush=True)
         begun = time.monotonic()
-        if code := program.run(words):
+        if code := program.run(words, processes):
             sys.exit(code)
         used = os.times()
         cpu = used.user + used.system + used.children_user + used.children_system

@@ -72,6 +72,9 @@ class Tokenizer:
         self.word_starts = [piece.startswith(SPACE) or token == END for token, piece in enumerate(self.pieces)]
         self._encode_short = lru_cache(maxsize=WORD_CACHE_SIZE)(self._encode)
 
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[bytes]]:
+        return Tokenizer, (self.model,)
+
     @staticmethod
     def load(path: Path) -> Tokenizer:
         """Read a vocabulary from its .model file."""

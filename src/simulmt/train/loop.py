@@ -196,7 +196,8 @@ class _Objective(nn.Module):
         self.model = model
         self.config = config
         device = next(model.parameters()).device
-        self.weights = config.risk.weights(pieces).to(device) if config.risk.emphasis else None
+        emphasised = config.risk.emphasis or config.risk.emphasised_words
+        self.weights = config.risk.weights(pieces).to(device) if emphasised else None
 
     def forward(self, batch: Batch, delay: int | None) -> Loss:
         pairs = (batch.source, batch.source_lengths, batch.target, batch.target_lengths)
