@@ -92,7 +92,7 @@ class MoonshineRecognition:
         self._heard += len(samples) / RATE
         self._stream.add_audio(samples.tolist(), RATE)
         found = self._update()
-        kept = self._heard - (self._heard - KEPT if self._open is None else self._open)
+        kept = KEPT if self._open is None else self._heard - self._open
         self._audio = self._audio[-math.ceil(kept * RATE) :]
         age = self._heard - self._begun
         is_silent = self._open is None and self._heard - self._spoken > SILENCE
