@@ -339,8 +339,8 @@ def write_vocabulary(path: Path) -> list[str]:
 
 def sample_words(model: str) -> list[str]:
     """Words in the source language of a model."""
-    from simulmt.cli.samples import sentences_for
     from simulmt.runtime.bundle import Bundle, find
+    from simulmt.runtime.demo import sentences_for
 
     return [word for sentence in sentences_for(Bundle(find(model)).config, None) for word in split_words(sentence)]
 

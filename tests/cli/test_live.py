@@ -21,12 +21,13 @@ from typer.testing import CliRunner
 
 from cli.helpers import COMMAND, ENVIRONMENT, WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_after, start
 from runtime.test_captions import parse_srt, parse_vtt
-from simulmt.cli import app, display, measure, pipe, samples
-from simulmt.cli.pipe import Arrival, LineTranslator, arrivals
+from simulmt.cli import app
 from simulmt.data import synthetic
 from simulmt.errors import ConfigError, DataError
+from simulmt.runtime import benchmark, demo, pipe
 from simulmt.runtime import bundle as bundle_module
 from simulmt.runtime.bundle import Bundle
+from simulmt.runtime.pipe import Arrival, LineTranslator, arrivals
 from simulmt.runtime.stream import Commit, Translator
 from simulmt.text import split_words
 
@@ -362,14 +363,14 @@ class TestDemo:
         assert (done.returncode, done.stderr) == (0, "")
         title, *sentences, summary, hints = done.stdout.split("\n\n")
         assert title == f"{bundle.name}: en to de, delay 3"
-        assert len(sentences) == len(samples.SENTENCES["en"])
-        for spoken, lines in zip(samples.SENTENCES["en"], sentences, strict=True):
+        assert len(sentences) == len(demo.SENTENCES["en"])
+        for spoken, lines in zip(demo.SENTENCES["en"], sentences, strict=True):
             read = [line[4:] for line in lines.splitlines() if line.startswith("en  ")]
             pieces = [line[4:] for line in lines.splitlines() if line.startswith("de  ")]
             assert " ".join(read) == spoken
             assert "".join(pieces).replace(" ", "") == model.translate(spoken, 3).replace(" ", "")
             assert len(pieces) > 2
-        words = sum(len(sentence.split()) for sentence in samples.SENTENCES["en"])
+        words = sum(len(sentence.split()) for sentence in demo.SENTENCES["en"])
         assert summary.startswith(f"{len(sentences)} sentences, {words} words read")
         assert f"| simulmt translate --model {bundle}" in hints
 
@@ -389,7 +390,7 @@ class TestDemo:
         def sleep(seconds: float) -> None:
             now[0] += seconds
 
-        for moment in display.play(model, ["the old river", "the wind"], 1, 4, lambda: now[0], sleep):
+        for moment in demo.play(model, ["the old river", "the wind"], 1, 4, lambda: now[0], sleep):
             if moment.read:
                 spoken.append(now[0])
             now[0] += 0.1
@@ -399,21 +400,21 @@ class TestDemo:
     def test_the_pace_can_be_chosen(
         self, bundle: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], pace: float
     ) -> None:
-        with patch.object(display, "play", return_value=iter(())) as play:
+        with patch.object(demo, "play", return_value=iter(())) as play:
             assert call("demo", "--model", bundle, *options, capture=capsys).returncode == 0
         assert play.call_args.args[3] == pace
 
     @given(sentence=st.lists(st.sampled_from(["the", " ", "old", "河", "大。", "\t", "é"])).map("".join))
     @settings(max_examples=50, deadline=None)
     def test_what_is_spoken_is_the_sentence(self, sentence: str) -> None:
-        parts = display.spoken(sentence)
+        parts = demo.spoken(sentence)
         assert "".join(parts) == sentence.strip()
         assert [split_words(part) for part in parts] == [[word] for word in split_words(sentence)]
 
-    @pytest.mark.parametrize("language", [*samples.SENTENCES, samples.SYNTHETIC])
+    @pytest.mark.parametrize("language", [*demo.SENTENCES, demo.SYNTHETIC])
     def test_built_in_texts_take_less_than_a_minute(self, shipped: Path, language: str) -> None:
         config = replace(Bundle(shipped / "invented").config, source_language=language)
-        words = split_words(" ".join(samples.sentences_for(config, None)))
+        words = split_words(" ".join(demo.sentences_for(config, None)))
         assert 20 < len(words) < 2.5 * 50
 
     def test_an_invented_language_speaks_for_itself(self, shipped: Path) -> None:
@@ -427,12 +428,12 @@ class TestDemo:
     def test_an_unknown_language_needs_a_text(self, shipped: Path) -> None:
         config = replace(Bundle(shipped / "real").config, source_language="fi")
         with pytest.raises(ConfigError, match=r"no built-in text in 'fi'.*--text"):
-            samples.sentences_for(config, None)
+            demo.sentences_for(config, None)
 
     def test_a_file_without_text(self, shipped: Path, tmp_path: Path) -> None:
         (tmp_path / "empty").write_text(" \n\n", encoding="utf-8")
         with pytest.raises(DataError, match="empty: there is no text"):
-            samples.sentences_for(Bundle(shipped / "real").config, tmp_path / "empty")
+            demo.sentences_for(Bundle(shipped / "real").config, tmp_path / "empty")
 
 
 def in_terminal(arguments: list[str]) -> str:
@@ -525,8 +526,8 @@ class TestModels:
 class TestBench:
     @pytest.fixture(autouse=True)
     def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(measure, "SECONDS", 0.01)
-        monkeypatch.setattr(measure, "SAMPLES", 20)
+        monkeypatch.setattr(benchmark, "SECONDS", 0.01)
+        monkeypatch.setattr(benchmark, "SAMPLES", 20)
 
     def test_json(self, bundle: Path) -> None:
         done = CliRunner().invoke(app, ["bench", "--model", str(bundle), "--delay", "2", "--json"])
@@ -554,7 +555,7 @@ class TestBench:
         assert done.exit_code == 0
 
     def test_percentiles(self) -> None:
-        found = measure._percentiles([float(value) for value in range(101)])
+        found = benchmark._percentiles([float(value) for value in range(101)])
         assert (found.median, found.p95, found.p99) == (50, 95, 99)
 
 

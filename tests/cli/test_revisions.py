@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 from cli.helpers import simulmt
-from simulmt.cli.pipe import Arrival
-from simulmt.cli.revisions import RevisionTranslator
 from simulmt.runtime.captions import Format, open_writer
+from simulmt.runtime.pipe import Arrival, RevisionTranslator
 from simulmt.runtime.stream import Translator
+from simulmt.speech.events import EventReader
 
 EVENTS = (
     '{"partial": "the old"}\n{"partial": "the old"}\n{"partial": "the old barn"}\n{"text": "the old bridge"}\n'
@@ -26,7 +26,7 @@ def test_certain_words_are_translated_a_line_a_sentence(model: Translator, bundl
 
 def test_the_lag_of_recognition_counts_from_the_first_appearance(model: Translator) -> None:
     output = io.StringIO()
-    lines, now = RevisionTranslator(model, 1, open_writer(Format.JSONL, output)), model.clock()
+    lines, now = RevisionTranslator(model, 1, open_writer(Format.JSONL, output), EventReader().read), model.clock()
     lines.push([Arrival('{"partial": "the old"}\n{"par', now - 0.5)])
     lines.push([Arrival('tial": "the old bridge"}\n', now - 0.3), Arrival('{"text": "the old bridge"}\n', now)])
     lines.finish()

@@ -1,12 +1,8 @@
-"""Views of the live demonstration."""
+"""Views of the live demonstration and of the benchmark."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -14,51 +10,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from simulmt.runtime.benchmark import Measurements
 from simulmt.runtime.bundle import BundleConfig
-from simulmt.runtime.stream import Commit, Lag, Translator
-from simulmt.text import split_words
+from simulmt.runtime.demo import Moment
+from simulmt.runtime.stream import Lag, Translator
 
 TRACE_SHOWN = 60  # of the last reads and writes
-
-
-class Moment(NamedTuple):
-    """Text read, and the commits that followed."""
-
-    read: str
-    commits: list[Commit]
-    ends_sentence: bool = False
-
-
-def play(
-    translator: Translator,
-    sentences: Iterable[str],
-    delay: int | None,
-    pace: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Moment]:
-    """Translate sentences live at `pace` words per second, or without pauses if 0."""
-    due = clock()
-    for sentence in sentences:
-        stream = translator.stream(delay)
-        for word in spoken(sentence):
-            if pace:
-                due += 1 / pace
-                sleep(max(0.0, due - clock()))
-            yield Moment(word, stream.push(word))
-        yield Moment("", stream.finish(), ends_sentence=True)
-
-
-def spoken(sentence: str) -> list[str]:
-    """Split a sentence into words, each with its trailing white space."""
-    parts, end = list[str](), 0
-    for word in split_words(sentence):
-        start = sentence.index(word, end)
-        if parts:
-            parts[-1] += sentence[end:start]
-        end = start + len(word)
-        parts.append(word)
-    return parts
 
 
 def describe(translator: Translator, delay: int | None) -> str:
@@ -66,29 +23,6 @@ def describe(translator: Translator, delay: int | None) -> str:
     config, k = translator.config, translator.stream(delay).delay
     waiting = "waiting for the end of each sentence" if k is None else f"delay {k}"
     return f"{translator.bundle.name}: {config.source_language} to {config.target_language}, {waiting}"
-
-
-@dataclass
-class Tally:
-    """Totals of a demonstration."""
-
-    words: int = 0
-    sentences: int = 0
-    lags: list[Lag] = field(default_factory=list)  # one a commit
-
-    def count(self, moment: Moment) -> None:
-        self.words += bool(moment.read)
-        self.sentences += moment.ends_sentence
-        self.lags += [commit.lag for commit in moment.commits]
-
-    def summary(self) -> str:
-        """Return the totals as two lines."""
-        policy = statistics.median([lag.policy for lag in self.lags] or [0.0])
-        compute = statistics.median([lag.compute for lag in self.lags] or [0.0])
-        return (
-            f"{self.sentences} sentences, {self.words} words read, {len(self.lags)} pieces written, none taken back\n"
-            f"median lag of a piece: {policy:.0f} ms until the words it needed were said, {compute:.1f} ms to compute"
-        )
 
 
 class View(Protocol):
@@ -172,6 +106,21 @@ class TerminalView:
         table.add_row("lag", Text(waited, "cyan"))
         table.add_row("trace", _coloured(self._trace[-TRACE_SHOWN:]))
         return table
+
+
+def benchmark_table(found: Measurements) -> Table:
+    """Return measurements as a table."""
+    table = Table.grid("", "", padding=(0, 2))
+    token, delay = found.ms_per_token, found.delay or "none"
+    table.add_row("model", f"{found.model}, delay {delay}, threads {found.threads}")
+    table.add_row("load", f"{found.load_ms:.0f} ms")
+    if found.memory_mb is not None:
+        table.add_row("memory", f"{found.memory_mb:.0f} MB")
+    table.add_row("a token", f"{token.median:.2f} ms median, {token.p95:.2f} ms p95, {token.p99:.2f} ms p99")
+    for row in found.throughput:
+        streams = f"{row.streams} stream{'s' * (row.streams > 1)}"
+        table.add_row(streams, f"{row.tokens_per_second:,.0f} tokens/s, {row.speakers_per_core:,.0f} speakers a core")
+    return table
 
 
 def _labels(config: BundleConfig) -> tuple[str, str]:

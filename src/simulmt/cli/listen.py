@@ -12,9 +12,9 @@ import typer
 
 from simulmt.cli import panels
 from simulmt.cli.live import STANDARD_INPUT, Delay, Model, Threads, load_translator, utf8_output
-from simulmt.cli.revisions import SentenceLines
 from simulmt.errors import ConfigError, SpeechError
 from simulmt.runtime.captions import Format, Writer, open_writer
+from simulmt.runtime.pipe import SentenceLines
 
 if TYPE_CHECKING:
     from simulmt.runtime.revisions import Word

@@ -76,8 +76,8 @@ def translate(
       speech-to-text | simulmt translate --format vtt > captions.vtt
       recogniser | simulmt translate --input revisions
     """
-    from simulmt.cli.pipe import UNREADABLE, LineTranslator, arrivals
-    from simulmt.cli.revisions import POLL, RevisionTranslator
+    from simulmt.runtime.pipe import POLL, UNREADABLE, LineTranslator, RevisionTranslator, arrivals
+    from simulmt.speech.events import EventReader
 
     is_revised = kind is InputKind.REVISIONS
     with _opened(file) as descriptor:
@@ -87,7 +87,12 @@ def translate(
         if os.isatty(descriptor) and not is_revised:
             typer.echo("Type a sentence and Enter; Ctrl-D ends.", err=True)
         with closing(open_writer(style, utf8_output())) as writer:
-            lines, is_damaged = (RevisionTranslator if is_revised else LineTranslator)(translator, delay, writer), False
+            lines = (
+                RevisionTranslator(translator, delay, writer, EventReader().read)
+                if is_revised
+                else LineTranslator(translator, delay, writer)
+            )
+            is_damaged = False
             for arrived in arrivals(descriptor, translator.clock, POLL if is_revised else None):
                 is_damaged |= any(UNREADABLE in part.text for part in arrived)
                 lines.push(arrived)
@@ -115,8 +120,8 @@ def demo(
     """
     from rich.console import Console
 
-    from simulmt.cli.display import Tally, describe, open_view, play
-    from simulmt.cli.samples import sentences_for
+    from simulmt.cli.display import describe, open_view
+    from simulmt.runtime.demo import Tally, play, sentences_for
 
     translator = load_translator(model, delay, threads=0)
     sentences = sentences_for(translator.config, text)
@@ -154,9 +159,10 @@ def bench(
 
     from rich.console import Console
 
-    from simulmt.cli.measure import as_table, measure
-    from simulmt.cli.samples import sentences_for
+    from simulmt.cli.display import benchmark_table
+    from simulmt.runtime.benchmark import measure
     from simulmt.runtime.bundle import Bundle, find
+    from simulmt.runtime.demo import sentences_for
 
     directory = find(model or _default_model())
     sentences = sentences_for(Bundle(directory).config, text)
@@ -165,7 +171,7 @@ def bench(
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
     else:
-        Console().print(as_table(found))
+        Console().print(benchmark_table(found))
 
 
 def load_translator(model: str | Path | None, delay: int | None, threads: int) -> Translator:
@@ -182,8 +188,8 @@ def load_translator(model: str | Path | None, delay: int | None, threads: int) -
 
 def _default_model() -> str:
     """Return the first shipped model of real languages, or the first one."""
-    from simulmt.cli.samples import SYNTHETIC
     from simulmt.runtime.bundle import SHIPPED, Bundle, shipped_names
+    from simulmt.runtime.demo import SYNTHETIC
 
     names = shipped_names()
     if not names:

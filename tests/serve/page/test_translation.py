@@ -9,7 +9,7 @@ from pathlib import Path
 
 from playwright.sync_api import BrowserContext, Page, expect
 
-from simulmt.cli.samples import SENTENCES
+from simulmt.runtime.demo import SENTENCES
 from simulmt.text import split_words
 
 from .support import (

@@ -1,4 +1,4 @@
-"""How fast a model translates on this machine."""
+"""Measure how fast a model translates on this machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-
-from rich.table import Table
 
 from simulmt.runtime.stream import Stream, Translator
 from simulmt.text import split_words
@@ -64,21 +62,6 @@ def measure(load: Callable[[], Translator], sentences: Sequence[str], delay: int
         ms_per_token=_percentiles([seconds * 1000 for seconds in times]),
         throughput=[_throughput(translator, sentences, delay, streams, threads) for streams in TOGETHER],
     )
-
-
-def as_table(found: Measurements) -> Table:
-    """Measurements for people."""
-    table = Table.grid("", "", padding=(0, 2))
-    token, delay = found.ms_per_token, found.delay or "none"
-    table.add_row("model", f"{found.model}, delay {delay}, threads {found.threads}")
-    table.add_row("load", f"{found.load_ms:.0f} ms")
-    if found.memory_mb is not None:
-        table.add_row("memory", f"{found.memory_mb:.0f} MB")
-    table.add_row("a token", f"{token.median:.2f} ms median, {token.p95:.2f} ms p95, {token.p99:.2f} ms p99")
-    for row in found.throughput:
-        streams = f"{row.streams} stream{'s' * (row.streams > 1)}"
-        table.add_row(streams, f"{row.tokens_per_second:,.0f} tokens/s, {row.speakers_per_core:,.0f} speakers a core")
-    return table
 
 
 def _answer_times(translator: Translator, sentences: Sequence[str], delay: int | None) -> list[float]:

@@ -1,21 +1,27 @@
-"""Translate a pipe: lines are read as they arrive and written as they are translated."""
+"""Translate a pipe: text or events of a speech recogniser, read as they arrive, written as they are translated."""
 
 from __future__ import annotations
 
 import codecs
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from queue import Empty, Queue
 from threading import Thread
 from typing import NamedTuple
 
 from simulmt.errors import DataError
 from simulmt.runtime.captions import Writer
-from simulmt.runtime.stream import LINES_TOGETHER, StreamState, Translator
+from simulmt.runtime.revisions import Hypothesis, Stabiliser, feed
+from simulmt.runtime.stream import LINES_TOGETHER, Commit, Stream, StreamState, Translator
 
 CHUNK = 4096  # bytes taken at once
 UNREADABLE = "\ufffd"  # stands for bytes that are not UTF-8
+POLL = 0.1  # seconds between checks for time-outs of words that a recogniser may revise
+LONGEST_EVENT = 1 << 20  # characters
 AHEAD = 4  # chunks read while earlier ones are translated; more waits in the pipe, so memory stays bounded
+
+EventParser = Callable[[str], Iterable[Hypothesis]]  # from a line of a recogniser's output
 
 
 class Arrival(NamedTuple):
@@ -101,3 +107,73 @@ class LineTranslator:
                 if line.state is StreamState.FINISHED:
                     self._writer.end_line()
         del self._streams[:-1]
+
+
+class SentenceLines:
+    """Writes the commits of one long stream, one line per sentence."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._sentence = 0
+        self._has_text = False
+
+    def write(self, stream: Stream, commits: Iterable[Commit]) -> None:
+        """Write commits, and end the lines of finished sentences."""
+        for commit in commits:
+            self._end_lines(commit.sentence)
+            text = commit.text if self._has_text else commit.text.lstrip()
+            self._writer.commit(replace(commit, text=text))
+            self._has_text = True
+        self._end_lines(stream.sentences_finished)
+
+    def _end_lines(self, sentence: int) -> None:
+        while self._sentence < sentence:
+            self._writer.end_line()
+            self._sentence += 1
+            self._has_text = False
+
+
+class RevisionTranslator:
+    """Translates words of revised text as they become stable."""
+
+    def __init__(self, translator: Translator, delay: int | None, writer: Writer, read: EventParser) -> None:
+        self._translator = translator
+        self._stream = translator.stream(delay)
+        self._stabiliser = Stabiliser()
+        self._read_event = read
+        self._lines = SentenceLines(writer)
+        self._open = ""  # an incomplete event
+        self._number = 0  # of the last event
+
+    def push(self, arrived: Iterable[Arrival]) -> None:
+        """Translate new events, one JSON object per line, and words that have timed out."""
+        for text, time in arrived:
+            *lines, self._open = (self._open + text).split("\n")
+            if len(self._open) > LONGEST_EVENT:
+                raise DataError(f"line {self._number + len(lines) + 1}: longer than {LONGEST_EVENT} characters")
+            for line in lines:
+                self._read(line, time)
+        now = self._translator.clock()
+        feed(self._stream, self._stabiliser.tick(now), now)
+        self._lines.write(self._stream, self._translator.drain([self._stream])[0])
+
+    def finish(self) -> None:
+        """Translate the rest."""
+        now = self._translator.clock()
+        self._read(self._open, now)
+        feed(self._stream, self._stabiliser.flush(now), now)
+        self._lines.write(self._stream, self._stream.finish())
+
+    def _read(self, line: str, time: float) -> None:
+        self._number += 1
+        try:
+            hypotheses = self._read_event(line)
+        except DataError as error:
+            raise DataError(f"line {self._number}: {error}") from None
+        for hypothesis in hypotheses:
+            feed(self._stream, self._stabiliser.push(_without_times(hypothesis), time), time, time)
+
+
+def _without_times(hypothesis: Hypothesis) -> Hypothesis:
+    """Drop times on an unknown clock: the lag of a word is then measured from its first appearance."""
+    return replace(hypothesis, start=None, end=None)

@@ -1,11 +1,18 @@
-"""Sample sentences for the demonstration and the benchmark, by source language."""
+"""A text spoken word by word: sample sentences by source language, played at speaking pace."""
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from simulmt.errors import ConfigError, DataError
 from simulmt.runtime.bundle import BundleConfig
+from simulmt.runtime.stream import Commit, Lag, Translator
+from simulmt.text import split_words
 
 SYNTHETIC = "synthetic"  # the source language of models for the invented pair of `simulmt synthetic`
 SYNTHETIC_SENTENCES = 5
@@ -58,3 +65,66 @@ def _lines_of(file: Path) -> list[str]:
     if not lines:
         raise DataError(f"{file}: there is no text in it")
     return lines
+
+
+class Moment(NamedTuple):
+    """Text read, and the commits that followed."""
+
+    read: str
+    commits: list[Commit]
+    ends_sentence: bool = False
+
+
+def play(
+    translator: Translator,
+    sentences: Iterable[str],
+    delay: int | None,
+    pace: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Moment]:
+    """Translate sentences live at `pace` words per second, or without pauses if 0."""
+    due = clock()
+    for sentence in sentences:
+        stream = translator.stream(delay)
+        for word in spoken(sentence):
+            if pace:
+                due += 1 / pace
+                sleep(max(0.0, due - clock()))
+            yield Moment(word, stream.push(word))
+        yield Moment("", stream.finish(), ends_sentence=True)
+
+
+def spoken(sentence: str) -> list[str]:
+    """Split a sentence into words, each with its trailing white space."""
+    parts, end = list[str](), 0
+    for word in split_words(sentence):
+        start = sentence.index(word, end)
+        if parts:
+            parts[-1] += sentence[end:start]
+        end = start + len(word)
+        parts.append(word)
+    return parts
+
+
+@dataclass
+class Tally:
+    """Totals of a demonstration."""
+
+    words: int = 0
+    sentences: int = 0
+    lags: list[Lag] = field(default_factory=list)  # one a commit
+
+    def count(self, moment: Moment) -> None:
+        self.words += bool(moment.read)
+        self.sentences += moment.ends_sentence
+        self.lags += [commit.lag for commit in moment.commits]
+
+    def summary(self) -> str:
+        """Return the totals as two lines."""
+        policy = statistics.median([lag.policy for lag in self.lags] or [0.0])
+        compute = statistics.median([lag.compute for lag in self.lags] or [0.0])
+        return (
+            f"{self.sentences} sentences, {self.words} words read, {len(self.lags)} pieces written, none taken back\n"
+            f"median lag of a piece: {policy:.0f} ms until the words it needed were said, {compute:.1f} ms to compute"
+        )
