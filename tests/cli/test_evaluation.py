@@ -122,8 +122,8 @@ def test_compare_prints_markdown_and_json(results: Path, tmp_path: Path, capsys:
     [
         ((), 2, "nothing to score: give --model or --log"),
         (("--model", "nowhere"), 1, "nowhere: no such model"),
-        (("--model", "BUNDLE", "--delay", "1,x"), 2, "--delay 1,x: expected comma-separated delays from 1"),
-        (("--model", "BUNDLE", "--delay", "0"), 2, "--delay 0: expected comma-separated delays from 1"),
+        (("--model", "BUNDLE", "--delay", "1,x"), 2, "--delay 1,x: expected comma-separated whole numbers from 1"),
+        (("--model", "BUNDLE", "--delay", "0"), 2, "--delay 0: expected comma-separated whole numbers from 1"),
         (("--model", "a=BUNDLE", "--delay", "3,4"), 2, "--delay 3,4: a was trained for 1, 2, 3, 5"),
         (("--model", "a=BUNDLE", "--model", "a=BUNDLE"), 2, "system a is given twice at delay 1"),
         (("--model", "a b=BUNDLE"), 2, "system 'a b': files are called after it"),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulmt.eval.facts import FactChecker
-from simulmt.eval.listing import listing
+from simulmt.eval.facts import FactChecker, listing
 from simulmt.text.languages import guess_language
 from simulmt.text.negation import is_negated
 from simulmt.text.numbers import Number, find_numbers, unmatched

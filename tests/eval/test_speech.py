@@ -11,7 +11,7 @@ import pytest
 
 from cli.helpers import call
 from simulmt.errors import DataError
-from simulmt.eval import speech
+from simulmt.eval import jobs, speech
 from simulmt.eval.speech import (
     PAUSE,
     Recording,
@@ -24,7 +24,6 @@ from simulmt.eval.speech import (
 )
 from simulmt.runtime.revisions import Hypothesis
 from simulmt.runtime.stream import Translator
-from simulmt.speech import recogniser as recognisers
 from simulmt.speech import synthesis
 from simulmt.speech.audio import RATE, Samples
 from simulmt.speech.live import SpeechClock
@@ -169,7 +168,7 @@ def test_a_clock_that_goes_with_the_audio() -> None:
 def test_the_command(
     model: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(recognisers, "open_recogniser", lambda _: FakeRecogniser())
+    monkeypatch.setattr(jobs, "open_recogniser", lambda _: FakeRecogniser())
     monkeypatch.setattr(synthesis, "synthesise", lambda _: np.zeros(2 * RATE, np.float32))
     source, reference = tmp_path / "dev.en", tmp_path / "dev.de"
     source.write_text("\n".join(SAID) + "\n", encoding="utf-8")

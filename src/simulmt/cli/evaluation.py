@@ -6,22 +6,18 @@ import enum
 import json
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulmt.cli import panels
+from simulmt.cli.common import Panel, UnitChoice, parse_numbers
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
+    from simulmt.eval.jobs import Job, LogJob
     from simulmt.eval.results import Result
-    from simulmt.eval.run import Evaluation, Evaluator, TestSet
-    from simulmt.runtime.bundle import Bundle
-    from simulmt.speech.audio import Samples
-    from simulmt.text.words import Unit
 
 COLUMNS = {  # heading: field of a result
     **{name: name for name in ("BLEU", "chrF2", "BP", "AL", "LAAL", "DAL", "AP")},
@@ -40,38 +36,16 @@ WIDEST = 300  # let the terminal wrap wide tables, rather than cutting figures o
 _LOG = re.compile(r"(?P<system>[^=:]+)(?::(?P<delay>[1-9][0-9]*))?=(?P<path>.+)")
 
 
-class UnitChoice(enum.StrEnum):
-    AUTO = "auto"
-    WORD = "word"
-    CHAR = "char"
-
-
 class TableFormat(enum.StrEnum):
     TABLE = "table"
     MARKDOWN = "markdown"
     JSON = "json"
 
 
-class BundleJob(NamedTuple):
-    """A bundle to score at a delay."""
-
-    system: str
-    delay: int | None
-    bundle: Bundle
-
-
-class LogJob(NamedTuple):
-    """A log to score."""
-
-    system: str
-    delay: int | None
-    path: Path
-
-
 def register(app: typer.Typer) -> None:
     """Add this module's commands to the application."""
     for command in (evaluate, compare):
-        app.command(rich_help_panel=panels.MEASURE)(command)
+        app.command(rich_help_panel=Panel.MEASURE)(command)
 
 
 def evaluate(
@@ -128,80 +102,38 @@ def evaluate(
     """
     with needs_extra("simulmt evaluate", "eval"):
         from simulmt.data.corpus import read_lines
+        from simulmt.eval.facts import listing
         from simulmt.eval.flaws import Lexicon
-        from simulmt.eval.listing import listing
+        from simulmt.eval.jobs import bundle_jobs, check_jobs, run_jobs, run_speech_jobs
         from simulmt.eval.run import Evaluator, Timing, read_test_set
     from rich.console import Console
 
     from simulmt.eval.results import require_room
+    from simulmt.files import write_whole
 
-    jobs = _jobs(model or [], log or [], delay)
+    jobs: list[Job] = [*bundle_jobs(model or [], parse_numbers("--delay", delay)), *map(_log_job, log or [])]
+    check_jobs(jobs)
     timing = Timing(timed, runs, words_per_second)
     sentences = read_test_set(source, reference, test_set, limit)
     if audio is not None:
-        _evaluate_speech(jobs, sentences, audio, recogniser, output, threads)
+        with Console(stderr=True).status("") as status:
+            found = run_speech_jobs(jobs, sentences, audio, recogniser, threads, status.update)
+        facts = {"recogniser": recogniser, "audio": audio, "files": sentences.files, "results": found}
+        write_whole(output / SPEECH, json.dumps(facts, indent=2) + "\n")
+        _print_speech(found)
         return
     known = None if lexicon is None else Lexicon(read_lines(lexicon))
     require_room(output, sentences.name)
     evaluations = []
     with Console(stderr=True).status("") as status:
         evaluator = Evaluator(sentences, unit.value, timing, status.update, known, stop_at_end)
-        for evaluation in _evaluations(evaluator, jobs, threads):
+        for evaluation in run_jobs(evaluator, jobs, threads):
             evaluation.write(output)
             evaluations.append(evaluation)
     _print_results([evaluation.result for evaluation in evaluations])
     if show:
         hypotheses = {evaluation.result.name: evaluation.hypotheses for evaluation in evaluations}
         typer.echo("\n" + "\n".join(listing(sentences.sources, hypotheses, sentences.references)))
-
-
-def _evaluate_speech(
-    jobs: Sequence[BundleJob | LogJob], test_set: TestSet, audio: str, recogniser: str, output: Path, threads: int
-) -> None:
-    from rich.console import Console
-
-    from simulmt.eval.speech import Recording, score_speech
-    from simulmt.runtime.stream import Translator
-    from simulmt.speech.recogniser import open_recogniser
-
-    if any(isinstance(job, LogJob) for job in jobs):
-        raise ConfigError("--audio: give models with --model; a log of SimulEval has no audio")
-    opened = open_recogniser(recogniser)
-    spoken = list(_spoken_sentences(audio, test_set))
-    recording = Recording.join(list(zip(spoken, test_set.sources, zip(*test_set.references, strict=True), strict=True)))
-    found = []
-    with Console(stderr=True).status("") as status:
-        for job in jobs:
-            assert isinstance(job, BundleJob)
-            translator = Translator(job.bundle, threads)
-            unit: Unit = "word" if job.bundle.target.spaced else "char"
-            scores = score_speech(
-                translator,
-                opened,
-                recording,
-                job.delay,
-                unit,
-                lambda done: status.update(f"{done:.0f} of {recording.seconds:.0f} s"),
-            )
-            found.append({"system": job.system, "delay": job.delay, "test_set": test_set.name, **scores.as_table()})
-    output.mkdir(parents=True, exist_ok=True)
-    facts = {"recogniser": recogniser, "audio": audio, "files": test_set.files, "results": found}
-    (output / SPEECH).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    _print_speech(found)
-
-
-def _spoken_sentences(audio: str, test_set: TestSet) -> Iterator[Samples]:
-    """Return the audio of each sentence, synthesised or from a directory."""
-    from simulmt.speech import synthesis
-    from simulmt.speech.audio import read_whole
-
-    if audio == synthesis.COMMAND:
-        yield from map(synthesis.synthesise, test_set.sources)
-        return
-    files = sorted(Path(audio).glob("*.wav"))
-    if len(files) < len(test_set.sources):
-        raise ConfigError(f"--audio {audio}: {len(files)} WAV files for {len(test_set.sources)} sentences")
-    yield from map(read_whole, files[: len(test_set.sources)])
 
 
 def _print_speech(found: Sequence[dict[str, Any]]) -> None:
@@ -247,38 +179,8 @@ def compare(
         typer.echo("\n".join(comparing.signatures(comparisons)))
 
 
-def _jobs(models: Sequence[str], logs: Sequence[str], delay: str) -> list[BundleJob | LogJob]:
-    jobs: list[BundleJob | LogJob] = [*_bundle_jobs(models, _parse_delays(delay)), *map(_log_job, logs)]
-    if not jobs:
-        raise ConfigError("nothing to score: give --model or --log")
-    seen = set()
-    for job in jobs:
-        if job[:2] in seen:
-            raise ConfigError(f"system {job.system} is given twice at delay {job.delay}; name one of them: NAME=...")
-        seen.add(job[:2])
-    return jobs
-
-
-def _bundle_jobs(models: Sequence[str], delays: Sequence[int]) -> Iterator[BundleJob]:
-    from simulmt.eval.results import check_system_name
-    from simulmt.runtime.bundle import Bundle, find
-
-    systems: defaultdict[str, list[Bundle]] = defaultdict(list)
-    for text in models:
-        name, equals, path = ("", "", text) if Path(text).exists() else text.partition("=")
-        bundle = Bundle(find(path if equals else text))
-        systems[check_system_name(name if equals else bundle.name)].append(bundle)
-    for system, bundles in systems.items():
-        trained = {k for bundle in bundles for k in bundle.config.delays}
-        if trained and not trained.issuperset(delays):
-            known = ", ".join(map(str, sorted(trained)))
-            raise ConfigError(f"--delay {','.join(map(str, delays))}: {system} was trained for {known}")
-        for bundle in bundles:
-            chosen = [k for k in delays or bundle.config.delays if k in bundle.config.delays]
-            yield from (BundleJob(system, k, bundle) for k in (chosen if bundle.config.delays else [None]))
-
-
 def _log_job(text: str) -> LogJob:
+    from simulmt.eval.jobs import LogJob
     from simulmt.eval.results import check_system_name
 
     match = _LOG.fullmatch(text)
@@ -286,27 +188,6 @@ def _log_job(text: str) -> LogJob:
         raise ConfigError(f"--log {text}: expected NAME:DELAY=PATH, or NAME=PATH for a system without delay")
     delay = int(match["delay"]) if match["delay"] else None
     return LogJob(check_system_name(match["system"]), delay, Path(match["path"]))
-
-
-def _parse_delays(text: str) -> list[int]:
-    if not text:
-        return []
-    if not re.fullmatch(r"\s*[1-9][0-9]*\s*(,\s*[1-9][0-9]*\s*)*", text):
-        raise ConfigError(f"--delay {text}: expected comma-separated delays from 1, such as 1,3,5")
-    return list(dict.fromkeys(map(int, text.split(","))))
-
-
-def _evaluations(evaluator: Evaluator, jobs: Sequence[BundleJob | LogJob], threads: int) -> Iterator[Evaluation]:
-    from simulmt.runtime.stream import Translator
-
-    translator: Translator | None = None
-    for job in jobs:
-        if isinstance(job, LogJob):
-            yield evaluator.log(job.system, job.path, job.delay)
-            continue
-        if translator is None or translator.bundle is not job.bundle:
-            translator = Translator(job.bundle, threads)
-        yield evaluator.bundle(job.system, translator, job.delay, threads)
 
 
 def _print_results(results: Sequence[Result]) -> None:

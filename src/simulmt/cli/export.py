@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from simulmt.cli import panels
-from simulmt.cli.inputs import require_vocabularies
+from simulmt.cli.common import Panel, require_vocabularies
 from simulmt.errors import ConfigError, DataError, needs_extra
 
 RULES = "Decoding rules: errors to suppress (CTC only)"
@@ -23,7 +22,7 @@ class Precision(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add this module's command to the application."""
-    app.command(rich_help_panel=panels.TRAIN)(export)
+    app.command(rich_help_panel=Panel.TRAIN)(export)
 
 
 def export(

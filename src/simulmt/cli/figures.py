@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from simulmt.cli import panels
-from simulmt.cli.evaluation import UnitChoice
+from simulmt.cli.common import Panel, UnitChoice, parse_numbers
 from simulmt.errors import ConfigError, MissingExtraError, needs_extra
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ WIDEST_TABLE = 1000  # columns; wider than any terminal, so that no column is sq
 def register(app: typer.Typer) -> None:
     """Add this module's commands to the application."""
     for command in (plot, report, anticipation, analyse):
-        app.command(rich_help_panel=panels.MEASURE)(command)
+        app.command(rich_help_panel=Panel.MEASURE)(command)
 
 
 def plot(
@@ -58,7 +57,7 @@ def plot(
     """
     with needs_extra("simulmt plot", "eval"):
         from simulmt.eval.report.gallery import draw_gallery
-    _save(draw_gallery(directories, baseline, _numbers("--sentences", sentences), alignments), output)
+    _save(draw_gallery(directories, baseline, parse_numbers("--sentences", sentences), alignments), output)
 
 
 def report(
@@ -87,7 +86,7 @@ def report(
         about=tuple(about or ()),
         baseline=baseline,
         examples=examples,
-        sentences=_numbers("--sentences", sentences),
+        sentences=parse_numbers("--sentences", sentences),
         delay=delay,
     )
     made = build_report(directories, options, _eflomal() if align else None, output.parent / "alignments")
@@ -182,9 +181,9 @@ def analyse(
     model = name or run.resolve().name
     with join_world(device) as world:
         sorter = Sorter.load(run, data, world.device)
-        delays = [_checked_delay(sorter, k) for k in _numbers("--delay", delay) or sorter.delays]
+        delays = [_checked_delay(sorter, k) for k in parse_numbers("--delay", delay) or sorter.delays]
         scores = [_oracle_score(sorter, texts, model, k, blank_penalty) for k in delays]
-        sortings = _sortings(sorter, texts, model, delays[0], _numbers("--sentences", sentences))
+        sortings = _sortings(sorter, texts, model, delays[0], parse_numbers("--sentences", sentences))
     _print(oracle_table(scores))
     _print(sorting_table(scores))
     write_records(output, scores)
@@ -316,9 +315,3 @@ def _print(table: Table) -> None:
     for row in table.rows:
         shown.add_row(*row)
     Console(width=WIDEST_TABLE).print(shown)
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"(\s*[1-9][0-9]*\s*(,\s*[1-9][0-9]*\s*)*)?", text):
-        raise ConfigError(f"{option} {text}: expected comma-separated whole numbers from 1, such as 1,3,5")
-    return tuple(dict.fromkeys(map(int, text.split(",")))) if text.strip() else ()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.cli import panels
+from simulmt.cli.common import Panel
 from simulmt.cli.live import STANDARD_INPUT, Delay, Model, Threads, load_translator, utf8_output
 from simulmt.errors import ConfigError, SpeechError
 from simulmt.runtime.captions import Format, Writer, open_writer
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add this module's command to the application."""
-    app.command(rich_help_panel=panels.TRANSLATE)(listen)
+    app.command(rich_help_panel=Panel.TRANSLATE)(listen)
 
 
 def listen(

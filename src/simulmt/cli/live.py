@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from simulmt.cli import models, panels
+from simulmt.cli import models
+from simulmt.cli.common import Panel
 from simulmt.errors import BundleError, ConfigError, DataError, StreamError
 from simulmt.runtime.captions import Format, open_writer
 
@@ -44,8 +45,8 @@ class InputKind(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add this module's commands to the application."""
     for command in (translate, demo, bench):
-        app.command(rich_help_panel=panels.TRANSLATE)(command)
-    app.add_typer(models.app, name="models", rich_help_panel=panels.TRANSLATE)
+        app.command(rich_help_panel=Panel.TRANSLATE)(command)
+    app.add_typer(models.app, name="models", rich_help_panel=Panel.TRANSLATE)
 
 
 def translate(

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from simulmt.cli import panels
-from simulmt.cli.inputs import require_file
+from simulmt.cli.common import Panel, require_file
 from simulmt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ PRELOADED = ("simulmt.train.loop", "simulmt.train.export", "simulmt.eval.report.
 
 def register(app: typer.Typer) -> None:
     """Add this module's command to the application."""
-    app.command(rich_help_panel=panels.TRAIN)(run)
+    app.command(rich_help_panel=Panel.TRAIN)(run)
 
 
 def run(

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from simulmt.cli import panels
-from simulmt.cli.evaluation import UnitChoice
-from simulmt.cli.inputs import require_vocabularies
+from simulmt.cli.common import Panel, UnitChoice, require_vocabularies
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ app = typer.Typer(
 
 def register(application: typer.Typer) -> None:
     """Add this module's commands to the application."""
-    application.add_typer(app, rich_help_panel=panels.TRAIN)
+    application.add_typer(app, rich_help_panel=Panel.TRAIN)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.cli import panels
+from simulmt.cli.common import Panel
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add this module's command to the application."""
-    app.command(rich_help_panel=panels.TRANSLATE)(serve)
+    app.command(rich_help_panel=Panel.TRANSLATE)(serve)
 
 
 def serve(

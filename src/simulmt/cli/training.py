@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.cli import panels
-from simulmt.cli.inputs import require_file
+from simulmt.cli.common import Panel, require_file
 from simulmt.errors import ConfigError, DataError, needs_extra
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 def register(app: typer.Typer) -> None:
     """Add this module's commands to the application."""
     for command in (synthetic, prepare, train, sweep):
-        app.command(rich_help_panel=panels.TRAIN)(command)
+        app.command(rich_help_panel=Panel.TRAIN)(command)
 
 
 def synthetic(

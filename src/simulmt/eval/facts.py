@@ -6,7 +6,7 @@ reference has it too, and a negation, if all references have one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulmt.text.languages import guess_language
@@ -67,3 +67,21 @@ class FactChecker:
         numbers = "number lost" if facts.numbers_lost(translation, self._language) else ""
         negation = "negation lost" if facts.negation_lost(translation, self._language) else ""
         return [*filter(None, (numbers, negation))]
+
+
+def listing(
+    sources: Sequence[str], hypotheses: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]]
+) -> Iterator[str]:
+    """Yield each sentence with its translations and references below it; lost numbers and negations are marked."""
+    checker = FactChecker(sources, references)
+    width = max(map(len, (*hypotheses, "reference")))
+    for index, source in enumerate(sources):
+        yield f"{index + 1:>4}  {source}"
+        for name, translations in hypotheses.items():
+            losses = checker.losses(index, translations[index])
+            mark = f"   <-- {', '.join(losses)}" if losses else ""
+            yield f"      {name:<{width}}  {translations[index]}{mark}"
+        for lines in references:
+            if lines[index].strip():
+                yield f"      {'reference':<{width}}  {lines[index]}"
+        yield ""

@@ -1,0 +1,44 @@
+"""What the commands share: panels of the help, and checks of what is named on the command line."""
+
+from __future__ import annotations
+
+import enum
+import re
+from pathlib import Path
+
+from simulmt.errors import ConfigError, DataError
+
+
+class Panel(enum.StrEnum):
+    """Headings of `simulmt --help`."""
+
+    TRANSLATE = "Translate"
+    TRAIN = "Train"
+    MEASURE = "Measure"
+
+
+class UnitChoice(enum.StrEnum):
+    AUTO = "auto"
+    WORD = "word"
+    CHAR = "char"
+
+
+def require_file(path: Path) -> Path:
+    """Return the path if it is a file; raise DataError otherwise."""
+    if path.is_file():
+        return path
+    raise DataError(f"{path}: is a directory, expected a file" if path.is_dir() else f"{path}: no such file")
+
+
+def require_vocabularies(data: Path) -> None:
+    """Raise DataError unless --data is a directory with two vocabularies."""
+    for name in ("source.model", "target.model"):
+        if not (data / name).is_file():
+            raise DataError(f"--data {data}: there is no {name} in it; give a data directory of simulmt prepare")
+
+
+def parse_numbers(option: str, text: str) -> tuple[int, ...]:
+    """Parse a comma-separated list of distinct whole numbers from 1; nothing gives none."""
+    if not re.fullmatch(r"(\s*[1-9][0-9]*\s*(,\s*[1-9][0-9]*\s*)*)?", text):
+        raise ConfigError(f"{option} {text}: expected comma-separated whole numbers from 1, such as 1,3,5")
+    return tuple(dict.fromkeys(map(int, text.split(",")))) if text.strip() else ()
