@@ -2,6 +2,7 @@
 
     python benchmarks/server.py [--model NAME_OR_DIR] [--streams 100 300 600] [--workers 2] [--seconds 20] [--paste]
     python benchmarks/server.py --viewers 1000
+    python benchmarks/server.py --model en-zh --ray 2
 
 Every stream says 2.5 words a second. Queue and compute are the server's own figures, in milliseconds; "answer" is the
 client's: from sending the last word that a piece of translation needed to receiving it, network included. "Spread" is
@@ -12,6 +13,9 @@ its costs are real.
 
 --viewers measures one speaker in a room: "viewer" is from sending the last word that a piece needed to its receipt by a
 viewer, and "missing" counts pieces that a viewer did not get.
+
+--ray measures a local Ray cluster (extra `ray`) with a number of replicas instead of a server with workers. CPU and
+memory then include Ray's own processes, and errors are those that clients saw.
 """
 
 from __future__ import annotations
@@ -56,6 +60,19 @@ VIEWER_COLUMNS = (
     "MB",
 )
 # fmt: on
+RAY = """
+import sys, time
+import ray
+from ray import serve
+from simulmt.serve.ray_app import build
+
+model, port, replicas = sys.argv[1:]
+ray.init(num_cpus=int(replicas), include_dashboard=False, log_to_driver=False)
+serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
+sizes = {"least_replicas": replicas, "most_replicas": replicas, "streams_per_replica": "1000"}
+serve.run(build({"models": model, **sizes}))
+time.sleep(1e9)
+"""
 
 
 @dataclass
@@ -190,15 +207,19 @@ class Usage:
 
 
 class Server:
-    """`simulmt serve` in processes of its own."""
+    """`simulmt serve`, or Ray Serve with a number of replicas, in processes of its own."""
 
-    def __init__(self, model: str, workers: int) -> None:
+    def __init__(self, model: str, workers: int, replicas: int = 0) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
         arguments = ["--model", model, "--port", str(self._port), "--workers", str(workers)]
         for limit in ("streams", "streams_per_address", "connections", "connections_per_address", "viewers"):
             arguments += ["--limit", f"{limit}=5000"]
-        self._process = subprocess.Popen([sys.executable, "-m", "simulmt", "serve", *arguments])
+        serve = (
+            ["-c", RAY, model, str(self._port), str(replicas)] if replicas else ["-m", "simulmt", "serve", *arguments]
+        )
+        self._is_cluster = replicas > 0
+        self._process = subprocess.Popen([sys.executable, *serve])
         self.room_url = f"ws://127.0.0.1:{self._port}/v1/rooms"
         self.url = f"ws://127.0.0.1:{self._port}/v1/stream"
 
@@ -239,19 +260,25 @@ class Server:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def _processes(self) -> list[int]:
-        main = self._process.pid
-        return [main, *map(int, Path(f"/proc/{main}/task/{main}/children").read_text().split())]
+        """The processes of the server, those of Ray included."""
+        found = [self._process.pid]
+        for process in found:  # grows on the way
+            for children in Path(f"/proc/{process}/task").glob("*/children"):
+                found += map(int, children.read_text().split())
+        return found
 
     def _errors(self) -> int:
-        """Errors that the server has sent to streams so far."""
+        """Errors that the server has sent to streams so far; a replica knows only its own."""
+        if self._is_cluster:
+            return 0
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics") as response:
             lines = response.read().decode().splitlines()
         return int(sum(float(line.split()[-1]) for line in lines if line.startswith("simulmt_errors_total")))
 
 
 @contextmanager
-def running(model: str, workers: int) -> Iterator[Server]:
-    server = Server(model, workers)
+def running(model: str, workers: int, replicas: int = 0) -> Iterator[Server]:
+    server = Server(model, workers, replicas)
     try:
         server.wait()
         yield server
@@ -352,6 +379,7 @@ def main() -> None:
     parser.add_argument("--viewers", type=int, nargs="+", help="measure viewers of one room instead of streams")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--ray", type=int, default=0, metavar="REPLICAS", help="measure Ray Serve")
     parser.add_argument("--paste", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -363,7 +391,7 @@ def main() -> None:
             model, words = build_bundle(directory)
         random.shuffle(words)
         print(f"load average before: {os.getloadavg()[0]:.1f}")
-        with running(model, arguments.workers) as server:
+        with running(model, arguments.workers, arguments.ray) as server:
             if arguments.viewers:
                 row(VIEWER_COLUMNS, VIEWER_COLUMNS)
                 for count in arguments.viewers:
