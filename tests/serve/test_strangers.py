@@ -41,7 +41,8 @@ from .helpers import (
 
 TEXT = synthetic_text(sentences=4, seed=71)
 PAIR = {"source": "synthetic", "target": "synthetic"}
-PING, CONTINUATION = 9, 0
+PING, PONG, CONTINUATION = 9, 10, 0
+PING_HEAD = b"\x89\x04"
 Serve = Callable[..., Served]
 
 
@@ -240,7 +241,7 @@ def hold_translation(served: Served, monkeypatch: pytest.MonkeyPatch) -> Callabl
 def test_a_long_text_is_read_to_its_end_in_whatever_parts_it_comes(
     serve: Serve, translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = serve(unread_characters=len(TEXT))
+    served = serve(unread_characters=2 * len(TEXT))
     release = hold_translation(served, monkeypatch)
     with served.talk() as talk:
         session = served.sessions._sessions[talk.start()["session"]]
@@ -272,6 +273,25 @@ def test_text_that_has_to_wait_outlasts_many_pings(
         messages = talk.hear_all()
     assert messages[-1] == {"type": "done"}
     assert text_of(messages) == translator.translate("".join(words), 3)
+
+
+def test_no_more_is_sent_than_a_slow_reader_has_read(served: Served) -> None:
+    text = 100 * f"{TEXT} "
+    with raw_websocket(served) as client:
+        client.sendall(frame(b'{"type": "start", "model": "toy"}'))
+        for start in range(0, len(text), 1_000):
+            client.sendall(frame(b'{"type": "source", "text": "%s"}' % text[start : start + 1_000].encode()))
+        client.sendall(frame(b'{"type": "finish"}'))
+        answer = b""
+        while PING_HEAD not in answer:
+            answer += client.recv(65_536)
+        (session,) = served.sessions._attached()
+        eventually(lambda: not session.outbox._room.is_set())  # so it waits, though everything was taken from the line
+        while b'{"type":"done"}' not in answer:
+            while PING_HEAD in answer:
+                _, answer = answer.split(PING_HEAD, 1)
+                client.sendall(frame(answer[:4], PONG))
+            answer = answer[-20:] + client.recv(65_536)
 
 
 def test_a_peer_that_answers_no_ping_is_told_so(serve: Serve) -> None:

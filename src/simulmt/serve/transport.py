@@ -31,6 +31,9 @@ CLOSING_SECONDS = 5.0  # for a peer to read the last message and close its side
 ANY_PROXY = "*"
 INVALID_TEXT = 1007  # close code
 QUEUED_MESSAGES = 16  # received and not yet taken by the application; then reading pauses
+# Bytes sent after which the peer must have answered a ping. Without this bound a slow reader has megabytes in the
+# buffers of the network, and its answer to a ping comes far too late.
+UNCONFIRMED_BYTES = 65_536
 # Pings, pongs and continuation frames a second, and at once, that one peer may send.
 CONTROL_FRAMES_PER_SECOND, CONTROL_FRAMES_BURST = 100.0, 1_000
 
@@ -174,11 +177,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._sending_deadline: asyncio.TimerHandle | None = None
         self.close_timeout = CLOSING_SECONDS
         self._is_failed = False
+        self._unconfirmed = 0  # bytes sent since the last answer to a ping
+        self._is_confirmed = asyncio.Event()
         self._control_frames = Throttle(CONTROL_FRAMES_PER_SECOND, CONTROL_FRAMES_BURST, self.loop.time)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gate.leave(self.transport)
         self._clear_sending_deadline()
+        self._confirm()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -202,8 +208,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().handle_ping()
 
     def handle_pong(self, event: Frame) -> None:
-        if self._admit_control_frame():
+        if self.pending_ping_payload is not None and bytes(event.data) == self.pending_ping_payload:
+            self._confirm()
             super().handle_pong(event)
+        else:
+            self._admit_control_frame()
 
     def handle_cont(self, event: Frame) -> None:
         if self._admit_control_frame():
@@ -224,6 +233,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.queue.qsize() >= QUEUED_MESSAGES and not self.read_paused:
             self.read_paused = True
             self.transport.pause_reading()
+            self._confirm()  # an answer to a ping would not be read
 
     def handle_parser_exception(self) -> None:
         if isinstance(self.conn.parser_exc, PayloadTooBig):
@@ -248,6 +258,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self._is_failed:
             raise ClientDisconnected
         await super().send(message)
+        if message["type"] == "websocket.send":
+            await self._await_reader(len(message.get("text") or message.get("bytes") or ""))
         if message["type"] == "websocket.close" and self.close_timer is not None:
             # transport.close() would wait, perhaps forever, for the peer to read what was sent.
             self.close_timer.cancel()
@@ -265,6 +277,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._is_failed = self.close_sent = True
         self.stop_keepalive()
         self.writable.set()  # whoever waits to send is to find out
+        self._confirm()
         close_code = code.info.close_code if close_code is None else close_code
         self.queue.put_nowait({"type": "websocket.disconnect", "code": close_code, "reason": code})
         if self.conn.state is State.OPEN:  # else the parser has failed and brings its own close frame
@@ -277,6 +290,22 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.read_paused = False
             self.transport.resume_reading()
         self.close_timer = self.loop.call_later(self.close_timeout, self.transport.abort)
+
+    async def _await_reader(self, size: int) -> None:
+        """Note what was sent; if it is much, wait until the peer has read it, which its answer to a ping shows."""
+        self._unconfirmed += size
+        if self._unconfirmed < UNCONFIRMED_BYTES or self.read_paused or self.close_sent:
+            return
+        self._is_confirmed.clear()
+        if self.pending_ping_payload is None:
+            if self.ping_timer is not None:
+                self.ping_timer.cancel()
+            self.send_keepalive_ping()
+        await self._is_confirmed.wait()
+
+    def _confirm(self) -> None:
+        self._unconfirmed = 0
+        self._is_confirmed.set()
 
     def _give_up_sending(self) -> None:
         self.fail(ErrorCode.SLOW_READER, "the client does not read what is sent")
