@@ -558,3 +558,18 @@ def test_only_training_text_can_be_tagged_as_back_translated(source_tokenizer: T
     )
     for typed in ("<bt> the old bridge", "<bt>", "<s>", "<s> the"):
         assert START not in source_tokenizer.encode(typed)
+
+
+@pytest.mark.parametrize(
+    ("language", "uncased", "normalization", "spaced"),
+    [
+        ("zh-Hans", False, "identity", False),
+        ("ja", True, "nmt_nfkc_cf", False),
+        ("de", False, "nmt_nfkc", True),
+        ("EN_us", True, "nmt_nfkc_cf", True),
+        ("", False, "nmt_nfkc", True),
+    ],
+)
+def test_a_target_vocabulary_suits_its_language(language: str, uncased: bool, normalization: str, spaced: bool) -> None:
+    spec = VocabularySpec.for_target(language, 300, uncased, sample=1000)
+    assert (spec.size, spec.normalization, spec.spaced, spec.sample) == (300, normalization, spaced, 1000)

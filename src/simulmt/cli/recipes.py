@@ -79,6 +79,7 @@ def run(
     from rich.console import Console
 
     from simulmt.cli.recipe_view import WIDEST, open_view, plan_tree
+    from simulmt.data.parallel import cores
     from simulmt.recipe.plan import Recipe, Workspace
     from simulmt.recipe.runner import Program, run_stages
     from simulmt.recipe.state import stage_statuses
@@ -96,8 +97,8 @@ def run(
     todo = [status for status in chosen if status.state != "done"]
     _check_possible(todo, statuses, workspace)
     _check_writable(workspace.work)
-    jobs = jobs or (1 if _has_gpu() else _cores())
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // jobs)))
+    jobs = jobs or (1 if _has_gpu() else cores())
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
     signal.signal(signal.SIGTERM, _stop)
     view = open_view(Console(stderr=True), len(chosen) - len(todo), len(todo))
     try:
@@ -198,10 +199,6 @@ def _check_possible(todo: Sequence[StageStatus], statuses: dict[str, StageStatus
         for need in status.stage.needs:
             if statuses[need].state != "done" and need not in names:
                 raise ConfigError(f"--only {status.stage.name}: needs {need}, which is {describe(statuses[need])}")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _has_gpu() -> bool:

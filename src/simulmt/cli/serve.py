@@ -69,8 +69,9 @@ def serve(
       simulmt serve --model en-zh --model ./my-bundle --port 9000
       simulmt serve --host 0.0.0.0 --api-keys-file keys.txt --limit streams=500
     """
-    import os
     import sys
+
+    from simulmt.data.parallel import cores
 
     with needs_extra("simulmt serve", "serve"):
         from simulmt.serve.access import ApiKeys
@@ -80,15 +81,14 @@ def serve(
         from simulmt.serve.workers import Settings, run_workers
 
     set_up_logging()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = workers or (cores if sys.platform == "linux" else 1)  # other kernels do not share a port out
+    workers = workers or (cores() if sys.platform == "linux" else 1)  # other kernels do not share a port out
     settings = Settings(
         models=tuple(model or default_models()),
         host=host,
         limits=_limits(limit or []),
         keys=ApiKeys.read(api_keys_file) if api_keys_file else ApiKeys(),
         origins=tuple(origin or ()),
-        threads=threads or max(1, cores // workers),
+        threads=threads or max(1, cores() // workers),
         open_metrics=open_metrics,
         room_keys=room_keys,
         recognisers=find_recognisers(recogniser or []),

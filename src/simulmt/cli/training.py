@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simulmt.cli.common import Panel, require_file
-from simulmt.errors import ConfigError, DataError, needs_extra
+from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     from simulmt.data.corpus import Corpus
     from simulmt.text import Normalization
-
-UNSPACED_LANGUAGES = ("zh", "ja", "yue")  # written without spaces between words
 
 Files = Annotated[list[Path] | None, typer.Option(show_default=False)]
 Assignments = Annotated[
@@ -106,13 +102,9 @@ def prepare(
     corpora += _translation_memories(tmx or [], source_language, target_language)
     if not corpora:
         raise ConfigError("no training text: give --source and --target, --tsv or --tmx")
-    if re.split("[-_]", target_language.lower())[0] in UNSPACED_LANGUAGES:
-        folding: Normalization = "nmt_nfkc_cf" if uncased_target else "identity"
-        target_spec = VocabularySpec(target_vocabulary, folding, character_coverage=0.9995, spaced=False)
-    else:
-        target_spec = VocabularySpec(target_vocabulary, "nmt_nfkc_cf" if uncased_target else "nmt_nfkc")
-    source_spec = VocabularySpec(source_vocabulary, "nmt_nfkc" if cased_source else "nmt_nfkc_cf")
-    source_spec, target_spec = (replace(spec, sample=vocabulary_sample) for spec in (source_spec, target_spec))
+    target_spec = VocabularySpec.for_target(target_language, target_vocabulary, uncased_target, vocabulary_sample)
+    folding: Normalization = "nmt_nfkc" if cased_source else "nmt_nfkc_cf"
+    source_spec = VocabularySpec(source_vocabulary, folding, sample=vocabulary_sample)
     filters = Filters(max_length=max_length, max_ratio=max_ratio, drop_duplicates=drop_duplicates)
     dev, more_references = _development(dev_source, dev_target or [], dev_xml)
     console = Console(stderr=True)
@@ -204,7 +196,7 @@ def _translation_memories(paths: Sequence[Path], source_language: str, target_la
 
 def _development(source: Path | None, targets: Sequence[Path], xml: Path | None) -> tuple[Corpus, list[list[str]]]:
     """Return the development set with its first references, and the other reference sets."""
-    from simulmt.data.corpus import ParallelFiles, read_references
+    from simulmt.data.corpus import read_development
     from simulmt.data.formats import WmtTestSet
 
     if xml is not None:
@@ -213,9 +205,4 @@ def _development(source: Path | None, targets: Sequence[Path], xml: Path | None)
         test_set = WmtTestSet(xml)
         return test_set, test_set.references()[1:]
     assert source is not None
-    sets = [(path, references) for path in targets for references in read_references(path)]
-    first = len(sets[0][1])
-    for path, references in sets:
-        if len(references) != first:
-            raise DataError(f"{path}: {len(references)} references, but the first set in {targets[0]} has {first}")
-    return ParallelFiles(source, targets[0]), [references for _, references in sets[1:]]
+    return read_development(source, targets)

@@ -10,7 +10,7 @@ import html
 import lzma
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -134,6 +134,16 @@ def read_references(path: Path) -> list[list[str]]:
     if not systems:
         raise DataError(f"{path}: no <seg> in it; expected an .sgm file with <seg id=...>...</seg>")
     return list(systems.values())
+
+
+def read_development(source: Path, targets: Sequence[Path]) -> tuple[ParallelFiles, list[list[str]]]:
+    """Return a development set with its first references, and the other reference sets, which must be as long."""
+    sets = [(path, references) for path in targets for references in read_references(path)]
+    first = len(sets[0][1])
+    for path, references in sets:
+        if len(references) != first:
+            raise DataError(f"{path}: {len(references)} references, but the first set in {targets[0]} has {first}")
+    return ParallelFiles(source, targets[0]), [references for _, references in sets[1:]]
 
 
 def tidy(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +25,7 @@ SPECIAL_SYMBOLS = ("<pad>", "<unk>", "<s>", "</s>", "<blank>", "<mask>")
 # symbol and no text encodes to it, so a user who types the tag gets the pieces of its characters.
 BACK_TRANSLATED = "<bt> "
 
+UNSPACED_LANGUAGES = ("zh", "ja", "yue")  # written without spaces between words
 SPACE = "▁"  # how SentencePiece writes a space inside a piece
 WORD_CACHE_SIZE = 1 << 16
 LONGEST_CACHED_WORD = 24  # characters; bounds memory for untrusted input
@@ -48,6 +50,14 @@ class VocabularySpec:
             f"character_coverage must be in 0.98..1.0, got {self.character_coverage}",
         )
         require(self.sample > 100, f"sample must be above 100, got {self.sample}")
+
+    @staticmethod
+    def for_target(language: str, size: int = 32_000, uncased: bool = False, sample: int = 2_000_000) -> VocabularySpec:
+        """Return the settings of a target vocabulary; languages without spaces keep their text as it is written."""
+        if re.split("[-_]", language.lower())[0] in UNSPACED_LANGUAGES:
+            folding: Normalization = "nmt_nfkc_cf" if uncased else "identity"
+            return VocabularySpec(size, folding, character_coverage=0.9995, spaced=False, sample=sample)
+        return VocabularySpec(size, "nmt_nfkc_cf" if uncased else "nmt_nfkc", sample=sample)
 
 
 class Tokenizer:
