@@ -80,7 +80,7 @@ def show(found: list[tuple[str, Evaluation]]) -> None:
         result = evaluation.result
         pairs = zip(evaluation.hypotheses, baseline.hypotheses, strict=True)
         changed = sum(hypothesis != other for hypothesis, other in pairs)
-        counts = map(str, (result.written_twice, result.torn_words, changed))
+        counts = map(str, (result.repeated_words, result.unknown_words, changed))
         table.add_row(title, f"{result.BLEU:.2f}", f"{result.AL:.2f}", *counts)
     Console(width=120).print(table)
     print(baseline.result.signature)

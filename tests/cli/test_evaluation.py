@@ -126,7 +126,7 @@ def test_compare_prints_markdown_and_json(results: Path, tmp_path: Path, capsys:
         (("--model", "BUNDLE", "--delay", "0"), 2, "--delay 0: expected comma-separated whole numbers from 1"),
         (("--model", "a=BUNDLE", "--delay", "3,4"), 2, "--delay 3,4: a was trained for 1, 2, 3, 5"),
         (("--model", "a=BUNDLE", "--model", "a=BUNDLE"), 2, "system a is given twice at delay 1"),
-        (("--model", "a b=BUNDLE"), 2, "system 'a b': files are called after it"),
+        (("--model", "a b=BUNDLE"), 2, "system 'a b': invalid name; it is used in file names"),
         (("--log", "nothing"), 2, "--log nothing: expected NAME:DELAY=PATH"),
         (("--log", "x:3=nothing"), 1, "nothing: no such file"),
         (("--model", "BUNDLE", "--words-per-second", "0"), 2, "--words-per-second"),
@@ -165,7 +165,7 @@ def test_a_directory_of_another_test_set_is_refused_before_any_work(
     results: Path, bundle: Path, test_set: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = call("evaluate", "--model", bundle, *test_set, "--test-set", "talks", "--output", results, capture=capsys)
-    assert_refused(done, 2, "holds results of the test set news; take another directory for talks")
+    assert_refused(done, 2, "holds results of the test set news; use another directory for talks")
     assert not list(results.glob(f"{bundle.name}*"))
 
 

@@ -156,7 +156,7 @@ def test_corpus_alignment_error_rate_sums_counts() -> None:
 
 
 def test_corpus_alignment_error_rate_needs_parallel_corpora() -> None:
-    with pytest.raises(DataError, match="1 predicted alignments cannot be held to 0 gold"):
+    with pytest.raises(DataError, match="expected 0 alignments, one per gold alignment, got 1"):
         corpus_alignment_error_rate([{(1, 1)}], [])
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulmt.eval.flaws import Lexicon, words_of, written_twice
+from simulmt.eval.flaws import Lexicon, repeated_words, words_of
 from simulmt.text.words import Unit
 
 
@@ -23,7 +23,7 @@ from simulmt.text.words import Unit
     ],
 )
 def test_words_written_twice(text: str, unit: Unit, count: int) -> None:
-    assert written_twice(text, unit) == count
+    assert repeated_words(text, unit) == count
 
 
 def test_words_are_what_is_written_in_letters() -> None:
@@ -39,6 +39,6 @@ def test_words_are_what_is_written_in_letters() -> None:
 
 def test_a_word_that_nobody_knows_is_torn_unless_the_source_has_it() -> None:
     lexicon = Lexicon(["The world is large .", "Hello , neighbours"])
-    assert lexicon.torn("hello orld of Zyx 42", "Hallo Welt von Zyx") == ["orld", "of"]
-    assert lexicon.torn("你好orld，世界", "Hello world") == ["orld"]
-    assert lexicon.torn("", "Hello") == []
+    assert lexicon.unknown("hello orld of Zyx 42", "Hallo Welt von Zyx") == ["orld", "of"]
+    assert lexicon.unknown("你好orld，世界", "Hello world") == ["orld"]
+    assert lexicon.unknown("", "Hello") == []

@@ -126,7 +126,7 @@ def test_the_unit_of_a_log_is_found() -> None:
     both = Instance(1, "a b c", ("x",), "你", (1,), 3)
     assert unit_of([INSTANCE, both], "log") == "word"
     assert unit_of([both, characters], "log") == "char"
-    with pytest.raises(DataError, match="log:2: delays are neither one a word nor one a character"):
+    with pytest.raises(DataError, match="log:2: expected one delay per word or per character"):
         unit_of([INSTANCE, Instance(1, "a b c", ("x",), "Ein Satz", (1, 2, 3), 3)], "log")
 
 

@@ -145,11 +145,11 @@ def test_a_sentence_without_any_reference_is_scored() -> None:
 
 
 def test_counts_must_agree() -> None:
-    with pytest.raises(DataError, match="5 hypotheses cannot be held to 6 references"):
+    with pytest.raises(DataError, match="expected 6 hypotheses, one per reference, got 5"):
         QualityScorer([GERMAN], "word").score(GERMAN[1:])
-    with pytest.raises(DataError, match="5 hypotheses cannot be held to 6 references"):
+    with pytest.raises(DataError, match="expected 6 hypotheses, one per reference, got 5"):
         QualityScorer([GERMAN], "word").compare(GERMAN, GERMAN[1:])
-    with pytest.raises(DataError, match="reference files of 5 and 6 lines: expected the same number"):
+    with pytest.raises(DataError, match="reference files have 5 and 6 lines; expected as many in each"):
         QualityScorer([GERMAN, GERMAN[1:]], "word")
 
 

@@ -15,10 +15,10 @@ from simulmt.eval.results import (
     Result,
     SortedSentence,
     check_system_name,
+    prepare_directory,
     read_all,
     read_records,
     read_results,
-    require_room,
     result_name,
     write_records,
     write_results,
@@ -67,17 +67,25 @@ def test_published_figures_need_not_be_complete(tmp_path: Path) -> None:
     assert (result.BLEU, result.chrF2, result.AL_CA) == (40.0, None, None)
 
 
+def test_former_names_of_fields_are_read(tmp_path: Path) -> None:
+    line = {"system": "old", "delay": 1, "test_set": "news", "unit": "word", "BLEU": 20.0, "AL": 1.0}
+    line |= {"written_twice": 3, "reference_written_twice": 2, "torn_words": 1}
+    (tmp_path / "scores.jsonl").write_text(json.dumps(line))
+    (result,) = read_results(tmp_path)
+    assert (result.repeated_words, result.reference_repeated_words, result.unknown_words) == (3, 2, 1)
+
+
 def test_another_test_set_takes_another_directory(tmp_path: Path) -> None:
     write_results(tmp_path, [RESULT])
-    with pytest.raises(ConfigError, match=r"holds results of the test set news; take another directory for talks"):
+    with pytest.raises(ConfigError, match=r"holds results of the test set news; use another directory for talks"):
         write_results(tmp_path, [replace(RESULT, test_set="talks")])
     assert read_results(tmp_path) == [RESULT]
 
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"--output .*file/out: cannot be made: Not a directory"):
-        require_room(tmp_path / "file" / "out", "news")
+    with pytest.raises(ConfigError, match=r"--output .*file/out: cannot be created: Not a directory"):
+        prepare_directory(tmp_path / "file" / "out", "news")
 
 
 def test_results_of_several_directories_must_differ(tmp_path: Path) -> None:
@@ -93,8 +101,8 @@ def test_results_of_several_directories_must_differ(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{", r"scores\.jsonl:2: not JSON"),
-        ("[]", r"scores\.jsonl:2: expected one JSON object a line, found list"),
-        ('{"BLEU": NaN}', r"scores\.jsonl:2: not JSON: NaN is no figure"),
+        ("[]", r"scores\.jsonl:2: expected one JSON object per line, found list"),
+        ('{"BLEU": NaN}', r"scores\.jsonl:2: not JSON: NaN is not a number"),
         ('{"sistem": "x"}', r"scores\.jsonl:2: unknown key 'sistem'; did you mean 'system'\?"),
         ('{"system": "x"}', r"scores\.jsonl:2: missing key 'delay'"),
     ],
@@ -133,9 +141,9 @@ def test_files_are_called_after_system_and_delay() -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "a\\b", "a b", ".hidden"])
 def test_names_that_no_file_can_have_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="files are called after it"):
+    with pytest.raises(ConfigError, match="invalid name; it is used in file names"):
         check_system_name(name)
-    with pytest.raises(ConfigError, match="files are called after it"):
+    with pytest.raises(ConfigError, match="invalid name; it is used in file names"):
         replace(RESULT, system=name)
     assert check_system_name("en-zh.v2") == "en-zh.v2"
 

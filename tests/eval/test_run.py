@@ -202,8 +202,8 @@ def test_flaws_are_counted(test_set: TestSet, tmp_path: Path) -> None:
     flawed = [first.replace(word, f"{word} {word} {word[:-2]}xq"), *others]
     entries = logged(test_set, flawed, tmp_path)
     with_lexicon = Evaluator(test_set, "auto", UNTIMED, lexicon=Lexicon(GERMAN)).log("logged", entries, 3).result
-    assert (with_lexicon.written_twice, with_lexicon.reference_written_twice, with_lexicon.torn_words) == (1, 0, 1)
-    assert Evaluator(test_set, "auto", UNTIMED).log("logged", entries, 3).result.torn_words is None
+    assert (with_lexicon.repeated_words, with_lexicon.reference_repeated_words, with_lexicon.unknown_words) == (1, 0, 1)
+    assert Evaluator(test_set, "auto", UNTIMED).log("logged", entries, 3).result.unknown_words is None
 
 
 def test_a_long_hypothesis_is_not_fast(test_set: TestSet, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_long_hypothesis_is_not_fast(test_set: TestSet, tmp_path: Path) -> Non
 def test_a_log_must_be_of_the_test_set(test_set: TestSet, tmp_path: Path) -> None:
     evaluator = Evaluator(test_set, "auto", UNTIMED)
     short = replace(test_set, sources=test_set.sources[:4])
-    with pytest.raises(DataError, match=r"instances\.log has 4 sentences but 5 of .*test\.en are to be scored"):
+    with pytest.raises(DataError, match=r"instances\.log has 4 sentences, expected the 5 of .*test\.en"):
         evaluator.log("x", logged(short, GERMAN[:4], tmp_path), 3)
     swapped = replace(test_set, sources=(*test_set.sources[:3], "Another one", test_set.sources[4]))
     with pytest.raises(DataError, match=r"instances\.log:4: its source is not line 4 of .*test\.en"):
@@ -228,7 +228,7 @@ def test_units_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=r"--unit word: .* writes no spaces"):
         Evaluator(test_set, "word", UNTIMED).bundle("x", chinese, 3, threads=1)
-    with pytest.raises(ConfigError, match=r"--unit char: the delays of .* are one a word"):
+    with pytest.raises(ConfigError, match=r"--unit char: .* has one delay per word"):
         Evaluator(test_set, "char", UNTIMED).log("x", logged(test_set, GERMAN, tmp_path), 3)
     assert Evaluator(test_set, "char", UNTIMED).bundle("x", german, 3, threads=1).result.unit == "char"
 

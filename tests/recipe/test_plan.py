@@ -149,7 +149,7 @@ def test_a_recipe_can_be_like_another_but_for_what_it_says_itself(tmp_path: Path
     )
     path = tmp_path / "below" / "other.toml"
     path.write_text(
-        'like = "../base.toml"\ntitle = "other"\nvalues.language = "de"\nsettings.s.model.width = 3\n'
+        'extends = "../base.toml"\ntitle = "other"\nvalues.language = "de"\nsettings.s.model.width = 3\n'
         '[stages.b]\nrun = "z {a}"\n'
     )
     made = Recipe.read(path)
@@ -158,7 +158,7 @@ def test_a_recipe_can_be_like_another_but_for_what_it_says_itself(tmp_path: Path
         ("x", "{settings.s}", "{given}/train.de"),
         ("z", "{a}"),
     ]
-    path.write_text('like = "other.toml"\n')
+    path.write_text('extends = "other.toml"\n')
     with pytest.raises(ConfigError, match="inherits from itself"):
         Recipe.read(path)
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 COLUMNS = {  # heading: field of a result
     **{name: name for name in ("BLEU", "chrF2", "BP", "AL", "LAAL", "DAL", "AP")},
-    "repeated": "written_twice",
-    "unknown": "torn_words",
+    "repeated": "repeated_words",
+    "unknown": "unknown_words",
     "numbers %": "numbers_percent",
     "negations %": "negations_percent",
     "AL_CA ms": "AL_CA",
@@ -108,7 +108,7 @@ def evaluate(
         from simulmt.eval.run import Evaluator, Timing, read_test_set
     from rich.console import Console
 
-    from simulmt.eval.results import require_room
+    from simulmt.eval.results import prepare_directory
     from simulmt.files import write_whole
 
     jobs: list[Job] = [*bundle_jobs(model or [], parse_numbers("--delay", delay)), *map(_log_job, log or [])]
@@ -123,7 +123,7 @@ def evaluate(
         _print_speech(found)
         return
     known = None if lexicon is None else Lexicon(read_lines(lexicon))
-    require_room(output, sentences.name)
+    prepare_directory(output, sentences.name)
     evaluations = []
     with Console(stderr=True).status("") as status:
         evaluator = Evaluator(sentences, unit.value, timing, status.update, known, stop_at_end)

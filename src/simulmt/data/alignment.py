@@ -76,7 +76,7 @@ def corpus_alignment_error_rate(
     """Return the AER of a corpus, with counts summed over sentences; `gold` holds (sure, possible) links."""
     predicted, gold = list(predicted), list(gold)
     if len(predicted) != len(gold):
-        raise DataError(f"{len(predicted)} predicted alignments cannot be held to {len(gold)} gold alignments")
+        raise DataError(f"expected {len(gold)} alignments, one per gold alignment, got {len(predicted)}")
     hits = total = 0
     for links, (sure, possible) in zip(predicted, gold, strict=True):
         A, S = set(links), set(sure)

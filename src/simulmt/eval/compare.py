@@ -56,14 +56,14 @@ def compare(directories: Sequence[Path], baseline: str | None = None) -> list[Co
 
     A full-sentence baseline is compared with systems at any delay.
     """
-    read_all(directories)  # finds results that are there twice
+    read_all(directories)  # reports duplicates
     entries = [_Entry(result, directory) for directory in directories for result in read_results(directory)]
-    baseline = _checked_baseline(entries, baseline)
+    baseline = _find_baseline(entries, baseline)
     comparisons = []
     for base in entries:
         if base.result.system == baseline:
-            rivals = [entry for entry in entries if entry.result.system != baseline and _match(base, entry)]
-            comparisons += [Comparison(base.result), *_hold(rivals, base)]
+            systems = [entry for entry in entries if entry.result.system != baseline and _match(base, entry)]
+            comparisons += [Comparison(base.result), *_compare_with(systems, base)]
     if all(comparison.BLEU is None for comparison in comparisons):
         raise DataError(f"no other system shares a test set and a delay with the baseline {baseline}")
     return comparisons
@@ -100,28 +100,28 @@ def signatures(comparisons: Sequence[Comparison]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _checked_baseline(entries: Sequence[_Entry], baseline: str | None) -> str:
+def _find_baseline(entries: Sequence[_Entry], baseline: str | None) -> str:
     systems = list(dict.fromkeys(entry.result.system for entry in entries))
     if baseline is not None and baseline not in systems:
         raise ConfigError(f"--baseline {baseline}: no such system; there are {', '.join(systems)}")
     return baseline or systems[0]
 
 
-def _match(base: _Entry, rival: _Entry) -> bool:
-    return base.result.test_set == rival.result.test_set and base.result.delay in (rival.result.delay, None)
+def _match(base: _Entry, system: _Entry) -> bool:
+    return base.result.test_set == system.result.test_set and base.result.delay in (system.result.delay, None)
 
 
-def _hold(rivals: Sequence[_Entry], base: _Entry) -> Iterator[Comparison]:
-    if not rivals:
+def _compare_with(systems: Sequence[_Entry], base: _Entry) -> Iterator[Comparison]:
+    if not systems:
         return
     scorer = QualityScorer(base.references, base.result.unit)
-    for rival in rivals:
-        if (rival.references, rival.result.unit) != (base.references, base.result.unit):
+    for system in systems:
+        if (system.references, system.result.unit) != (base.references, base.result.unit):
             raise DataError(
-                f"{rival.directory / rival.result.name} and {base.directory / base.result.name} "
-                "were scored on other references or in other units; evaluate both again, alike"
+                f"{system.directory / system.result.name} and {base.directory / base.result.name} "
+                "were scored on other references or in other units; evaluate both again in the same way"
             )
-        yield Comparison(rival.result, **scorer.compare(base.hypotheses, rival.hypotheses))
+        yield Comparison(system.result, **scorer.compare(base.hypotheses, system.hypotheses))
 
 
 def _cells(score: float | None, difference: Difference | None) -> tuple[str, str, str]:

@@ -1,7 +1,6 @@
-"""Facts that a translation must keep: numbers, by value, and negations.
+"""Check that translations preserve numbers and negations.
 
-The references decide what counts, since a translator may well put things another way: a number of the source, if a
-reference has it too, and a negation, if all references have one.
+A number of the source counts if it also occurs in a reference, by value; a negation, if all references have one.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from simulmt.text.numbers import Number, find_numbers, unmatched
 
 @dataclass(frozen=True)
 class Facts:
-    """What a translation of one sentence must keep."""
+    """Numbers and negation that the translation of a sentence must preserve."""
 
     numbers: tuple[Number, ...]
     negated: bool
 
     @staticmethod
     def of(source: str, references: Sequence[str], languages: tuple[str, str]) -> Facts:
-        """The facts of a sentence, as far as its references keep them; an empty reference is a missing one."""
+        """Return the facts of a sentence that its references preserve; empty references are skipped."""
         given = [reference for reference in references if reference.strip()]
         in_references = [number for reference in given for number in find_numbers(reference, languages[1])]
         numbers = find_numbers(source, languages[0])
@@ -33,16 +32,16 @@ class Facts:
         return Facts(kept, negated and bool(given))
 
     def numbers_lost(self, translation: str, language: str) -> int:
-        """How many of the numbers a translation does not have."""
+        """Return how many of the numbers a translation lacks."""
         return len(unmatched(self.numbers, find_numbers(translation, language)))
 
     def negation_lost(self, translation: str, language: str) -> bool:
-        """Whether nothing in a translation negates, though something should."""
+        """Return whether a translation lacks a required negation."""
         return self.negated and not may_be_negated(translation, language)
 
 
 class FactChecker:
-    """Counts the facts of a test set that translations of it keep; languages are guessed from the text."""
+    """Counts the facts of a test set that translations preserve; languages are guessed from the text."""
 
     def __init__(self, sources: Sequence[str], references: Sequence[Sequence[str]]) -> None:
         languages = guess_language(sources), guess_language(references[0])
@@ -50,7 +49,7 @@ class FactChecker:
         self.facts = [Facts.of(source, lines, languages) for source, *lines in zip(sources, *references, strict=True)]
 
     def count(self, translations: Sequence[str]) -> dict[str, int]:
-        """Numbers and negations, and how many of each are kept, by the fields of `Result`."""
+        """Count numbers and negations, and how many are kept, by field of `Result`."""
         pairs = list(zip(self.facts, translations, strict=True))
         numbers = sum(len(facts.numbers) for facts in self.facts)
         negations = sum(facts.negated for facts in self.facts)
@@ -62,7 +61,7 @@ class FactChecker:
         }
 
     def losses(self, index: int, translation: str) -> list[str]:
-        """What the translation of a sentence lost, in words."""
+        """Describe what the translation of a sentence lost."""
         facts = self.facts[index]
         numbers = "number lost" if facts.numbers_lost(translation, self._language) else ""
         negation = "negation lost" if facts.negation_lost(translation, self._language) else ""

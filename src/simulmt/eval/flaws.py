@@ -1,4 +1,4 @@
-"""Count flaws that need no reference: repeated words and unknown (torn) words.
+"""Count errors that need no reference: repeated words and unknown words.
 
 Both are typical of models that predict frames independently.
 """
@@ -11,14 +11,14 @@ from itertools import pairwise
 
 from simulmt.text.words import HAN, KANA, Unit
 
-_TWICE = re.compile(rf"(?=([{HAN}]{{1,2}})\1)")  # overlaps count, so three in a row count twice
+_REPEATED = re.compile(rf"(?=([{HAN}]{{1,2}})\1)")  # overlaps count, so three in a row count twice
 _WORD = re.compile(rf"[^\W\d_{KANA}{HAN}]+(?:['’-][^\W\d_{KANA}{HAN}]+)*")
 
 
-def written_twice(text: str, unit: Unit) -> int:
-    """Count words, or in text counted in characters one or two ideographs, that occur twice in a row."""
+def repeated_words(text: str, unit: Unit) -> int:
+    """Count words that occur twice in a row; in text counted in characters, one or two ideographs."""
     if unit == "char":
-        return len(_TWICE.findall(text))
+        return len(_REPEATED.findall(text))
     return sum(one == other and one.isalpha() for one, other in pairwise(text.lower().split()))
 
 
@@ -28,12 +28,12 @@ def words_of(text: str) -> list[str]:
 
 
 class Lexicon:
-    """A set of known words; words of a translation that are neither known nor in its source are torn."""
+    """A vocabulary of full words, to find words that subword models made up."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._words = {word for line in lines for word in words_of(line)}
 
-    def torn(self, translation: str, source: str) -> list[str]:
-        """Return the torn words of a translation."""
-        given = words_of(source)
-        return [word for word in words_of(translation) if word not in self._words and word not in given]
+    def unknown(self, translation: str, source: str) -> list[str]:
+        """Return the words of a translation that are neither in the lexicon nor in its source."""
+        copied = words_of(source)
+        return [word for word in words_of(translation) if word not in self._words and word not in copied]

@@ -25,7 +25,7 @@ from simulmt.eval.results import INSTANCES
 from simulmt.text import split_words
 from simulmt.text.words import Unit
 
-# Without this beside the log, `simuleval --score-only --output DIRECTORY` does not know that it is about text.
+# `simuleval --score-only --output DIRECTORY` needs this next to the log.
 _CONFIG = ("config.yaml", "source_type: text\ntarget_type: text\n")
 
 
@@ -35,7 +35,7 @@ class Instance:
 
     index: int
     source: str
-    references: tuple[str, ...]  # an empty one stands for a translation that is missing
+    references: tuple[str, ...]  # empty if missing
     prediction: str
     delays: tuple[int, ...]
     source_length: int
@@ -107,7 +107,7 @@ def unit_of(instances: Sequence[Instance], origin: str) -> Unit:
     fitting: list[set[Unit]] = [_fitting_units(instance) for instance in instances]
     for number, units in enumerate(fitting, start=1):
         if not units:
-            raise DataError(f"{origin}:{number}: delays are neither one a word nor one a character of the prediction")
+            raise DataError(f"{origin}:{number}: expected one delay per word or per character of the prediction")
     return "word" if all("word" in units for units in fitting) else "char"
 
 
@@ -144,7 +144,7 @@ def _parse(line: str, where: str) -> Instance:
         )
     source_length = _field(table, "source_length", int, where)
     try:
-        end_offset(delays, source_length)  # which finds delays that cannot be
+        end_offset(delays, source_length)  # validates the delays
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
     reference = _field(table, "reference", str | None, where) or ""

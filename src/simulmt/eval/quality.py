@@ -84,14 +84,16 @@ class QualityScorer:
 
     def _check(self, hypotheses: Sequence[str]) -> None:
         if len(hypotheses) != self._sentences:
-            raise DataError(f"{len(hypotheses)} hypotheses cannot be held to {self._sentences} references")
+            raise DataError(f"expected {self._sentences} hypotheses, one per reference, got {len(hypotheses)}")
 
 
 def _mark_missing(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
     """Replace missing references by None, as sacrebleu expects; keep one empty reference if all are missing."""
     lengths = {len(lines) for lines in references}
     if len(lengths) > 1:
-        raise DataError(f"reference files of {' and '.join(map(str, sorted(lengths)))} lines: expected the same number")
+        raise DataError(
+            f"reference files have {' and '.join(map(str, sorted(lengths)))} lines; expected as many in each"
+        )
     rows = []
     for row in zip(*references, strict=True):
         present = [line if line.strip() else None for line in row]
@@ -108,10 +110,10 @@ def _score(metric: Any, hypotheses: Sequence[str]) -> Score:
 
 
 def _difference(metric: Any, baseline: Sequence[str], system: Sequence[str]) -> Difference:
-    (held_to, found), signature = _bootstrap(metric, [baseline, system])
-    # Of systems that write the same, no resample differs, which sacrebleu takes for certainty that they differ.
+    (base, found), signature = _bootstrap(metric, [baseline, system])
+    # For identical outputs sacrebleu reports a significant difference, since no resample differs.
     p = 1.0 if list(baseline) == list(system) else float(found.p_value)
-    return Difference(float(found.score), float(held_to.score), p, signature)
+    return Difference(float(found.score), float(base.score), p, signature)
 
 
 def _bootstrap(metric: Any, systems: Sequence[Sequence[str]]) -> tuple[list[Any], str]:

@@ -31,6 +31,12 @@ WHOLE_SENTENCE = "full"  # stands where a delay would, in names
 
 Interval = tuple[float, float]
 
+# Fields of results written before 0.1.0.
+_FORMER_NAMES = {
+    "written_twice": "repeated_words",
+    "reference_written_twice": "reference_repeated_words",
+    "torn_words": "unknown_words",
+}
 _SYSTEM_NAME = re.compile(r"[^\s/\\.][^\s/\\]*")
 
 
@@ -59,13 +65,13 @@ class Result:
     BLEU_cased_interval: Interval | None = None
     chrF2_cased: float | None = None  # noqa: N815
     chrF2_cased_interval: Interval | None = None  # noqa: N815
-    written_twice: int | None = None  # words, or ideographs, that stand twice in a row
-    reference_written_twice: int | None = None  # in the first reference
-    torn_words: int | None = None  # that neither the lexicon nor the source knows
+    repeated_words: int | None = None  # words, or ideographs, that occur twice in a row
+    reference_repeated_words: int | None = None  # in the first reference
+    unknown_words: int | None = None  # neither in the lexicon nor in the source
     numbers: int | None = None  # in the source and, by value, in a reference
-    numbers_kept: int | None = None  # of them
+    numbers_kept: int | None = None  # in the translation
     negations: int | None = None  # sentences negated in the source and all references
-    negations_kept: int | None = None  # of them
+    negations_kept: int | None = None  # in the translation
     signature: str = ""  # of BLEU
     signatures: dict[str, str] = field(default_factory=dict)  # of each of the four scores, by its field
 
@@ -81,7 +87,7 @@ class Result:
     compute_ms_median: float | None = None  # of a source piece
     compute_ms_p95: float | None = None
     compute_ms_p99: float | None = None
-    timed_sentences: int | None = None  # that these figures are of
+    timed_sentences: int | None = None
     timed_runs: int | None = None
     threads: int | None = None
 
@@ -93,7 +99,7 @@ class Result:
     paced_queueing: float | None = None
     paced_computing: float | None = None
 
-    # where it comes from
+    # provenance
     sentences: int | None = None
     empty_hypotheses: int | None = None
     files: dict[str, str] = field(default_factory=dict)  # SHA-256 of source, references and log, by path
@@ -161,7 +167,7 @@ def read_all(paths: Iterable[Path]) -> list[Result]:
             if result.key in found:
                 raise DataError(
                     f"{path}: {result.name} on {result.test_set} is in {found[result.key]} as well; "
-                    "leave one out or name the systems apart"
+                    "leave one out or rename one of the systems"
                 )
             found[result.key] = path
             results.append(result)
@@ -171,7 +177,7 @@ def read_all(paths: Iterable[Path]) -> list[Result]:
 def write_results(directory: Path, results: Sequence[Result]) -> None:
     """Add results of a test set to a directory, replacing those of the same system and delay."""
     for test_set in {result.test_set for result in results}:
-        require_room(directory, test_set)
+        prepare_directory(directory, test_set)
     path = directory / SCORES
     earlier = read_results(path) if path.exists() else []
     new = {result.key for result in results}
@@ -179,17 +185,17 @@ def write_results(directory: Path, results: Sequence[Result]) -> None:
     write_whole(path, "".join(_lines(kept)))
 
 
-def require_room(directory: Path, test_set: str) -> None:
+def prepare_directory(directory: Path, test_set: str) -> None:
     """Create the directory; raise an error if it holds another test set."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--output {directory}: cannot be made: {error.strerror}") from None
+        raise ConfigError(f"--output {directory}: cannot be created: {error.strerror}") from None
     earlier = read_results(directory) if (directory / SCORES).exists() else []
     others = sorted({result.test_set for result in earlier} - {test_set})
     if others:
         raise ConfigError(
-            f"--output {directory}: holds results of the test set {others[0]}; take another directory for {test_set}"
+            f"--output {directory}: holds results of the test set {others[0]}; use another directory for {test_set}"
         )
 
 
@@ -211,19 +217,19 @@ def _parse(line: str, where: str) -> Result:
     except ValueError as error:
         raise DataError(f"{where}: not JSON: {error}") from None
     if not isinstance(table, dict):
-        raise DataError(f"{where}: expected one JSON object a line, found {type(table).__name__}")
+        raise DataError(f"{where}: expected one JSON object per line, found {type(table).__name__}")
     try:
-        return build(Result, table, where)
+        return build(Result, {_FORMER_NAMES.get(str(name), str(name)): value for name, value in table.items()}, where)
     except ConfigError as error:
         raise DataError(str(error)) from None
 
 
 def _refuse_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is no figure")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _name_rule(name: str) -> str:
-    return f"system '{name}': files are called after it, so it needs no spaces, no slashes and no leading dot"
+    return f"system '{name}': invalid name; it is used in file names and must not have spaces, slashes or a leading dot"
 
 
 @dataclass(frozen=True)
@@ -239,7 +245,7 @@ class Anticipation:
     sentences: int
     links: int
     rates: tuple[float, ...]
-    alignment_error_rate: float | None = None  # against links made by hand
+    alignment_error_rate: float | None = None  # against gold alignments
     skipped: int = 0  # sentences that the aligner could not align
     scaled_rates: tuple[float, ...] = ()  # with target positions scaled to the length of the source
     files: dict[str, str] = field(default_factory=dict)  # SHA-256 by path
@@ -270,7 +276,7 @@ class OracleScore:
     oracle_precisions: tuple[float, ...] = ()  # of 1-grams to 4-grams, in percent
     default_precisions: tuple[float, ...] = ()
     diagonal: float | None = None  # mean mass on the diagonal of Z
-    displacement: float | None = None  # mean distance, in source pieces, that Z moves a state
+    displacement: float | None = None  # mean distance that Z moves a state, in source pieces
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from simulmt.config import require
 from simulmt.data.corpus import read_references, read_sentences
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.facts import FactChecker
-from simulmt.eval.flaws import Lexicon, written_twice
+from simulmt.eval.flaws import Lexicon, repeated_words
 from simulmt.eval.instances import (
     Instance,
     read_instances,
@@ -46,7 +46,7 @@ T = TypeVar("T")
 class TestSet:
     """Source sentences and references, one sequence per reference file."""
 
-    __test__ = False  # it is not a test, whatever pytest thinks of its name
+    __test__ = False  # not a pytest class
 
     name: str
     sources: tuple[str, ...]
@@ -96,7 +96,7 @@ def read_test_set(source: Path, references: Sequence[Path], name: str = "", limi
     for path in references:
         for lines in read_references(path):
             if len(lines) != len(sources):
-                raise DataError(f"{path} has {len(lines)} sentences but {source} has {len(sources)}; expected as many")
+                raise DataError(f"{path} has {len(lines)} sentences but {source} has {len(sources)}")
             translations.append(lines)
     for number, line in enumerate(sources, start=1):
         if not line.strip():
@@ -132,7 +132,7 @@ class Evaluator:
         self._progress = progress
         self._lexicon = lexicon
         self._stop_at_end = stop_at_end
-        self._title = ""  # of what is being scored
+        self._title = ""  # of the current result
         self._scorers: dict[Unit, QualityScorer] = {}
         self._facts = FactChecker(test_set.sources, test_set.references)
 
@@ -156,7 +156,7 @@ class Evaluator:
         self._check_log(path, logged)
         unit = unit_of(logged, str(path))
         if self._unit not in ("auto", unit):
-            raise ConfigError(f"--unit {self._unit}: the delays of {path} are one a {unit}")
+            raise ConfigError(f"--unit {self._unit}: {path} has one delay per {unit}")
         instances = [self._instance(index, unit, entry.prediction, entry.delays) for index, entry in enumerate(logged)]
         facts = {"files": {**self._test_set.files, str(path): sha256(path)}}
         return self._score(system, delay, unit, [entry.prediction for entry in logged], instances, facts)
@@ -189,7 +189,7 @@ class Evaluator:
     def _check_log(self, path: Path, logged: Sequence[Instance]) -> None:
         sources, origin = self._test_set.sources, next(iter(self._test_set.files))
         if len(logged) != len(sources):
-            raise DataError(f"{path} has {len(logged)} sentences but {len(sources)} of {origin} are to be scored")
+            raise DataError(f"{path} has {len(logged)} sentences, expected the {len(sources)} of {origin}")
         for number, (entry, source) in enumerate(zip(logged, sources, strict=True), start=1):
             if entry.source.split() != source.split():
                 raise DataError(f"{path}:{number}: its source is not line {number} of {origin}")
@@ -231,9 +231,9 @@ class Evaluator:
             "BP": quality.brevity_penalty,
             "sentences": len(hypotheses),
             "empty_hypotheses": sum(not hypothesis.strip() for hypothesis in hypotheses),
-            "written_twice": sum(written_twice(hypothesis, unit) for hypothesis in hypotheses),
-            "reference_written_twice": sum(written_twice(line, unit) for line in self._test_set.references[0]),
-            "torn_words": self._torn_words(hypotheses),
+            "repeated_words": sum(repeated_words(hypothesis, unit) for hypothesis in hypotheses),
+            "reference_repeated_words": sum(repeated_words(line, unit) for line in self._test_set.references[0]),
+            "unknown_words": self._unknown_words(hypotheses),
             **self._facts.count(hypotheses),
             "files": self._test_set.files,
             **latency(instances, unit),
@@ -242,11 +242,11 @@ class Evaluator:
         }
         return Evaluation(Result(system, delay, self._test_set.name, unit, **table), hypotheses, instances)
 
-    def _torn_words(self, hypotheses: Sequence[str]) -> int | None:
+    def _unknown_words(self, hypotheses: Sequence[str]) -> int | None:
         if self._lexicon is None:
             return None
         pairs = zip(hypotheses, self._test_set.sources, strict=True)
-        return sum(len(self._lexicon.torn(hypothesis, source)) for hypothesis, source in pairs)
+        return sum(len(self._lexicon.unknown(hypothesis, source)) for hypothesis, source in pairs)
 
 
 def evenly_spread(items: Sequence[T], count: int) -> list[T]:
@@ -266,7 +266,7 @@ def _provenance() -> dict[str, Any]:
     }
 
 
-STREAMS = 64  # translated together
+STREAMS = 64  # per batch
 
 
 class Translation(NamedTuple):

@@ -23,7 +23,7 @@ makes that stage a dependency; if both stages are expanded over the same values,
 not keep a GPU busy.
 
 A word that refers to an expanded stage without fixing its values is repeated per variant: `--model=ctc-k{k}={ctc}`.
-With `like = "other.toml"` a recipe inherits from another one and overrides parts of it.
+With `extends = "other.toml"` a recipe inherits from another one and overrides parts of it.
 """
 
 from __future__ import annotations
@@ -180,11 +180,11 @@ def settings_file(directory: Path, name: str) -> Path:
 def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     """Read a recipe and merge it into the one it inherits from."""
     table = read_toml(path)
-    if "like" not in table:
+    if "extends" not in table:
         return table
     if path in children:
         raise ConfigError(f"{path}: inherits from itself")
-    return _merge(_read(path.parent / str(table.pop("like")), (*children, path)), table)
+    return _merge(_read(path.parent / str(table.pop("extends")), (*children, path)), table)
 
 
 def _merge(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def test_it_opens_with_what_it_is_about_and_what_is_gained(results: Path) -> Non
         assert f"- test: ctc-k{k} scores {scores[f'ctc-k{k}']:.1f}; a<b-k{k} {gain:+.1f}*\n" in opening
     whole = build_report([results], ReportOptions(baseline="teacher"), None).markdown
     assert "- test: teacher-full scores 100.0; a<b-k3 +0.0, a<b-k1 +0.0, ctc-k" in whole
-    assert "## In short" not in build_report([results], ReportOptions(), None).markdown
+    assert "## Summary" not in build_report([results], ReportOptions(), None).markdown
 
 
 def test_directories_with_analyses_alone_are_read_as_well(results: Path, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_tables_hold_every_result_with_interval_and_signature(results: Path) -> 
 @pytest.mark.usefixtures("undrawn")
 def test_chapters_follow_what_is_on_disk(results: Path) -> None:
     plain = ["Simultaneous translation: quality and latency", "test", "Quality in detail", "Examples"]
-    path, again = "Read and write, line 1", "How to measure this again"
+    path, again = "Read/write path, line 1", "Reproduction"
     assert report(results).headings == [*plain, path, again]
     write_records(results, [Anticipation("dev", "eflomal", "word", "char", 2, 3, (0.5, 0.25), 0.125)])
     write_records(results, [OracleScore("test", "asn", 3, 0, 9, 40, (39, 41), 1, 30, (29, 31), 1, "oracle signature")])
@@ -158,7 +158,7 @@ def test_chapters_follow_what_is_on_disk(results: Path) -> None:
     outline = report(results, baseline="ctc", aligner=Diagonal(), title="On <em>")
     assert outline.headings == [
         "On <em>",
-        "In short",
+        "Summary",
         "test",
         "Significance against ctc",
         "Quality in detail",
@@ -168,7 +168,7 @@ def test_chapters_follow_what_is_on_disk(results: Path) -> None:
         "Anticipation",
         "Oracle order",
         "test",
-        "What the sorting network does",
+        "Sorting matrices Z",
         again,
     ]
     cells = [cell for row in outline.rows for cell in row]
@@ -186,7 +186,7 @@ def test_significance_is_against_the_baseline_at_each_delay(results: Path) -> No
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_words_without_ground_are_marked_and_only_they(results: Path, tmp_path: Path) -> None:
+def test_only_hallucinated_words_are_marked(results: Path, tmp_path: Path) -> None:
     evaluated(tmp_path / "small", "odd", 1, ["eins <b> zwei drei", *GERMAN[1:]])
 
     def aligner(pairs: Sequence[object]) -> list[set[tuple[int, int]]]:
@@ -205,7 +205,7 @@ def test_chinese_examples_are_written_without_spaces(tmp_path: Path) -> None:
     html = build_report([tmp_path], ReportOptions(sentences=(1, 3)), None).html
     assert "<dd>我用Python写。</dd>" in html
     assert "<dd>牌子上写着小心，地图上写着New York大河。</dd>" in html
-    assert "the target is counted in characters" in html
+    assert "target units are characters" in html
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -47,8 +47,8 @@ from simulmt.eval.results import (
 )
 from simulmt.eval.run import evenly_spread
 
-USUAL_DELAY = 3  # at which examples are shown if most systems have it
-LONGEST_PICTURE = 45  # words of a sentence beyond which its path is no picture any more
+DEFAULT_DELAY = 3  # of the examples, if most systems have it
+MAX_PATH_WORDS = 45  # longer read/write paths are unreadable
 UNITS = {"word": "words", "char": "characters"}
 
 
@@ -57,10 +57,10 @@ class ReportOptions:
     """Title and contents of the report."""
 
     title: str = "Simultaneous translation: quality and latency"
-    about: tuple[str, ...] = ()  # paragraphs that open it
-    baseline: str | None = None  # the system that the others are tested against
-    examples: int = 5  # sentences shown, at even distances through the test set
-    sentences: tuple[int, ...] = ()  # or these lines of it, counted from 1
+    about: tuple[str, ...] = ()  # introductory paragraphs
+    baseline: str | None = None  # system to compare with
+    examples: int = 5  # number of example sentences, evenly spaced in the test set
+    sentences: tuple[int, ...] = ()  # example sentences by line number, instead
     delay: int | None = None  # of the examples
 
     def __post_init__(self) -> None:
@@ -92,12 +92,12 @@ def build_report(
         raise ConfigError(f"--baseline {options.baseline}: no such system; there are {', '.join(systems)}")
     test_sets = [_compared(each, options.baseline) for each in _test_sets(scored, aligner, cache)]
     contents = [
-        ("In short", _summary_blocks(test_sets, options)),
+        ("Summary", _summary_blocks(test_sets, options)),
         *((each.name, _test_set_blocks(each, options)) for each in test_sets),
         ("Anticipation", _anticipation_blocks(read_records(Anticipation, directories))),
         ("Oracle order", _oracle_blocks(read_records(OracleScore, directories))),
-        ("What the sorting network does", _sorting_blocks(read_records(SortedSentence, directories))),
-        ("How to measure this again", _provenance_blocks(test_sets)),
+        ("Sorting matrices Z", _sorting_blocks(read_records(SortedSentence, directories))),
+        ("Reproduction", _provenance_blocks(test_sets)),
     ]
     chapters = [chapter for title, blocks in contents if (chapter := Chapter(title, list(blocks))).blocks]
     results = [result for test_set in test_sets for result in test_set.results]
@@ -161,24 +161,23 @@ def _overview(results: Sequence[Result]) -> Iterator[Block]:
     sentences = " or ".join(sorted({f"{result.sentences:,}" for result in results if result.sentences}))
     unit = UNITS[results[0].unit]
     facts = f"{sentences} sentences. " if sentences else ""
-    facts += f"AL, LAAL and DAL count source words; the target is counted in {unit}. "
-    facts += "Brackets hold 95% intervals by bootstrap; BLEU and chrF2 are lower-cased."
+    facts += f"AL, LAAL and DAL are in source words; target units are {unit}. "
+    facts += "Brackets: 95% bootstrap intervals. BLEU and chrF2 are lower-cased."
     yield Paragraph(facts)
     caption = (
-        "A line is a system, a node one of its delays k; bands are 95% intervals. A dashed line is a system that waits "
-        "for the end of the sentence."
+        "One line per system, one point per delay k; bands are 95% intervals. Dashed lines are full-sentence systems."
     )
     if any(result.AL_CA is not None for result in results):
         caption += (
-            " AL-CA, with 1 ms a source word, is little more than the time to the first words; "
-            "the time of a source piece in the table is what a user feels."
+            " AL-CA assumes 1 ms per source word, so it is close to the time to the first word; "
+            "the time per source piece in the table is closer to what users notice."
         )
     yield Figures([Picture(inline_svg(quality_latency_figure(results), "Quality against latency"), caption)])
     yield tables.results_table(results)
     if any(result.paced_lag is not None for result in results):
         rates = sorted({result.words_per_second for result in results if result.words_per_second})
         pace = " or ".join(f"{rate:g}" for rate in rates)
-        yield Note(f"Lag: mean seconds behind an ideal interpreter at {pace} source words a second.")
+        yield Note(f"Lag: mean seconds behind an ideal interpreter at {pace} source words per second.")
     if signatures := tables.signatures(results):
         yield Details("Signatures", signatures)
 
@@ -197,7 +196,7 @@ def _quality(results: Sequence[Result], baseline: str | None) -> Iterator[Block]
     yield Heading("Quality in detail")
     yield tables.quality_table(results)
     figures = [
-        Picture(inline_svg(drawn, name), "What a system gains over another in n-gram precision, by delay.")
+        Picture(inline_svg(drawn, name), "Gain in n-gram precision, by delay.")
         for name, drawn in ngram_gain_figures(results, baseline)
     ]
     if figures:
@@ -210,8 +209,8 @@ def _indicators(outputs: Sequence[Outputs]) -> Iterator[Block]:
         return
     yield Heading("Hallucination and under-translation")
     yield Paragraph(
-        "From word alignments. A target word has no ground if it is aligned to no source word that had been read when "
-        "it was written. The reference row is the floor: what the aligner leaves unaligned in a human translation."
+        "From word alignments. A target word is hallucinated if it is not aligned to a source word that had been read "
+        "when it was written. The reference row is the floor: the words that the aligner leaves unaligned in it."
     )
     yield tables.indicator_table(aligned)
 
@@ -227,8 +226,8 @@ def _examples(test_set: _TestSet, options: ReportOptions) -> Iterator[Block]:
     if max(numbers) > len(reference.sentences):
         raise DataError(f"--sentences {max(numbers)}: {test_set.name} has {len(reference.sentences)} sentences")
     yield Heading("Examples")
-    how = "chosen by hand" if options.sentences else "taken at even distances through the test set, not chosen"
-    marks = " Marked words have no ground in what had been read." if any(s.is_aligned for s in shown) else ""
+    how = "hand-picked" if options.sentences else "evenly spaced in the test set, not hand-picked"
+    marks = " Marked words are hallucinated." if any(s.is_aligned for s in shown) else ""
     yield Paragraph(f"Sentences are {how}.{marks}")
     for number in numbers:
         yield _example(number, reference, shown)
@@ -239,7 +238,7 @@ def _at_delay(systems: Sequence[Outputs], delay: int | None) -> list[Outputs]:
     """Return each system at the given or most common delay; full-sentence systems always."""
     delays = [outputs.result.delay for outputs in systems if outputs.result and outputs.result.delay]
     if delay is None and delays:
-        delay = max(sorted(set(delays)), key=lambda k: (delays.count(k), -abs(k - USUAL_DELAY)))
+        delay = max(sorted(set(delays)), key=lambda k: (delays.count(k), -abs(k - DEFAULT_DELAY)))
     return [outputs for outputs in systems if outputs.result and outputs.result.delay in (delay, None)]
 
 
@@ -268,32 +267,31 @@ def _needs_gap(before: str, after: str) -> bool:
 
 
 def _paths(numbers: Sequence[int], systems: Sequence[Outputs]) -> Iterator[Block]:
-    fitting = [n for n in numbers if all(_fits_a_picture(outputs.sentences[n - 1]) for outputs in systems)]
-    if not fitting or not systems:
+    drawable = [n for n in numbers if all(_is_drawable(outputs.sentences[n - 1]) for outputs in systems)]
+    if not drawable or not systems:
         return
     figures = []
     for outputs in systems:
-        output = outputs.sentences[fitting[0] - 1]
+        output = outputs.sentences[drawable[0] - 1]
         figures.append(Picture(inline_svg(output_figure(output), f"Path of {outputs.name}"), outputs.name))
-    note = "What is shaded had been read when the word of that row was written."
-    yield Figures(figures, f"Read and write, line {fitting[0]}", note)
+    note = "Shaded source words had been read when the target word of the row was written."
+    yield Figures(figures, f"Read/write path, line {drawable[0]}", note)
 
 
-def _fits_a_picture(output: Output) -> bool:
-    return 0 < len(output.words) <= LONGEST_PICTURE and len(output.source) <= LONGEST_PICTURE
+def _is_drawable(output: Output) -> bool:
+    return 0 < len(output.words) <= MAX_PATH_WORDS and len(output.source) <= MAX_PATH_WORDS
 
 
 def _anticipation_blocks(records: Sequence[Anticipation]) -> Iterator[Block]:
     if not records:
         return
     yield Paragraph(
-        "The k-anticipation rate: the share of word alignments whose source word comes k or more words after the place "
-        "of its target word. With scaled positions, that place is scaled to the length of the source, so that a target "
-        "that is merely shorter does not count as anticipation. AER: error rate against alignments made by hand; lower "
-        "is better."
+        "k-anticipation rate: the share of alignment links whose source word is k or more positions after its target "
+        "word. Scaled: target positions are scaled to the source length, so that a shorter target alone does not count "
+        "as anticipation. AER: alignment error rate against gold alignments; lower is better."
     )
     drawn = anticipation_figure(anticipation_rates(records))
-    yield Figures([Picture(inline_svg(drawn, "k-anticipation rate over k"), "Rate over k.")])
+    yield Figures([Picture(inline_svg(drawn, "k-anticipation rate over k"), "k-anticipation rate over k.")])
     yield tables.anticipation_table(records)
 
 
@@ -301,9 +299,9 @@ def _oracle_blocks(records: Sequence[OracleScore]) -> Iterator[Block]:
     if not records:
         return
     yield Paragraph(
-        "The sorting network is shown the reference and orders the states by it: what the model would write if it "
-        "knew the order. Beside it the same model decoded as always, with the same settings. All of Z's mass on the "
-        "diagonal would mean that nothing is sorted; the displacement is how far Z moves a source piece on average."
+        "Oracle order: the sorting network sees the reference and reorders the states. Default order: the same model "
+        "decoded without it, with the same settings. If all mass of Z were on the diagonal, nothing would be sorted; "
+        "displacement is how far Z moves a source piece on average."
     )
     for name in dict.fromkeys(record.test_set for record in records):
         of_set = [record for record in records if record.test_set == name]
@@ -318,8 +316,8 @@ def _sorting_blocks(records: Sequence[SortedSentence]) -> Iterator[Block]:
     for record in records:
         svg = inline_svg(sorting_figure(record), f"Z of line {record.number}")
         caption = (
-            f"Z of {record.test_set}, line {record.number}, by {record.model} at k = {record.delay}: source pieces "
-            "across; down, the target pieces of each position's frames by CTC Viterbi alignment, · for a blank."
+            f"Z of {record.test_set}, line {record.number}, by {record.model} at k = {record.delay}: source pieces as "
+            "columns; as rows, the target pieces of each position's frames by CTC Viterbi alignment, · for a blank."
         )
         yield Figures([Picture(svg, caption)])
 
