@@ -148,7 +148,7 @@ def test_what_somebody_else_made_is_not_replaced(
     kept.parent.mkdir()
     kept.write_text(GOLD, encoding="utf-8")
     refused = call(*command.split(), capture=capsys)
-    assert_refused(refused, 1, f"{kept}: is there already", "--overwrite")
+    assert_refused(refused, 1, f"{kept}: exists", "--overwrite")
     assert kept.read_text(encoding="utf-8") == GOLD
     for again in ("--overwrite", ""):
         done = call(*command.split(), *again.split(), capture=capsys)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from simulmt.data.derived import Job, Left, Progress, Rewritten, keep, write_pairs
+from simulmt.data.derived import Dropped, Job, Progress, Rewritten, write_once, write_pairs
 from simulmt.errors import DataError
 
-LINES: list[Rewritten] = [("a", "A"), Left("short"), ("b\u2028c", "B"), Left("odd", 40), Left("short")]
+LINES: list[Rewritten] = [("a", "A"), Dropped("short"), ("b\u2028c", "B"), Dropped("odd", 40), Dropped("short")]
 
 
 class PowerCutError(Exception):
@@ -50,7 +50,7 @@ class TestWriting:
     def test_what_others_made_is_replaced_on_request_only(self, tmp_path: Path) -> None:
         write_pairs(job(tmp_path, what="other"), lambda: LINES)
         before = files(tmp_path)
-        with pytest.raises(DataError, match=r"out\.json: is there already.*--overwrite"):
+        with pytest.raises(DataError, match=r"out\.json: exists.*--overwrite"):
             write_pairs(job(tmp_path), lambda: LINES[:1])
         assert files(tmp_path) == before
         write_pairs(job(tmp_path, overwrite=True), lambda: LINES[:1])
@@ -83,44 +83,44 @@ class TestKeeping:
     """A file that is made once: by its own command, or not touched."""
 
     @staticmethod
-    def keep(folder: Path, text: str, overwrite: bool = False) -> str:
-        path = keep(folder / "out.links", {"text": text}, overwrite, lambda: [f"{text} {time.monotonic_ns()}"])
+    def write_once(folder: Path, text: str, overwrite: bool = False) -> str:
+        path = write_once(folder / "out.links", {"text": text}, overwrite, lambda: [f"{text} {time.monotonic_ns()}"])
         return path.read_text(encoding="utf-8")
 
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_it_is_made_once(self, tmp_path: Path, overwrite: bool) -> None:
-        first = self.keep(tmp_path, "a", overwrite)
+        first = self.write_once(tmp_path, "a", overwrite)
         assert first.startswith("a ")
-        assert self.keep(tmp_path, "a", overwrite) == first
+        assert self.write_once(tmp_path, "a", overwrite) == first
 
     def test_that_of_another_text_is_replaced_on_purpose_only(self, tmp_path: Path) -> None:
-        first = self.keep(tmp_path, "a")
-        with pytest.raises(DataError, match=r"out\.links: is there already.*--overwrite"):
-            self.keep(tmp_path, "b")
-        assert self.keep(tmp_path, "a") == first
-        assert self.keep(tmp_path, "b", overwrite=True).startswith("b ")
+        first = self.write_once(tmp_path, "a")
+        with pytest.raises(DataError, match=r"out\.links: exists.*--overwrite"):
+            self.write_once(tmp_path, "b")
+        assert self.write_once(tmp_path, "a") == first
+        assert self.write_once(tmp_path, "b", overwrite=True).startswith("b ")
 
     @pytest.mark.parametrize("record", [None, "", "[]", "{}", "its own"])
     def test_that_of_somebody_else_is_replaced_on_purpose_only(self, tmp_path: Path, record: str | None) -> None:
         path, beside = tmp_path / "out.links", tmp_path / "out.links.json"
         if record == "its own":
-            self.keep(tmp_path, "a")
+            self.write_once(tmp_path, "a")
         elif record is not None:
             beside.write_text(record, encoding="utf-8")
         path.write_text("gold\n", encoding="utf-8")
-        with pytest.raises(DataError, match=r"out\.links: is there already.*--overwrite"):
-            self.keep(tmp_path, "a")
+        with pytest.raises(DataError, match=r"out\.links: exists.*--overwrite"):
+            self.write_once(tmp_path, "a")
         assert path.read_text(encoding="utf-8") == "gold\n"
-        assert self.keep(tmp_path, "a", overwrite=True).startswith("a ")
+        assert self.write_once(tmp_path, "a", overwrite=True).startswith("a ")
 
     def test_what_cannot_be_made_replaces_nothing(self, tmp_path: Path) -> None:
         def fail() -> list[str]:
             raise PowerCutError
 
-        first = self.keep(tmp_path, "a")
+        first = self.write_once(tmp_path, "a")
         with pytest.raises(PowerCutError):
-            keep(tmp_path / "out.links", {"text": "b"}, True, fail)
-        assert self.keep(tmp_path, "a") == first
+            write_once(tmp_path / "out.links", {"text": "b"}, True, fail)
+        assert self.write_once(tmp_path, "a") == first
 
     @pytest.mark.parametrize("cut", ["out.links.json", "out.links"])
     def test_after_a_kill_it_is_no_stranger(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
@@ -131,9 +131,9 @@ class TestKeeping:
                 raise PowerCutError
             return replace(self, target)
 
-        self.keep(tmp_path, "a")
+        self.write_once(tmp_path, "a")
         with monkeypatch.context() as patch:
             patch.setattr(Path, "replace", cut_short)
             with pytest.raises(PowerCutError):
-                self.keep(tmp_path, "b", overwrite=True)
-        assert self.keep(tmp_path, "b").startswith("b ")
+                self.write_once(tmp_path, "b", overwrite=True)
+        assert self.write_once(tmp_path, "b").startswith("b ")

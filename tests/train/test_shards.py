@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulmt.data import derived
-from simulmt.data.derived import Job, Left, Progress, Rewritten, alone
+from simulmt.data.derived import Dropped, Job, Progress, Rewritten, exclusive_lock
 from simulmt.errors import ConfigError, DataError
 from simulmt.train import shards
 from simulmt.train.shards import rewrite
@@ -26,7 +26,7 @@ LINES = [f"line {number}" for number in range(1, 24)]
 
 def shout(part: Sequence[str]) -> list[Rewritten]:
     """Every seventh line is left out."""
-    return [Left("seventh") if int(line.split()[1]) % 7 == 0 else (line, line.upper()) for line in part]
+    return [Dropped("seventh") if int(line.split()[1]) % 7 == 0 else (line, line.upper()) for line in part]
 
 
 def job(folder: Path, **changes: object) -> Job:
@@ -276,7 +276,7 @@ def test_a_result_that_comes_meanwhile_is_no_stranger(
 
 def count_alone(prefix: Path, counter: Path) -> None:
     for _ in range(40):
-        with alone(prefix):
+        with exclusive_lock(prefix):
             count = int(counter.read_text())
             time.sleep(0.0005)
             counter.write_text(str(count + 1))
@@ -291,7 +291,7 @@ def test_only_one_is_alone_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_line_left_out_may_have_a_number_of_its_own(tmp_path: Path) -> None:
-    record = rewrite(job(tmp_path), lambda: LINES, lambda part: [Left("odd", 2 * int(line[5:])) for line in part])
+    record = rewrite(job(tmp_path), lambda: LINES, lambda part: [Dropped("odd", 2 * int(line[5:])) for line in part])
     assert record["left"] == {"odd": list(range(2, 47, 2))}
 
 

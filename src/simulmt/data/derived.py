@@ -1,11 +1,11 @@
-"""Sentence pairs derived from other text, written as a whole.
+"""Write sentence pairs derived from other text, atomically.
 
 A job writes three files, and is finished when all of them are there:
 
     PREFIX.source, PREFIX.target   the pairs, one sentence per line
-    PREFIX.json                    the record: inputs, settings, and the lines left out
+    PREFIX.json                    the record: inputs, settings and dropped lines
 
-A finished job is not done again, and what was made otherwise is replaced on request only.
+A finished job is not repeated. Files of another job are replaced only on request.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from simulmt.errors import ConfigError, DataError
 from simulmt.files import lock, replacing, write_whole
 
 SIDES = ("source", "target")
-WRITTEN = (*SIDES, "json", "shards")  # endings of all that a job may replace
+WRITTEN = (*SIDES, "json", "shards")  # suffixes of the files a job may replace
 LINES_BETWEEN_REPORTS = SHARD_LINES = 65_536
 
 
-class Left(NamedTuple):
-    """Why a line is left out, and its number if it differs from its index in the job."""
+class Dropped(NamedTuple):
+    """Why a line was dropped, and its number if it differs from its index in the job."""
 
     reason: str
     line: int = 0
 
 
-Rewritten = tuple[str, str] | Left  # the sentence pair that a line becomes, or why there is none
+Rewritten = tuple[str, str] | Dropped  # of a line
 
 
 class Progress(NamedTuple):
@@ -55,7 +55,7 @@ class Job:
     """A job: where the result goes and what it depends on."""
 
     prefix: Path
-    facts: Mapping[str, Any]  # settings and checksums of the inputs; work under other facts is never mixed in
+    facts: Mapping[str, Any]  # settings and checksums of the inputs
     inputs: Sequence[Path]  # never replaced, not even with `overwrite`
     overwrite: bool = False
     shard_lines: int = SHARD_LINES  # of a job in shards; part of every identity, so that earlier results are recognised
@@ -95,7 +95,7 @@ def refuse_own_inputs(prefix: Path, inputs: Iterable[Path], written: Sequence[st
 
 
 def _same(one: Path, other: Path) -> bool:
-    with suppress(OSError):  # mostly because one of them is not there
+    with suppress(OSError):  # such as a missing file
         return one.samefile(other)
     return False
 
@@ -103,11 +103,11 @@ def _same(one: Path, other: Path) -> bool:
 def write_pairs(
     job: Job, results: Callable[[], Iterable[Rewritten]], report: Report = lambda _: None
 ) -> dict[str, Any]:
-    """Do a job line by line in constant memory, and return its record; `results` is called if it is not finished."""
-    with writing(job.prefix), alone(job.prefix):
+    """Run a job line by line in constant memory, unless it is finished, and return its record."""
+    with writing(job.prefix), exclusive_lock(job.prefix):
         record = finished(job)
         if record is None:
-            make_room(job)
+            remove_previous(job)
             with publishing(job) as (record, source, target):
                 _stream(results(), record, source, target, report)
     return record
@@ -118,7 +118,7 @@ def _stream(
 ) -> None:
     began, line = time.perf_counter(), 0
     for line, result in enumerate(results, start=1):
-        if isinstance(result, Left):
+        if isinstance(result, Dropped):
             record["left"].setdefault(result.reason, []).append(result.line or line)
         else:
             source.write(f"{result[0]}\n".encode())
@@ -138,20 +138,20 @@ def finished(job: Job) -> dict[str, Any] | None:
 
 
 def read_record(job: Job) -> dict[str, Any]:
-    """Return the record at the place of a job, of whatever job it is; empty if there is none."""
+    """Return the record found at the prefix, perhaps of another job; empty if there is none."""
     return _read_table(job.path("json"))
 
 
-def make_room(job: Job) -> None:
-    """Remove what other jobs have written if `overwrite` is set; otherwise raise DataError."""
+def remove_previous(job: Job) -> None:
+    """Remove the files of other jobs if `overwrite` is set; otherwise raise DataError."""
     shards = job.path("shards")
     begun = list(shards.iterdir()) if shards.is_dir() else []
-    strangers = [path for path in begun if path.name != job.identity]
+    foreign = [path for path in begun if path.name != job.identity]
     if not begun and read_record(job).get("identity") != job.identity:  # or they come from this job, which was killed
-        strangers += [path for path in map(job.path, ("json", *SIDES)) if path.exists()]
-    if strangers and not job.overwrite:
-        raise _stranger(strangers[0])
-    for path in strangers:
+        foreign += [path for path in map(job.path, ("json", *SIDES)) if path.exists()]
+    if foreign and not job.overwrite:
+        raise _exists_error(foreign[0])
+    for path in foreign:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
@@ -159,7 +159,7 @@ def make_room(job: Job) -> None:
 def publishing(job: Job) -> Iterator[tuple[dict[str, Any], BinaryIO, BinaryIO]]:
     """Yield the record to fill in and two files; all appear under their names if the block succeeds.
 
-    The record comes first, at a time when neither side is there: what stands beside it belongs to it.
+    The record is written first, after earlier files are removed, so that files next to a record belong to it.
     """
     record = {"identity": job.identity, **job.facts, "lines": 0, "kept": 0, "left": {}}
     with replacing(job.path("source")) as source, replacing(job.path("target")) as target:
@@ -179,14 +179,14 @@ def writing(prefix: Path) -> Iterator[None]:
 
 
 @contextmanager
-def alone(prefix: Path) -> Iterator[None]:
+def exclusive_lock(prefix: Path) -> Iterator[None]:
     """Hold an exclusive lock on a prefix; the lock file is removed afterwards."""
     path = prefix.with_name(f".{prefix.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with path.open("w") as file:
             lock(file)
-            if not _is_at(path, file):  # the one before took it away while we waited, so the lock is worth nothing
+            if not _is_still_at(path, file):  # the previous holder removed the file while we waited
                 continue
             try:
                 yield
@@ -195,14 +195,14 @@ def alone(prefix: Path) -> Iterator[None]:
             return
 
 
-def _is_at(path: Path, file: TextIO) -> bool:
+def _is_still_at(path: Path, file: TextIO) -> bool:
     with suppress(FileNotFoundError):
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     return False
 
 
-def keep(path: Path, facts: Mapping[str, Any], overwrite: bool, make: Callable[[], Iterable[str]]) -> Path:
-    """Make a file of lines once, under the lock `alone`; replace it only on request.
+def write_once(path: Path, facts: Mapping[str, Any], overwrite: bool, make: Callable[[], Iterable[str]]) -> Path:
+    """Write a file of lines once, holding `exclusive_lock`; replace it only with `overwrite`.
 
     PATH.json records its inputs and checksum, to recognise files of other origin.
     """
@@ -211,17 +211,17 @@ def keep(path: Path, facts: Mapping[str, Any], overwrite: bool, make: Callable[[
         if _read_table(beside) == {**facts, "sha256": file_sha256(path)}:
             return path
         if not overwrite:
-            raise _stranger(path)
+            raise _exists_error(path)
     text = "".join(line + "\n" for line in make())
-    path.unlink(missing_ok=True)  # never beside a record that is not its own, whenever this is killed
+    path.unlink(missing_ok=True)  # so that it is never next to the record of another file
     write_whole(beside, json.dumps({**facts, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
     write_whole(path, text)
     return path
 
 
-def _stranger(path: Path) -> DataError:
+def _exists_error(path: Path) -> DataError:
     return DataError(
-        f"{path}: is there already, not made by this command from this text with these settings; "
+        f"{path}: exists and was not made by this command from the same text and settings; "
         "choose another --output, or replace it with --overwrite"
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
-from simulmt.data.derived import Job, Left, Report, Rewritten, write_pairs
+from simulmt.data.derived import Dropped, Job, Report, Rewritten, write_pairs
 from simulmt.data.parallel import cores, map_chunks
 from simulmt.text.languages import guess_language
 from simulmt.text.numbers import find_numbers, unmatched
@@ -94,11 +94,11 @@ class _Judge:
 
     def _judge(self, pair: Pair) -> Rewritten:
         if pair.source in self.held_out or pair.target in self.held_out:
-            return Left(HELD_OUT, pair.line)
+            return Dropped(HELD_OUT, pair.line)
         if repeats_itself(pair.target, pair.source):
-            return Left(REPEATS, pair.line)
+            return Dropped(REPEATS, pair.line)
         if numbers_disagree(pair.source, pair.target, self.languages):
-            return Left(NUMBERS, pair.line)
+            return Dropped(NUMBERS, pair.line)
         return pair.source, pair.target
 
 

@@ -14,13 +14,13 @@ from simulmt.data.alignment import Link, format_pharaoh, parse_pharaoh, read_ali
 from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
 from simulmt.data.derived import (
     WRITTEN,
+    Dropped,
     Job,
-    Left,
     Report,
     Rewritten,
-    alone,
-    keep,
+    exclusive_lock,
     refuse_own_inputs,
+    write_once,
     write_pairs,
     writing,
 )
@@ -49,7 +49,7 @@ def align_and_reorder(
     kept as PREFIX.words.
     """
     refuse_own_inputs(prefix, (source, target), (*WRITTEN, "words", "links"))
-    with writing(prefix), alone(prefix):
+    with writing(prefix), exclusive_lock(prefix):
         if cut_chinese:
             target, units = _cut(target, prefix.with_name(f"{prefix.name}.words"), overwrite), (units[0], "word")
         found = find_unit(source, units[0]), find_unit(target, units[1])
@@ -59,7 +59,7 @@ def align_and_reorder(
 
 def _cut(target: Path, words: Path, overwrite: bool) -> Path:
     facts = {"target": file_sha256(target)}
-    return keep(words, facts, overwrite, lambda: map(" ".join, aligners.cut_chinese(read_lines(target))))
+    return write_once(words, facts, overwrite, lambda: map(" ".join, aligners.cut_chinese(read_lines(target))))
 
 
 def _align(
@@ -70,7 +70,7 @@ def _align(
         return map(format_pharaoh, aligners.align_with_eflomal(read_word_pairs(source, target, units)))
 
     facts = {"source": file_sha256(source), "target": file_sha256(target), "units": [*units]}
-    return keep(links, facts, overwrite, align)
+    return write_once(links, facts, overwrite, align)
 
 
 def reorder_corpus(
@@ -105,7 +105,7 @@ def _aligned_pairs(source: Path, target: Path, links: Path) -> Iterator[tuple[Pa
 def _reorder(pair: Pair, links: set[Link], path: Path, units: tuple[Unit, Unit]) -> Rewritten:
     source, target = alignment_words(pair.source, units[0]), alignment_words(pair.target, units[1])
     if not source or not target:
-        return Left(EMPTY)
+        return Dropped(EMPTY)
     furthest = max((i for i, _ in links), default=0), max((j for _, j in links), default=0)
     if furthest[0] > len(source) or furthest[1] > len(target):
         raise DataError(

@@ -65,7 +65,7 @@ def write_corpus(
         _require_count(name, count)
     pairs = _distinct(_pairs(_mirrored_at(reorder), seed))
     if not overwrite:
-        _refuse_to_lose(directory, splits)
+        _refuse_to_overwrite(directory, splits)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, count in splits.items():
@@ -79,7 +79,7 @@ def _require_count(name: str, count: int) -> None:
         raise ConfigError(f"{name} = {count}: expected a number of sentences, 0 or more")
 
 
-def _refuse_to_lose(directory: Path, names: Iterable[str]) -> None:
+def _refuse_to_overwrite(directory: Path, names: Iterable[str]) -> None:
     for path in (directory / f"{name}.{side}" for name in names for side in ("source", "target", "links")):
         if path.exists():
             raise DataError(f"{path}: already exists; choose another directory or replace it with --overwrite")

@@ -17,7 +17,7 @@ from typing import Any
 
 from simulmt.config import as_table, require
 from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
-from simulmt.data.derived import Job, Left, Report, Rewritten, write_pairs
+from simulmt.data.derived import Dropped, Job, Report, Rewritten, write_pairs
 from simulmt.data.speech_noise import Language, SpeechNoise, unpunctuated
 from simulmt.errors import ConfigError, DataError
 
@@ -57,7 +57,7 @@ def speech_corpus(
             heard = unpunctuated(pair.source)
         else:
             heard = noise.apply(pair.source, random.Random(f"{config.seed}:{pair.line}"))
-        return (heard, pair.target) if heard and pair.target else Left(EMPTY, pair.line)
+        return (heard, pair.target) if heard and pair.target else Dropped(EMPTY, pair.line)
 
     return write_pairs(job, lambda: map(hear, draw_pairs(source, target, config.share, config.seed)), report)
 

@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulmt.config import as_table, require
 from simulmt.data.corpus import Pair, file_sha256, read_lines
-from simulmt.data.derived import Job, Left, Report, Rewritten, finished
+from simulmt.data.derived import Dropped, Job, Report, Rewritten, finished
 from simulmt.data.speech_noise import unpunctuated
 from simulmt.data.transforms import EMPTY, draw_pairs
 from simulmt.errors import CheckpointError, ConfigError
@@ -97,7 +97,7 @@ def backtranslate_corpus(
 
     def turn(lines: Sequence[str]) -> list[Rewritten]:
         translated = translator()(lines)
-        return [each if isinstance(each, Left) else (BACK_TRANSLATED + each[1], each[0]) for each in translated]
+        return [each if isinstance(each, Dropped) else (BACK_TRANSLATED + each[1], each[0]) for each in translated]
 
     return rewrite(job, lambda: read_lines(target), turn, report)
 
@@ -164,7 +164,7 @@ class CorpusTranslator:
         """Translate lines; batches depend on the lines only, so results are reproducible."""
         sentences = [[*self.source.encode(line), END] for line in lines]
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        results: list[Rewritten] = [Left(EMPTY if length == 1 else TOO_LONG) for length in lengths]
+        results: list[Rewritten] = [Dropped(EMPTY if length == 1 else TOO_LONG) for length in lengths]
         fit = np.flatnonzero((lengths > 1) & (lengths <= self.config.max_length + 1))
         by_length = fit[np.argsort(lengths[fit], kind="stable")]
         counts = np.bincount(np.maximum(lengths[fit], SHORTEST))
@@ -173,7 +173,7 @@ class CorpusTranslator:
             numbers = by_length[start:stop]
             for number, ids in zip(numbers, self._translate([sentences[n] for n in numbers]), strict=True):
                 text = self.target.decode(ids)
-                results[number] = (lines[number], text) if text.strip() else Left(NO_TRANSLATION)
+                results[number] = (lines[number], text) if text.strip() else Dropped(NO_TRANSLATION)
         return results
 
     def _translate(self, sentences: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -235,7 +235,7 @@ def recognised_corpus(
         said = unpunctuated(pair.source).split()
         alike = SequenceMatcher(None, said, unpunctuated(heard).split(), autojunk=False).ratio()
         if not heard or not pair.target or alike < config.least_alike:
-            return Left(MISHEARD, pair.line)
+            return Dropped(MISHEARD, pair.line)
         return heard, pair.target
 
     return rewrite(

@@ -18,11 +18,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, TypeVar
 
-from simulmt.data.derived import Job, Left, Progress, Report, Rewritten, alone, finished, make_room, publishing, writing
+from simulmt.data.derived import (
+    Dropped,
+    Job,
+    Progress,
+    Report,
+    Rewritten,
+    exclusive_lock,
+    finished,
+    publishing,
+    remove_previous,
+    writing,
+)
 from simulmt.files import lock, write_whole
 
 T = TypeVar("T")
-PATIENCE = 100  # times that a folder may vanish under a lock; each is another process that cleans up
+LOCK_ATTEMPTS = 100  # another process may delete the folder in between
 
 
 def rewrite(
@@ -37,9 +48,9 @@ def rewrite(
     """
     with writing(job.prefix):
         if finished(job) is None:
-            with alone(job.prefix):
+            with exclusive_lock(job.prefix):
                 if finished(job) is None:  # another process may have finished it while this one waited
-                    make_room(job)
+                    remove_previous(job)
         folder = job.path("shards") / job.identity
         others = _make_shards(job, lines, work, progress, folder, wanted=None)
         if others:
@@ -66,33 +77,33 @@ def _make_shards(
         path = folder / f"{number:06d}.json"
         if path.exists() or (wanted is not None and number not in wanted):
             continue
-        with _locked(path.with_suffix(".lock"), patient=wanted is not None) as mine:
+        with _locked(path.with_suffix(".lock"), wait=wanted is not None) as mine:
             if not mine:
                 others.add(number)
             elif not path.exists() and finished(job) is None:
-                write_whole(path, json.dumps(_sort_out(work(part), number * job.shard_lines), ensure_ascii=False))
+                write_whole(path, json.dumps(_shard_table(work(part), number * job.shard_lines), ensure_ascii=False))
                 made += len(part)
                 done = job.shard_lines * (len(list(folder.glob("[0-9]*.json"))) - 1) + len(part)
                 progress(Progress(done, made / (time.perf_counter() - began)))
     return others
 
 
-def _sort_out(results: Sequence[Rewritten], first: int) -> dict[str, Any]:
-    """Return a shard as stored: its pairs, and the 1-based lines left out by reason."""
+def _shard_table(results: Sequence[Rewritten], first: int) -> dict[str, Any]:
+    """Return a shard as stored: its pairs, and the dropped lines, counted from 1, by reason."""
     left: dict[str, list[int]] = {}
     for line, result in enumerate(results, start=first + 1):
-        if isinstance(result, Left):
+        if isinstance(result, Dropped):
             left.setdefault(result.reason, []).append(result.line or line)
     return {
         "lines": len(results),
         "left": left,
-        "pairs": [result for result in results if not isinstance(result, Left)],
+        "pairs": [result for result in results if not isinstance(result, Dropped)],
     }
 
 
 def _merge(job: Job, folder: Path) -> dict[str, Any]:
     """Join the shards in order."""
-    with alone(job.prefix):
+    with exclusive_lock(job.prefix):
         record = finished(job)
         if record is None:
             with publishing(job) as (record, source, target):
@@ -118,18 +129,18 @@ def _parts(lines: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 @contextmanager
-def _locked(path: Path, patient: bool) -> Iterator[bool]:
-    """Yield whether the lock was acquired; `patient` waits for it."""
+def _locked(path: Path, wait: bool) -> Iterator[bool]:
+    """Yield whether the lock was acquired; without `wait`, at once."""
     with _open_lock(path) as file:
-        yield lock(file, wait=patient)
+        yield lock(file, wait=wait)
 
 
-def _open_lock(path: Path, patience: int = PATIENCE) -> TextIO:
-    """Open a lock file, although another process may clean up at any moment."""
+def _open_lock(path: Path, attempts: int = LOCK_ATTEMPTS) -> TextIO:
+    """Open a lock file; retry if another process deletes its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("w")
     except (FileNotFoundError, FileExistsError):  # the second, if mkdir finds the folder and then does not
-        if not patience:
+        if not attempts:
             raise
-    return _open_lock(path, patience - 1)
+    return _open_lock(path, attempts - 1)
