@@ -346,7 +346,7 @@ def test_an_empty_side_of_an_evaluation_set_is_an_error(
 
 def test_a_corpus_of_which_nothing_is_left_is_an_error(tmp_path: Path) -> None:
     files = write_parallel(tmp_path, [("", "b"), ("a b", "c d e")])
-    with pytest.raises(DataError, match=r"store: not one of 2 pairs is left; dropped: \{'empty': 1, 'too_long': 1,"):
+    with pytest.raises(DataError, match=r"store: all 2 pairs were dropped: \{'empty': 1, 'too_long': 1,"):
         prepare([files], WORDS, WORDS, tmp_path / "store", filters=Filters(max_length=2))
     assert names_in(tmp_path) == {"text.en", "text.zh"}
 

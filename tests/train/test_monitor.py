@@ -71,7 +71,7 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path, capsys: pytest
     assert "\r" not in captured.err
     # 2002000 parameters; batches [4 4] [5] [9] or the like of 12 tokens
     assert lines[0].startswith(
-        "2.0M parameters; 3 batches an epoch, 0.0% of their source positions are padding; starting"
+        "2.0M parameters; 3 batches per epoch, 0.0% of their source positions are padding; starting"
     )
     assert [line.split()[1] for line in lines[1:3]] == ["3/1000", "6/1000"]
     assert all(part in lines[1] for part in ("loss 3.000", "norm 1.50", "tok/s", "data", "GiB", "min left"))
@@ -90,7 +90,7 @@ def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capsys: pytest.Capt
     start(monitor, update=500)
     monitor.stopped(503)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].endswith("going on after update 500")
+    assert lines[0].endswith("resuming after update 500")
     assert lines[1] == "stopped after update 503; run the same command to go on"
 
 

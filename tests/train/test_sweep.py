@@ -396,7 +396,7 @@ def test_a_killed_sweep_goes_on_as_if_nothing_had_happened(
     resumed = sweep(config, tmp_path / "killed", settings, "cpu")
     shown = capsys.readouterr().err
     assert "trial 0 (" not in shown
-    assert shown.index("trial 1 (2 of 3)") < shown.index("going on after update 5") < shown.index("trial 2 (3 of 3)")
+    assert shown.index("trial 1 (2 of 3)") < shown.index("resuming after update 5") < shown.index("trial 2 (3 of 3)")
     assert resumed == whole
     assert [trial.state for trial in whole.trials] == ["complete"] * 3
     for number in range(3):

@@ -113,22 +113,22 @@ class SpeechNoise:
         )
         self._any_event = sum(rate for rate, _ in self._events)
 
-    def apply(self, text: str, chance: random.Random) -> str:
-        """Add noise drawn from `chance`."""
+    def apply(self, text: str, rng: random.Random) -> str:
+        """Add noise drawn from `rng`."""
         words = text.split()
-        if chance.random() < self._rates.spelled:
+        if rng.random() < self._rates.spelled:
             words = _spell_numbers(words)
-        elif chance.random() < self._rates.spelled:
+        elif rng.random() < self._rates.spelled:
             words = list(map(_as_digits, words))
-        spoken = _false_start(words, chance) if chance.random() < self._rates.restart else []
+        spoken = _false_start(words, rng) if rng.random() < self._rates.restart else []
         for word in words:
-            draw = chance.random()
+            draw = rng.random()
             if draw < self._any_event and not _is_protected(word):
-                spoken += self._event(draw)(word, chance)
+                spoken += self._event(draw)(word, rng)
             else:
                 spoken.append(word)
         noisy = " ".join(spoken)
-        return unpunctuated(noisy) if chance.random() < self._rates.unpunctuated else noisy
+        return unpunctuated(noisy) if rng.random() < self._rates.unpunctuated else noisy
 
     def _event(self, draw: float) -> Event:
         """Return the event for a random number below the sum of all rates."""
@@ -138,19 +138,19 @@ class SpeechNoise:
             draw -= rate
         return self._events[-1][1]  # rounding
 
-    def _confused(self, word: str, chance: random.Random) -> Sequence[str]:
+    def _confused(self, word: str, rng: random.Random) -> Sequence[str]:
         matched = _CORE.match(word)
         assert matched is not None  # it matches any text
         before, core, after = matched.groups()
         others = self._misheard.get(core.lower())
         if others is None:
             return (word,)
-        other = chance.choice(others)
+        other = rng.choice(others)
         return (f"{before}{other.capitalize() if core[:1].isupper() else other}{after}",)
 
 
-def _after_filler(word: str, chance: random.Random) -> Sequence[str]:
-    return chance.choice(FILLERS), word
+def _after_filler(word: str, rng: random.Random) -> Sequence[str]:
+    return rng.choice(FILLERS), word
 
 
 def _repeated(word: str, _: random.Random) -> Sequence[str]:
@@ -169,13 +169,13 @@ def _dropped(word: str, _: random.Random) -> Sequence[str]:
     return () if word in DROPPED else (word,)
 
 
-def _after_short_word(word: str, chance: random.Random) -> Sequence[str]:
-    return chance.choice(INSERTED), word
+def _after_short_word(word: str, rng: random.Random) -> Sequence[str]:
+    return rng.choice(INSERTED), word
 
 
-def _false_start(words: Sequence[str], chance: random.Random) -> list[str]:
+def _false_start(words: Sequence[str], rng: random.Random) -> list[str]:
     """Return the first words of a sentence, which the speaker then repeats."""
-    start = words[: chance.randint(2, 3)]
+    start = words[: rng.randint(2, 3)]
     return [] if len(words) < 5 or any(map(_is_protected, start)) else list(map(_without_mark, start))
 
 

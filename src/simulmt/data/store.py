@@ -106,26 +106,26 @@ def prepare(
     """
     with _replacing(directory, overwrite) as partial:
         inputs = {str(path): file_sha256(path) for corpus in corpora for path in corpus.paths}
-        sieve = _Sieve(Encoder(source_tokenizer, target_tokenizer), filters, processes)
+        pair_filter = _PairFilter(Encoder(source_tokenizer, target_tokenizer), filters, processes)
         with (
             _open_side(partial, "source", source_tokenizer) as source,
             _open_side(partial, "target", target_tokenizer) as target,
         ):
-            for source_sentences, target_sentences in chain.from_iterable(map(sieve.encode, corpora)):
+            for source_sentences, target_sentences in chain.from_iterable(map(pair_filter.encode, corpora)):
                 source.append(source_sentences)
                 target.append(target_sentences)
                 if progress is not None:
-                    progress(sieve.read)
-        if sieve.kept == 0:
+                    progress(pair_filter.read)
+        if pair_filter.kept == 0:
             raise DataError(
-                f"{directory}: not one of {sieve.read} pairs is left; dropped: {sieve.dropped}; "
+                f"{directory}: all {pair_filter.read} pairs were dropped: {pair_filter.dropped}; "
                 "check that the files translate each other, or loosen the filters"
             )
         manifest = Manifest(
             format_version=FORMAT_VERSION,
-            read=sieve.read,
-            kept=sieve.kept,
-            dropped=sieve.dropped,
+            read=pair_filter.read,
+            kept=pair_filter.kept,
+            dropped=pair_filter.dropped,
             filters=filters,
             source=source.manifest(),
             target=target.manifest(),
@@ -210,7 +210,7 @@ class Encoder:
         return [(encode_source(pair.source), encode_target(pair.target)) for pair in pairs]
 
 
-class _Sieve:
+class _PairFilter:
     """Encodes and filters pairs, counting dropped pairs by reason."""
 
     def __init__(self, encoder: Encoder, filters: Filters | None, processes: int) -> None:

@@ -145,14 +145,14 @@ def untranslated(links: Iterable[Link], source_length: int) -> list[bool]:
 
 def hallucination_rate(sentences: Iterable[tuple[Iterable[Link], Sequence[int]]]) -> float:
     """Return the share of `hallucinated` target words, given (links, delays) of each sentence."""
-    return _share(hallucinated(links, delays) for links, delays in sentences)
+    return _rate(hallucinated(links, delays) for links, delays in sentences)
 
 
 def under_translation_rate(sentences: Iterable[tuple[Iterable[Link], int]]) -> float:
     """Return the share of `untranslated` source words, given (links, source length) of each sentence."""
-    return _share(untranslated(links, source_length) for links, source_length in sentences)
+    return _rate(untranslated(links, source_length) for links, source_length in sentences)
 
 
-def _share(sentences: Iterable[Sequence[bool]]) -> float:
+def _rate(sentences: Iterable[Sequence[bool]]) -> float:
     marks = [mark for sentence in sentences for mark in sentence]
     return sum(marks) / len(marks) if marks else 0.0

@@ -288,7 +288,7 @@ class Encoder(nn.Module):
         padding = None if source_mask is None else source_mask[:, None, None, :]
         for index, layer in enumerate(self.layers):
             if index == self.look_ahead_layer and (ahead := self._look_ahead(source, delay)) is not None:
-                x = layer(x, _also(ahead, padding))
+                x = layer(x, _combine(ahead, padding))
             else:
                 # Padding lies behind every token, so a plainly causal layer never sees it.
                 x = layer(x, None if self.causal else padding, causal=self.causal)
@@ -402,5 +402,5 @@ def check_tokens(tokens: Int[Tensor, "B N"], vocabulary: int, side: str) -> None
         )
 
 
-def _also(mask: Tensor, other: Tensor | None) -> Tensor:
+def _combine(mask: Tensor, other: Tensor | None) -> Tensor:
     return mask if other is None else mask & other

@@ -32,9 +32,9 @@ class Arrival(NamedTuple):
 
 
 def arrivals(descriptor: int, clock: Callable[[], float], poll: float | None = None) -> Iterator[list[Arrival]]:
-    """Text as it arrives, at each turn all that has come in since the last one; every `poll` seconds, even if none.
+    """Yield the text that has arrived since the previous yield; with `poll`, at least every so many seconds.
 
-    A thread does the reading, so that text which comes in during a computation is known to have waited for it.
+    A thread reads and timestamps the text, also while the caller computes.
     """
     queue: Queue[Arrival | OSError | None] = Queue(AHEAD)
     Thread(target=_read, args=(descriptor, clock, queue), daemon=True).start()

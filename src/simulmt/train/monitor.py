@@ -71,9 +71,9 @@ class Monitor:
     def start(self, update: int, max_updates: int, model: nn.Module, plan: BatchPlan) -> None:
         parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         self._say(
-            f"{parameters / 1e6:.1f}M parameters; {plan.batches_per_epoch} batches an epoch, "
+            f"{parameters / 1e6:.1f}M parameters; {plan.batches_per_epoch} batches per epoch, "
             f"{plan.padding_share():.1%} of their source positions are padding; "
-            + (f"going on after update {update}" if update else "starting")
+            + (f"resuming after update {update}" if update else "starting")
         )
         self._max_updates = max_updates
         if self._console.is_terminal and not self._quiet:

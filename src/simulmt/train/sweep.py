@@ -69,7 +69,7 @@ def sweep(config: RunConfig, directory: Path, settings: SweepConfig, device: str
     """
     require(
         int(os.environ.get("WORLD_SIZE", 1)) == 1,
-        "a sweep is no torchrun job; to use several devices start simulmt sweep once for each, with --device cuda:N",
+        "sweeps do not run under torchrun; to use several devices, run simulmt sweep once per --device cuda:N",
     )
     _check(config, settings.space)
     signal: int | None = None

@@ -173,8 +173,8 @@ def path_figure(path: ReadWritePath) -> Figure:
 
 def _draw_links(axes: Axes, links: Set[Link], marker: str, colour: str, label: str) -> None:
     if links:
-        across, down = zip(*sorted(links), strict=True)
-        axes.plot(np.subtract(across, 1), np.subtract(down, 1), marker, color=colour, markersize=6, label=label)
+        xs, ys = zip(*sorted(links), strict=True)
+        axes.plot(np.subtract(xs, 1), np.subtract(ys, 1), marker, color=colour, markersize=6, label=label)
 
 
 def _draw_lines(axes: Axes, results: Sequence[Result], styles: Mapping[str, Look], quality: str, latency: str) -> None:
