@@ -76,9 +76,14 @@ def test_translating_back(capsys: pytest.CaptureFixture[str]) -> None:
     text = "--data data --target text/train.target --output made/back --temperature 0.8 --top-k 10"
     done = call(*f"rewrite backtranslate teacher {text} {SHORT}".split(), capture=capsys)
     assert done.returncode == 0, done.stderr
-    assert lines("made/back.target") == lines("text/train.target")
+    record = json.loads(Path("made/back.json").read_text(encoding="utf-8"))
+    made, all_targets = lines("made/back.target"), lines("text/train.target")
+    # The teacher is hardly trained: it may have nothing to say to a sentence.
+    assert 0 < record["kept"] == len(made) == len(lines("made/back.source"))
+    assert record["lines"] == len(all_targets)
+    assert set(made) <= set(all_targets)
     assert all(line.startswith("<bt> ") for line in lines("made/back.source"))
-    settings = json.loads(Path("made/back.json").read_text(encoding="utf-8"))["settings"]
+    settings = record["settings"]
     assert settings["sampling"] == {"temperature": 0.8, "top_k": 10, "seed": 1}
     assert settings["search"]["beam"] == 1
 

@@ -15,7 +15,7 @@ from simulmt.data.speech_noise import (
     NEGATIONS,
     NoiseRates,
     SpeechNoise,
-    count_misheard,
+    learn_misheard,
     misheard_words,
     spell_number,
     spell_year,
@@ -144,14 +144,16 @@ def test_the_table_of_misheard_words_leaves_out_what_must_not_change() -> None:
     assert not NEGATIONS & {*DROPPED, *INSERTED, *FILLERS}
 
 
-def test_what_was_misheard_is_counted_word_by_word() -> None:
+def test_misheard_words_are_learnt_word_by_word() -> None:
     pairs = [
-        ("The whole week, they said.", "the hole weak they said"),
+        ("The whole week, they said no.", "the hole weak they said know"),
         ("A whole hour", "a hole hour"),
+        ("No, no", "know know"),  # negations are left out
         ("into the woods", "in to the woods"),  # not word by word
     ]
-    assert count_misheard(pairs) == {("whole", "hole"): 2, ("week", "weak"): 1}
-    noise = SpeechNoise("en", NoiseRates(**{**SILENT, "misheard": 1.0}), misheard={"whole": ["hole"]})
+    assert learn_misheard(pairs) == {"whole": ["hole", "hole"]}
+    assert learn_misheard(pairs, least=1) == {"whole": ["hole", "hole"], "week": ["weak"]}
+    noise = SpeechNoise("en", NoiseRates(**{**SILENT, "misheard": 1.0}), misheard=learn_misheard(pairs))
     assert spoken(noise, "The whole weak") == "The hole weak"
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulmt.data.alignment import corpus_anticipation_rate, parse_pharaoh, read_alignments, reorder_target
+from simulmt.data.alignment import anticipation_rate, parse_pharaoh, read_alignments, reorder_target
 from simulmt.data.synthetic import (
     LONGEST,
     Construction,
@@ -41,7 +41,7 @@ def source_dictionary() -> dict[str, Word]:
 
 
 def anticipation(pairs: list[SyntheticPair], k: int) -> float:
-    return corpus_anticipation_rate((pair.links for pair in pairs), k)
+    return anticipation_rate((pair.links for pair in pairs), k)
 
 
 @settings(deadline=None, max_examples=10)

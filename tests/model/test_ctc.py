@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from simulmt.errors import ConfigError, VocabularyError
-from simulmt.model.ctc import Alignments, CTCConfig, CTCModel, alignment_likelihood, ctc_loss, loss_from_logits
-from simulmt.model.output import Loss
+from simulmt.model.ctc import Alignments, CTCConfig, CTCModel, alignment_likelihood, ctc_loss
+from simulmt.model.output import Loss, at_least_float32
 from simulmt.text import BLANK, END
 
 from .helpers import Allocations, assert_same, gradients, pad, parameter_count, randomise, sum_gradients
@@ -33,6 +34,33 @@ def make_model(mu: int = 2, vocabulary: int = 13, seed: int = 0) -> CTCModel:
 
 def random_logits(*shape: int, seed: int = 0) -> Tensor:
     return 2 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class _Likelihood(torch.autograd.Function):
+    """`alignment_likelihood` with its gradient by the log-probabilities: minus the posterior."""
+
+    @staticmethod
+    def forward(ctx: Any, log_probs: Tensor, alignments: Alignments) -> Tensor:
+        negative, posterior = alignment_likelihood(log_probs, alignments)
+        ctx.save_for_backward(posterior)
+        return negative
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (posterior,) = ctx.saved_tensors
+        return -posterior * gradients[0], None
+
+
+def loss_from_logits(logits: Tensor, alignments: Alignments, smoothing: float) -> Loss:
+    """The loss as it is defined: (1 - eps) * CTC + eps / V * sum of -log p."""
+    logits = at_least_float32(logits)
+    normaliser = logits.logsumexp(-1)
+    columns = alignments.columns[:, None, :].expand(-1, logits.shape[1], -1)
+    log_probs = logits.gather(-1, columns) - normaliser[:, :, None]
+    negative = _Likelihood.apply(log_probs, alignments)  # type: ignore[no-untyped-call]
+    uniform = (normaliser - logits.mean(-1)) * alignments.frame_weights(logits.shape[1], logits)
+    total = (1 - smoothing) * negative + smoothing * uniform.sum()
+    return Loss(total, negative.detach(), alignments.tokens(), alignments.skipped())
 
 
 def fused_from_logits(logits: Tensor, alignments: Alignments, smoothing: float, chunk: int = 3) -> Loss:

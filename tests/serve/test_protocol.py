@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema  # type: ignore[import-untyped]
 import msgspec
@@ -22,7 +22,6 @@ from simulmt.serve.protocol import (
     RoomMessage,
     ServerMessage,
     ViewerMessage,
-    message_types,
     parse_client,
     parse_room,
     parse_server,
@@ -34,6 +33,13 @@ from simulmt.serve.protocol import (
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 VALIDATOR = jsonschema.Draft202012Validator(schema())
+
+
+def message_types(union: Any) -> dict[str, Any]:
+    """The message types of a union by their tags."""
+    return {kind.__struct_config__.tag: kind for kind in get_args(union) or (union,)}
+
+
 CLIENT, SERVER = message_types(ClientMessage), message_types(ServerMessage)
 VIEWER, ROOM = message_types(ViewerMessage), message_types(RoomMessage)
 PARSERS = {parse_client: CLIENT, parse_server: SERVER, parse_viewer: VIEWER, parse_room: ROOM}

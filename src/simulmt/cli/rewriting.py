@@ -231,6 +231,10 @@ def speech(
             show_default="no errors, only no punctuation",
         ),
     ] = None,
+    said: Annotated[
+        Path | None, typer.Option(help="With --heard: learn misheard words from lines that were said, ...")
+    ] = None,
+    heard: Annotated[Path | None, typer.Option(help="... and what your recogniser made of them.")] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     overwrite: Overwrite = False,
 ) -> None:
@@ -241,15 +245,19 @@ def speech(
 
     Trained on the result together with the original pairs (`simulmt rewrite join`), a model learns to punctuate.
     """
+    from simulmt.data.corpus import ParallelFiles
     from simulmt.data.transforms import SpeechConfig, speech_corpus
 
+    if (said is None) != (heard is None) or (said and not noise):
+        raise ConfigError("--said and --heard: give both, with --noise")
     if not 0 < share <= 1:
         raise ConfigError(f"--share {share:g}: expected a number above 0 and at most 1")
     if noise not in (None, "en"):
         raise ConfigError(f"--noise {noise}: expected en, the only language whose recognition errors are known")
     display = _Display()
     config = SpeechConfig(share, seed, cast("Language | None", noise))
-    display.summarise(output, speech_corpus(source, target, output, config, overwrite, display))
+    examples = ParallelFiles(said, heard) if said and heard else None
+    display.summarise(output, speech_corpus(source, target, output, config, overwrite, display, examples))
 
 
 @app.command()

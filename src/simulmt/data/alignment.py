@@ -20,21 +20,13 @@ T = TypeVar("T")
 _LINK = re.compile(r"([0-9]+)([-p?])([0-9]+)")
 
 
-def anticipation_rate(links: Iterable[Link], k: int) -> float:
-    """Return the k-anticipation rate: the share of links (i, j) with i - k + 1 > j; 0.0 without links.
-
-    With delay k, target word j is due once source word j + k - 1 has been read, so these are the words that must be
-    guessed.
-    """
-    return corpus_anticipation_rate([links], k)
-
-
-def corpus_anticipation_rate(
+def anticipation_rate(
     sentences: Iterable[Iterable[Link]], k: int, lengths: Iterable[tuple[int, int]] | None = None
 ) -> float:
-    """Return the k-anticipation rate over all links of a corpus.
+    """Return the k-anticipation rate of a corpus: the share of links (i, j) with i - k + 1 > j; 0.0 without links.
 
-    A target shorter than its source counts as anticipating even without reordering. Given the (source, target)
+    With delay k, target word j is due once source word j + k - 1 has been read, so these are the words that must be
+    guessed. A target shorter than its source counts as anticipating even without reordering. Given the (source, target)
     `lengths` of every sentence, target positions are scaled to the source length, j to round(j * |x| / |y|), which
     leaves only reordering.
     """

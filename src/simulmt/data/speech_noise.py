@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import SequenceMatcher
@@ -186,15 +186,22 @@ def misheard_words(language: Language) -> Mapping[str, Sequence[str]]:
     return {word: others.split() for word, others in (line.split("\t") for line in lines)}
 
 
-def count_misheard(pairs: Iterable[tuple[str, str]]) -> Counter[tuple[str, str]]:
-    """Count which word was recognised as which other, given what was said and what was heard."""
+def learn_misheard(pairs: Iterable[tuple[str, str]], least: int = 2) -> Mapping[str, Sequence[str]]:
+    """Learn which words are recognised as which others, `least` times or more, from what was said and what was heard.
+
+    A word is listed as often as it was heard. Numbers and negations are left out.
+    """
     counts: Counter[tuple[str, str]] = Counter()
     for said, heard in pairs:
         words, others = unpunctuated(said).split(), unpunctuated(heard).split()
         for kind, start, end, other_start, other_end in SequenceMatcher(None, words, others, False).get_opcodes():
             if kind == "replace" and end - start == other_end - other_start:
                 counts.update(zip(words[start:end], others[other_start:other_end], strict=True))
-    return counts
+    learnt: defaultdict[str, list[str]] = defaultdict(list)
+    for (word, other), count in sorted(counts.items()):
+        if count >= least and not _is_protected(word) and not _is_protected(other):
+            learnt[word] += count * [other]
+    return learnt
 
 
 def spell_number(number: int) -> str:

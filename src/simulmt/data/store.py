@@ -183,15 +183,6 @@ class TokenStore:
         target = slice(self.target_offsets[index], self.target_offsets[index + 1])
         return self.source_tokens[source], self.target_tokens[target]
 
-    def check_vocabulary(self, source_size: int, target_size: int) -> None:
-        """Raise VocabularyError unless the store was made with vocabularies of these sizes."""
-        made_for = self.manifest.source.vocabulary_size, self.manifest.target.vocabulary_size
-        if made_for != (source_size, target_size):
-            raise VocabularyError(
-                f"the token store was made for vocabularies of {made_for[0]} source and {made_for[1]} target "
-                f"pieces, not {source_size} and {target_size}; prepare it again with the vocabularies in use"
-            )
-
 
 def token_type(vocabulary_size: int) -> TokenType:
     """Return the narrowest integer type for a vocabulary."""

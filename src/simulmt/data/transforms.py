@@ -18,7 +18,7 @@ from typing import Any
 from simulmt.config import as_table, require
 from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
 from simulmt.data.derived import Dropped, Job, Report, Rewritten, write_pairs
-from simulmt.data.speech_noise import Language, SpeechNoise, unpunctuated
+from simulmt.data.speech_noise import Language, SpeechNoise, learn_misheard, unpunctuated
 from simulmt.errors import ConfigError, DataError
 
 EMPTY = "empty"  # why a pair is left out
@@ -43,13 +43,20 @@ def speech_corpus(
     config: SpeechConfig,
     overwrite: bool = False,
     report: Report = lambda _: None,
+    examples: ParallelFiles | None = None,
 ) -> dict[str, Any]:
     """Copy a share of the pairs with sources like the output of a speech recogniser.
 
     Joined with the original pairs, they make a model robust to missing punctuation, disfluencies and misheard words.
+    Misheard words are learnt from `examples`, what was said and what was heard, if there are any.
     """
-    job = Job.on_files(prefix, "speech", as_table(config), {"source": source, "target": target}, overwrite)
-    noise = SpeechNoise(config.noise) if config.noise else None
+    inputs = {"source": source, "target": target}
+    misheard = None
+    if examples is not None:
+        inputs |= {"said": examples.source, "heard": examples.target}
+        misheard = learn_misheard((pair.source, pair.target) for pair in examples.pairs())
+    job = Job.on_files(prefix, "speech", as_table(config), inputs, overwrite)
+    noise = SpeechNoise(config.noise, misheard=misheard) if config.noise else None
 
     def hear(pair: Pair) -> Rewritten:
         """Return the pair as recognised; random per line, so independent of the others."""

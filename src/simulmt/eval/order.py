@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from simulmt.data.aligners import Gold, UnitChoice, WordPair, find_unit, read_gold, read_word_pairs
-from simulmt.data.alignment import Link, corpus_alignment_error_rate, corpus_anticipation_rate
+from simulmt.data.alignment import Link, anticipation_rate, corpus_alignment_error_rate
 from simulmt.errors import DataError
 from simulmt.eval.quality import QualityScorer
 from simulmt.eval.results import Anticipation, OracleScore, SortedSentence
@@ -94,10 +94,10 @@ def measure_anticipation(
         *units,
         sentences=len(links),
         links=sum(map(len, links)),
-        rates=tuple(corpus_anticipation_rate(links, k) for k in delays),
+        rates=tuple(anticipation_rate(links, k) for k in delays),
         alignment_error_rate=None if gold is None else corpus_alignment_error_rate(links, gold),
         skipped=sum(alignment is None for alignment in alignments),
-        scaled_rates=tuple(corpus_anticipation_rate(links, k, lengths) for k in delays),
+        scaled_rates=tuple(anticipation_rate(links, k, lengths) for k in delays),
         files=files or {},
     )
 

@@ -1,7 +1,7 @@
 """The CTC translator: causal encoder, length projection, and a CTC loss that never stores frames x V.
 
-The loss needs only the normaliser of a frame and the columns of the blank and of the sentence's own labels. `ctc_loss`
-computes these with output.py; `loss_from_logits` is the same loss for given logits.
+The loss needs only the normaliser of a frame and the columns of the blank and of the sentence's own labels, which
+output.py computes.
 
 Axis letters: B batch, S source, T target, U = S * mu frames, D width, V vocabulary, C = T + 1 columns.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -198,33 +198,6 @@ def alignment_likelihood(
     posterior = log_probs.detach().exp() - gradient
     weights = alignments.frame_weights(log_probs.shape[1], posterior)
     return (negative.detach() * weights[:, 0]).sum(), posterior * weights[:, :, None]
-
-
-class _Likelihood(torch.autograd.Function):
-    """`alignment_likelihood` with its gradient by the log-probabilities: minus the posterior."""
-
-    @staticmethod
-    def forward(ctx: Any, log_probs: Tensor, alignments: Alignments) -> Tensor:
-        negative, posterior = alignment_likelihood(log_probs, alignments)
-        ctx.save_for_backward(posterior)
-        return negative
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (posterior,) = ctx.saved_tensors
-        return -posterior * gradients[0], None
-
-
-def loss_from_logits(logits: Float[Tensor, "B U V"], alignments: Alignments, smoothing: float) -> Loss:
-    """Return (1 - eps) * CTC + eps / V * sum of -log p, from logits."""
-    logits = at_least_float32(logits)
-    normaliser = logits.logsumexp(-1)
-    columns = alignments.columns[:, None, :].expand(-1, logits.shape[1], -1)
-    log_probs = logits.gather(-1, columns) - normaliser[:, :, None]
-    negative = _Likelihood.apply(log_probs, alignments)  # type: ignore[no-untyped-call]
-    uniform = (normaliser - logits.mean(-1)) * alignments.frame_weights(logits.shape[1], logits)
-    total = (1 - smoothing) * negative + smoothing * uniform.sum()
-    return Loss(total, negative.detach(), alignments.tokens(), alignments.skipped())
 
 
 def ctc_loss(

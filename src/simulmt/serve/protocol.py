@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -323,11 +323,6 @@ def _decode(decoder: msgspec.json.Decoder[Any], text: str) -> Any:
         return decoder.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise RefusedError(ErrorCode.BAD_MESSAGE, f"invalid message: {error}") from None
-
-
-def message_types(union: Any) -> dict[str, type[Message]]:
-    """Return the message types of a union by their tags."""
-    return {kind.__struct_config__.tag: kind for kind in get_args(union) or (union,)}
 
 
 def schema() -> dict[str, Any]:
