@@ -123,6 +123,14 @@ def test_either_side_of_a_pair_may_stand_in_a_test_set(tmp_path: Path) -> None:
     assert (tmp_path / "out.target").read_text(encoding="utf-8") == "He came home.\n"
 
 
+def test_of_a_back_translation_the_source_is_judged_too(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.de", tmp_path / "a.en"
+    source.write_text("Nein nein nein nein.\n<bt> Nein nein nein nein.\n<bt> Nein.\n", encoding="utf-8")
+    target.write_text("No.\nNo.\nNo.\n", encoding="utf-8")
+    made = filter_corpus(source, target, tmp_path / "out", ("de", "en"))
+    assert made["left"] == {"repeats": [2]}
+
+
 def test_many_pairs_are_judged_by_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filtering, "CHUNK_PAIRS", 2)
     source, target = tmp_path / "a.de", tmp_path / "a.en"

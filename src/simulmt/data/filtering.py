@@ -16,6 +16,7 @@ from typing import Any
 from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
 from simulmt.data.derived import Dropped, Job, Report, Rewritten, write_pairs
 from simulmt.data.parallel import cores, map_chunks
+from simulmt.text import BACK_TRANSLATED
 from simulmt.text.languages import guess_language
 from simulmt.text.numbers import find_numbers, unmatched
 from simulmt.text.words import HAN
@@ -42,6 +43,7 @@ def filter_corpus(
 ) -> dict[str, Any]:
     """Keep the pairs whose numbers agree and whose target does not repeat itself; languages not given are guessed.
 
+    Of a back-translation, the source must not repeat itself either.
     Pairs that share a sentence of at least four words, or ten words in a row, with a file of `held_out` are left out,
     too.
     """
@@ -96,6 +98,8 @@ class _Judge:
         if pair.source in self.held_out or pair.target in self.held_out:
             return Dropped(HELD_OUT, pair.line)
         if repeats_itself(pair.target, pair.source):
+            return Dropped(REPEATS, pair.line)
+        if pair.source.startswith(BACK_TRANSLATED) and repeats_itself(pair.source, pair.target):
             return Dropped(REPEATS, pair.line)
         if numbers_disagree(pair.source, pair.target, self.languages):
             return Dropped(NUMBERS, pair.line)
