@@ -188,7 +188,7 @@ def test_the_hidden_share_is_exact_and_spares_end_and_padding(
 ) -> None:
     torch.manual_seed(seed)
     target, _ = pad([[*tokens, END] for tokens in targets])
-    hidden = make_sorter(gamma=gamma).train().hide(target)
+    hidden = make_sorter(gamma=gamma).train().mask_tokens(target)
     for before, after, tokens in zip(target, hidden, targets, strict=True):
         assert int((after == MASK).sum()) == round(gamma * len(tokens))
         assert torch.equal(after[after != MASK], before[after != MASK])
@@ -200,7 +200,7 @@ def test_hidden_tokens_are_drawn_anew_and_every_token_is_hidden_at_times() -> No
     torch.manual_seed(0)
     sorter = make_sorter(gamma=0.5).train()
     target = torch.tensor([[6, 7, 8, 9, 10, 11, END]])
-    draws = torch.stack([sorter.hide(target)[0] == MASK for _ in range(200)]).double()
+    draws = torch.stack([sorter.mask_tokens(target)[0] == MASK for _ in range(200)]).double()
     assert len(draws.unique(dim=0)) > 15  # of 20 ways to hide 3 of 6
     share = draws.mean(0)
     assert ((share[:6] > 0.35) & (share[:6] < 0.65)).all()
@@ -208,7 +208,7 @@ def test_hidden_tokens_are_drawn_anew_and_every_token_is_hidden_at_times() -> No
 
 def test_nothing_is_hidden_outside_training() -> None:
     target = torch.tensor([[6, 7, 8, 9, END]])
-    assert torch.equal(make_sorter(gamma=1.0).eval().hide(target), target)
+    assert torch.equal(make_sorter(gamma=1.0).eval().mask_tokens(target), target)
 
 
 # The sorting network

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulmt.errors import ConfigError
-from simulmt.model.beam import BeamConfig, Hypothesis, _best_words, _survey, beam_search
+from simulmt.model.beam import BeamConfig, Hypothesis, _best_words, _normaliser_and_maxima, beam_search
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.text import END, SPECIAL_SYMBOLS, START
 
@@ -177,7 +177,7 @@ def test_the_best_words_are_those_of_the_whole_vocabulary(words: int, count: int
     specials = len(SPECIAL_SYMBOLS)
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(levels, (3, specials + words), generator=generator).double() / levels * 9
-    normaliser, chunk_maxima = _survey(logits, specials)
+    normaliser, chunk_maxima = _normaliser_and_maxima(logits, specials)
     values, index = _best_words(logits[:, specials:], chunk_maxima, count)
     assert torch.equal(values, logits[:, specials:].topk(min(count, words)).values)
     assert torch.equal(values, logits[:, specials:].gather(1, index))

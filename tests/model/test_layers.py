@@ -17,8 +17,8 @@ from simulmt.model.layers import (
     EncoderLayer,
     EncoderState,
     KeysValues,
+    KeyValueBuffer,
     NormPlacement,
-    Reserve,
     check_delay,
     check_tokens,
     length_mask,
@@ -366,11 +366,11 @@ def test_the_decoder_layer_is_pytorchs_own_layer(causal: bool, norm: NormPlaceme
 
 
 @torch.no_grad()
-def test_room_that_was_reserved_fills_as_if_it_grew() -> None:
+def test_a_preallocated_buffer_equals_a_growing_cache() -> None:
     layer = randomise(DecoderLayer(8, 16, 2, 0.0))
     generator = torch.Generator().manual_seed(0)
     context = layer.cross_attention.project(torch.randn(3, 4, 8, dtype=torch.float64, generator=generator))
-    grown, reserved = KeysValues(*(side[:, :, :0] for side in context)), Reserve.like(context, positions=7)
+    grown, reserved = KeysValues(*(side[:, :, :0] for side in context)), KeyValueBuffer.like(context, positions=7)
     rows = torch.tensor([2, 0])
     for width in (1, 2, 1):
         x = torch.randn(3, width, 8, dtype=torch.float64, generator=generator)

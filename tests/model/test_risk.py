@@ -5,19 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 
-from simulmt.model.risk import Drawn, RiskConfig, advantages_of, ngram_rewards, policy_gradient, risk_loss
+from simulmt.model.risk import (
+    RiskConfig,
+    SampledTranslations,
+    compute_advantages,
+    ngram_rewards,
+    policy_gradient,
+    risk_loss,
+)
 from simulmt.model.transducer import TransducerConfig, TransducerModel
 from simulmt.text import BLANK, END, PAD
 
 
 def test_drawn_symbols_are_gathered_from_their_frames() -> None:
     symbols = torch.tensor([[[BLANK, 7, 8, BLANK, 9], [BLANK, BLANK, BLANK, 6, BLANK]]])
-    drawn = Drawn.of(symbols)
+    drawn = SampledTranslations.of(symbols)
     assert drawn.tokens.tolist() == [[[7, 8, 9], [6, PAD, PAD]]]
     assert drawn.counts.tolist() == [[3, 1]]
     assert drawn.before.tolist() == [[[0, 0, 1, 2, 2], [0, 0, 0, 0, 1]]]
     values = torch.tensor([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
-    assert drawn.by_frame(values).tolist() == [[[0, 1, 2, 0, 3], [0, 0, 0, 4, 0]]]
+    assert drawn.at_frames(values).tolist() == [[[0, 1, 2, 0, 3], [0, 0, 0, 4, 0]]]
 
 
 def test_ngram_f1_by_hand() -> None:
@@ -66,9 +73,9 @@ def test_rewards_are_what_a_symbol_is_worth() -> None:
     assert float(rewards[0, 0, 4]) > 0
 
 
-def test_a_choice_answers_for_what_follows_it() -> None:
+def test_rewards_are_discounted_over_frames() -> None:
     rewards = torch.tensor([[[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]])
-    assert advantages_of(rewards, 0.5).tolist() == [[[0.25, 0.5, 1.0], [-0.25, -0.5, -1.0]]]
+    assert compute_advantages(rewards, 0.5).tolist() == [[[0.25, 0.5, 1.0], [-0.25, -0.5, -1.0]]]
 
 
 @pytest.mark.parametrize("chunk", [1, 1000])

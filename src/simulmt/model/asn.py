@@ -70,8 +70,8 @@ class SortingNetwork(nn.Module):
         self.final_norm = nn.LayerNorm(width)
         nn.init.constant_(self.final_norm.weight, query_scale)
 
-    def hide(self, target: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-        """In training, replace a share gamma of each sentence's tokens by MASK, but never END or padding."""
+    def mask_tokens(self, target: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+        """During training, replace a fraction gamma of each sentence's tokens by MASK, but never END or padding."""
         if not self.training:
             return target
         maskable = (target != PAD) & (target != END)
@@ -103,8 +103,8 @@ class SortingNetwork(nn.Module):
 class SortedCTCModel(nn.Module):
     """CTC+ASN: a translator trained on sorted states. Inference uses only `translator`.
 
-    The translator provides its encoder, its target embedding, and `loss_of_states`, any loss over states from left to
-    right.
+    The translator provides its encoder, its target embedding, and `loss_of_states`, which may be any left-to-right loss
+    over states.
     """
 
     def __init__(self, translator: CTCModel, sorter: SortingNetwork) -> None:
@@ -158,15 +158,15 @@ class SortedCTCModel(nn.Module):
         source_mask = length_mask(source_lengths, source.shape[1], source.device)
         target_mask = length_mask(target_lengths, target.shape[1], target.device)
         H = self.translator.encoder(source, source_mask, delay)
-        context = embedding.embed(self.sorter.hide(target))
+        context = embedding.embed(self.sorter.mask_tokens(target))
         return H, self.sorter(H, source_mask, context, target_mask)
 
 
 class SortingStatistics(NamedTuple):
     """Distance of Z from the identity, averaged over source positions."""
 
-    diagonal: float  # mass on the diagonal; 1 for the identity
-    displacement: float  # distance |i - j| between input and output position, weighted by mass; 0 for the identity
+    diagonal: float  # weight on the diagonal; 1 for the identity
+    displacement: float  # distance |i - j| between input and output position, weighted by Z; 0 for the identity
 
     @staticmethod
     def of(batches: Iterable[tuple[Float[Tensor, "B N N"], Int[Tensor, " B"]]]) -> SortingStatistics:
@@ -174,7 +174,7 @@ class SortingStatistics(NamedTuple):
         diagonal = displacement = positions = 0.0
         for Z, lengths in batches:
             index = torch.arange(Z.shape[-1], device=Z.device)
-            Z = Z.detach() * (index < lengths.to(Z.device)[:, None])[:, :, None]  # padding rows are empty now
+            Z = Z.detach() * (index < lengths.to(Z.device)[:, None])[:, :, None]  # zero the rows of padding
             diagonal += float(Z.diagonal(dim1=1, dim2=2).sum())
             displacement += float((Z * (index[:, None] - index).abs()).sum())
             positions += float(lengths.sum())
@@ -208,8 +208,8 @@ def sinkhorn(X: Float[Tensor, "B N N"], iterations: int) -> Float[Tensor, "B N N
 
 
 @compiled_on_gpu
-def _dual_steps(X: Tensor, iterations: int) -> list[tuple[Tensor, Tensor]]:
-    """The dual vectors (f, g), [B N 1] and [B 1 N], after 0, 1, ... iterations."""
+def _dual_vectors(X: Tensor, iterations: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the dual vectors (f, g), [B N 1] and [B 1 N], after 0, 1, ... iterations."""
     f, g = torch.zeros_like(X[:, :, :1]), torch.zeros_like(X[:, :1, :])
     steps = [(f, g)]
     for _ in range(iterations):
@@ -220,19 +220,19 @@ def _dual_steps(X: Tensor, iterations: int) -> list[tuple[Tensor, Tensor]]:
 
 
 @compiled_on_gpu
-def _through_the_steps(X: Tensor, steps: list[tuple[Tensor, Tensor]], by_Z: Tensor) -> Tensor:
-    """Backpropagate through the steps, from last to first, to X."""
+def _sinkhorn_backward(X: Tensor, steps: list[tuple[Tensor, Tensor]], grad_Z: Tensor) -> Tensor:
+    """Backpropagate through all iterations; return the gradient of X."""
     f, g = steps[-1]
-    by_X = by_Z * (X + f + g).exp()
-    by_f, by_g = by_X.sum(2, keepdim=True), by_X.sum(1, keepdim=True)
+    grad_X = grad_Z * (X + f + g).exp()
+    grad_f, grad_g = grad_X.sum(2, keepdim=True), grad_X.sum(1, keepdim=True)
     for (_, g_before), (f, g) in zip(reversed(steps[:-1]), reversed(steps[1:]), strict=True):
         # g = -logsumexp over rows of X + f, whose softmax is exp(X + f + g); then f likewise from g_before.
-        through_g = -by_g * (X + f + g).exp()
-        by_f = by_f + through_g.sum(2, keepdim=True)
-        through_f = -by_f * (X + f + g_before).exp()
-        by_X = by_X + through_g + through_f
-        by_f, by_g = torch.zeros_like(by_f), through_f.sum(1, keepdim=True)
-    return by_X
+        through_g = -grad_g * (X + f + g).exp()
+        grad_f = grad_f + through_g.sum(2, keepdim=True)
+        through_f = -grad_f * (X + f + g_before).exp()
+        grad_X = grad_X + through_g + through_f
+        grad_f, grad_g = torch.zeros_like(grad_f), through_f.sum(1, keepdim=True)
+    return grad_X
 
 
 class _Sinkhorn(torch.autograd.Function):
@@ -240,10 +240,10 @@ class _Sinkhorn(torch.autograd.Function):
     def forward(ctx: Any, X: Tensor, iterations: int) -> Tensor:
         ctx.save_for_backward(X)
         ctx.iterations = iterations
-        f, g = _dual_steps(X, iterations)[-1]
+        f, g = _dual_vectors(X, iterations)[-1]
         return (X + f + g).exp()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (X,) = ctx.saved_tensors
-        return _through_the_steps(X, _dual_steps(X, ctx.iterations), gradients[0]), None
+        return _sinkhorn_backward(X, _dual_vectors(X, ctx.iterations), gradients[0]), None

@@ -1,7 +1,7 @@
-"""Batched beam search over the encoder-decoder, with cached keys and values, under any wait-k policy.
+"""Batched beam search over the encoder-decoder, with cached keys and values, for full sentences or wait-k.
 
-All hypotheses of a sentence share one key-value cache; a hypothesis is a mask over it, so nothing is copied. The host
-synchronises with the device only every few steps, and then drops finished sentences.
+All hypotheses of a sentence share one key-value cache; a hypothesis is a mask over it, so that the cache is never
+reordered. The host synchronises with the device only every few steps, and then drops finished sentences.
 
 Axis letters: B sentences still open, K beam, V vocabulary, L longest translation with END, C cached positions.
 """
@@ -19,13 +19,13 @@ from torch import Tensor
 
 from simulmt.config import require
 from simulmt.model.kernels import compiled_on_gpu
-from simulmt.model.layers import KeysValues, Reserve
+from simulmt.model.layers import KeysValues, KeyValueBuffer
 from simulmt.model.output import at_least_float32
 from simulmt.model.seq2seq import DecoderState, Pace, Seq2SeqModel
 from simulmt.text import END, PAD, SPECIAL_SYMBOLS, START
 
 CHECK_EVERY = 4  # steps between host synchronisations
-CROWDED = 0.75  # drop finished sentences only when at most this share is left
+COMPACT_BELOW = 0.75  # remove finished sentences once at most this fraction is unfinished
 CHUNK = 128  # vocabulary chunk; searched only if its maximum is large enough
 
 
@@ -42,7 +42,10 @@ class BeamConfig:
 
     def __post_init__(self) -> None:
         require(self.beam >= 1, f"beam must be at least 1, got {self.beam}")
-        require(self.beam == 1 or not self.reads_on, "reads_on is for a beam of 1: hypotheses share what was read")
+        require(
+            self.beam == 1 or not self.reads_on,
+            "reads_on needs a beam of 1, since all hypotheses of a sentence share its source position",
+        )
         require(self.length_penalty >= 0, f"length_penalty must not be negative, got {self.length_penalty}")
         require(self.max_ratio >= 0, f"max_ratio must not be negative, got {self.max_ratio}")
         require(self.max_extra >= 1, f"max_extra must be at least 1, got {self.max_extra}")
@@ -62,7 +65,7 @@ class Hypothesis(NamedTuple):
 class _Search(NamedTuple):
     """Search state of a batch: K unfinished and up to K finished hypotheses per sentence."""
 
-    sentence: Int[Tensor, " B"]  # which sentence of the batch this row is
+    sentence: Int[Tensor, " B"]  # index in the batch
     longest: Int[Tensor, " B"]
     open_tokens: Int[Tensor, "B K L"]
     open_scores: Float[Tensor, "B K"]
@@ -73,12 +76,12 @@ class _Search(NamedTuple):
     def keep(self, rows: Int[Tensor, " R"]) -> _Search:
         return _Search(*(field[rows] for field in self))
 
-    def settled(self, length: int) -> Bool[Tensor, " B"]:
-        """Sentences that are done: K finished hypotheses, or at the length limit."""
+    def is_done(self, length: int) -> Bool[Tensor, " B"]:
+        """Return which sentences have K finished hypotheses or have reached the length limit."""
         return (self.done_scores[:, -1] > -torch.inf) | (self.longest < length)
 
 
-class _Found(NamedTuple):
+class _Results(NamedTuple):
     """Finished hypotheses of all sentences, kept on the device until the search is over."""
 
     tokens: Int[Tensor, "B K L"]
@@ -106,18 +109,18 @@ def beam_search(
     best: int | None = None,
     perturb: Callable[[Tensor], Tensor] | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `best` hypotheses of each sentence (all K if not given), best first; the model must be in eval mode.
+    """Return the `best` hypotheses of each sentence (default: all K), best first; the model must be in eval mode.
 
-    Sentences of similar length are searched fastest. `source_lengths` is a CPU tensor. `perturb` changes the logits of
-    every step: with a beam of 1 and a `Sampler`, translations are drawn from the model.
+    Batches of sentences of similar length are fastest. `source_lengths` is a CPU tensor. `perturb` is applied to the
+    logits of every step: with a beam of 1 and a `Sampler`, translations are sampled from the model.
     """
     if config.reads_on and delay is not None:
-        return _write_reading_on(model, source, source_lengths, config, delay)
+        return _greedy_wait_k(model, source, source_lengths, config, delay)
     search = _start(source_lengths, source.device, at_least_float32(model.target_embedding.weight).dtype, config)
-    found = _Found(search.done_tokens.clone(), search.done_scores.clone())
+    found = _Results(search.done_tokens.clone(), search.done_scores.clone())
     K, steps = search.done_scores.shape[1], search.done_tokens.shape[2]
     state = model.encode(source, source_lengths)
-    state = state._replace(past=tuple(Reserve.like(context, steps * K) for context in state.context))
+    state = state._replace(past=tuple(KeyValueBuffer.like(context, steps * K) for context in state.context))
     for length in range(steps):
         new = slice(length * K, (length + 1) * K)
         search.visible[:, :, new] = torch.eye(K, dtype=torch.bool, device=source.device)
@@ -125,22 +128,22 @@ def beam_search(
         logits, state = model.step(last, state, delay, search.visible[:, :, : new.stop])
         search = _extend(search, logits if perturb is None else perturb(logits), length, config)
         if (length + 1) % CHECK_EVERY == 0:
-            rows = (~search.settled(length + 1)).nonzero().flatten()
+            rows = (~search.is_done(length + 1)).nonzero().flatten()
             if len(rows) == 0:
                 break
-            if len(rows) <= CROWDED * len(search.sentence):
+            if len(rows) <= COMPACT_BELOW * len(search.sentence):
                 found.record(search)
                 search, state = search.keep(rows), _keep(state, rows)
     found.record(search)
     return found.hypotheses(best)
 
 
-class _Writing(NamedTuple):
+class _GreedyState(NamedTuple):
     """State of sentences decoded greedily, each at its own pace."""
 
-    sentence: Int[Tensor, " B"]  # which sentence of the batch this row is
-    source: Int[Tensor, " B"]  # how many tokens it has
-    seen: Int[Tensor, " B"]  # how many of them may be looked at
+    sentence: Int[Tensor, " B"]  # index in the batch
+    source: Int[Tensor, " B"]  # length in tokens
+    seen: Int[Tensor, " B"]  # tokens read so far
     written: Int[Tensor, " B"]
     longest: Int[Tensor, " B"]
     last: Int[Tensor, " B"]
@@ -148,32 +151,32 @@ class _Writing(NamedTuple):
     ended: Bool[Tensor, " B"]
     visible: Bool[Tensor, "B 1 C"]  # which cached positions belong to the translation
 
-    def keep(self, rows: Int[Tensor, " R"]) -> _Writing:
-        return _Writing(*(field[rows] for field in self))
+    def keep(self, rows: Int[Tensor, " R"]) -> _GreedyState:
+        return _GreedyState(*(field[rows] for field in self))
 
 
-def _write_reading_on(
+def _greedy_wait_k(
     model: Seq2SeqModel,
     source: Int[Tensor, "B S"],
     source_lengths: Int[Tensor, " B"],
     config: BeamConfig,
     delay: int,
 ) -> list[list[Hypothesis]]:
-    """Decode greedily under wait-k; a sentence that would end too early reads a token instead.
+    """Decode greedily under wait-k; if END is predicted before the source is read, read a token instead.
 
-    In each step every sentence writes or reads one token, so their lengths diverge. The cache position of a rejected
-    END stays masked.
+    In each step every sentence writes or reads one token, so they are at different positions. The cache position of
+    a rejected END stays masked.
     """
     dtype = at_least_float32(model.target_embedding.weight).dtype
     longest, lengths = _limits(source_lengths, config), source_lengths.to(source.device, non_blocking=True)
-    found = _Found(
+    found = _Results(
         torch.full((len(lengths), 1, int(longest.max()) + 1), PAD, device=source.device),
         torch.full((len(lengths), 1), -torch.inf, device=source.device, dtype=dtype),
     )
     steps = found.tokens.shape[2] + source.shape[1]
     state = model.encode(source, source_lengths)
-    state = state._replace(past=tuple(Reserve.like(context, steps) for context in state.context))
-    rows = _Writing(
+    state = state._replace(past=tuple(KeyValueBuffer.like(context, steps) for context in state.context))
+    rows = _GreedyState(
         sentence=torch.arange(len(lengths), device=source.device),
         source=lengths,
         seen=torch.zeros_like(lengths),
@@ -195,16 +198,16 @@ def _write_reading_on(
         rows = _advance(rows, logits, token, reads)
         if (step + 1) % CHECK_EVERY == 0 or step + 1 == steps:
             found.scores[rows.sentence, 0] = rows.score / (rows.written + 1) ** config.length_penalty
-            going = (~rows.ended).nonzero().flatten()
-            if len(going) == 0:
+            unfinished = (~rows.ended).nonzero().flatten()
+            if len(unfinished) == 0:
                 break
-            if len(going) <= CROWDED * len(rows.sentence):
-                rows, state = rows.keep(going), _keep(state, going)
+            if len(unfinished) <= COMPACT_BELOW * len(rows.sentence):
+                rows, state = rows.keep(unfinished), _keep(state, unfinished)
     return found.hypotheses(best=1)
 
 
 def _next(
-    rows: _Writing, logits: Float[Tensor, "B V"], config: BeamConfig
+    rows: _GreedyState, logits: Float[Tensor, "B V"], config: BeamConfig
 ) -> tuple[Int[Tensor, " B"], Bool[Tensor, " B"]]:
     """Return the best token of each sentence, and which sentences read on instead of ending early."""
     value, word = logits[:, len(SPECIAL_SYMBOLS) :].max(-1)
@@ -215,8 +218,8 @@ def _next(
 
 
 def _advance(
-    rows: _Writing, logits: Float[Tensor, "B V"], token: Int[Tensor, " B"], reads: Bool[Tensor, " B"]
-) -> _Writing:
+    rows: _GreedyState, logits: Float[Tensor, "B V"], token: Int[Tensor, " B"], reads: Bool[Tensor, " B"]
+) -> _GreedyState:
     logits = at_least_float32(logits)
     log_probs = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1)
     return rows._replace(
@@ -237,7 +240,7 @@ def _start(lengths: Int[Tensor, " B"], device: torch.device, dtype: torch.dtype,
     B, K, steps = len(longest), config.beam, int(longest.max()) + 1
     tokens = torch.full((B, K, steps), PAD, device=device)
     scores = torch.full((B, K), -torch.inf, device=device, dtype=dtype)
-    # All K hypotheses start equal: only the first counts, or the beam would fill with copies.
+    # All K hypotheses start equal: mask all but the first, or the beam would fill with copies.
     first_only = torch.where(torch.arange(K, device=device) == 0, 0.0, scores)
     visible = torch.zeros(B, K, steps * K, dtype=torch.bool, device=device)
     sentence, longest = torch.arange(B, device=device), longest.to(device, non_blocking=True)
@@ -249,15 +252,15 @@ def _extend(search: _Search, logits: Float[Tensor, "BK V"], length: int, config:
     K = config.beam
     scores, tokens = _candidates(search, logits, length, config)
     choices = tokens.shape[-1]
-    # Each hypothesis ends in one way only, so at least K of 2 K candidates continue.
+    # Each hypothesis has one END candidate, so at least K of the best 2 K are unfinished.
     scores, flat = scores.flatten(1).topk(min(2 * K, K * choices), dim=-1)
     parent, token = flat // choices, tokens.flatten(1).gather(1, flat)
     grown = search.open_tokens.gather(1, _wide(parent, search.open_tokens))
     grown[:, :, length] = token
     ended = token == END
 
-    # END counts only among the best K, or short hypotheses would creep in.
-    counts = ended & (torch.arange(flat.shape[1], device=flat.device) < K) & ~search.settled(length)[:, None]
+    # END counts only among the best K; otherwise low-ranked short hypotheses would finish.
+    counts = ended & (torch.arange(flat.shape[1], device=flat.device) < K) & ~search.is_done(length)[:, None]
     finished = (scores / (length + 1) ** config.length_penalty).masked_fill(~counts, -torch.inf)
     done_scores, best = torch.cat([search.done_scores, finished], 1).topk(K, dim=-1)
     done_tokens = torch.cat([search.done_tokens, grown], 1).gather(1, _wide(best, grown))
@@ -277,9 +280,9 @@ def _candidates(
 ) -> tuple[Float[Tensor, "B K N"], Int[Tensor, "B K N"]]:
     """Return the best continuations of each hypothesis, END last, and the resulting scores."""
     first_word = len(SPECIAL_SYMBOLS)
-    normaliser, chunk_maxima = _survey(logits, first_word)
+    normaliser, chunk_maxima = _normaliser_and_maxima(logits, first_word)
     words, ids = _best_words(logits[:, first_word:], chunk_maxima, config.beam)
-    # At the limit a hypothesis can only end, and before the minimum it cannot.
+    # At the length limit only END is allowed; before the minimum it is not.
     words = words.masked_fill((search.longest <= length).repeat_interleave(config.beam)[:, None], -torch.inf)
     end = logits[:, END:][:, :1] if length >= config.min_length else torch.full_like(logits[:, :1], -torch.inf)
     log_probs = at_least_float32(torch.cat([words, end], 1)) - normaliser[:, None]
@@ -289,7 +292,9 @@ def _candidates(
 
 
 @compiled_on_gpu
-def _survey(logits: Float[Tensor, "N V"], first_word: int) -> tuple[Float[Tensor, " N"], Float[Tensor, "N chunks"]]:
+def _normaliser_and_maxima(
+    logits: Float[Tensor, "N V"], first_word: int
+) -> tuple[Float[Tensor, " N"], Float[Tensor, "N chunks"]]:
     """Return the log-normaliser of each row and the maximum of each chunk of logits, in one pass."""
     return at_least_float32(logits).logsumexp(-1), _whole_chunks(logits[:, first_word:]).amax(-1)
 
@@ -313,9 +318,9 @@ def _whole_chunks(words: Float[Tensor, "N W"]) -> Float[Tensor, "N chunks CHUNK"
 
 
 def _keep(state: DecoderState, rows: Int[Tensor, " R"]) -> DecoderState:
-    """The state of some of the sentences."""
+    """Select the state of some sentences."""
     context = tuple(KeysValues(keys[rows], values[rows]) for keys, values in state.context)
-    past = tuple(reserve.select(rows) for reserve in state.past if isinstance(reserve, Reserve))
+    past = tuple(buffer.select(rows) for buffer in state.past if isinstance(buffer, KeyValueBuffer))
     return DecoderState(context, past, None if state.source_mask is None else state.source_mask[rows])
 
 

@@ -1,17 +1,17 @@
-"""The bigram objective: an order-free second training stage on the inference path.
+"""The bigram objective: an order-free loss for a second training stage, computed on the inference path.
 
-CTC demands the order of the reference, which a live translator cannot always produce. Matching bigrams anywhere leaves
-the order of phrases free. The loss is 1 - F1 between the bigrams of the reference and the expected bigrams of the model
-over all alignments; short output costs recall, repetition costs precision.
+CTC requires the order of the reference, which a simultaneous translator cannot always produce. Bigrams may match
+anywhere, so the order of phrases is free. The loss is 1 - F1 between the bigrams of the reference and the expected
+bigrams of the model over all alignments: short output lowers recall, repetition lowers precision.
 
-A bigram (u, v) is written at frames i < j if frame i shows u, frame j shows v, and all frames between show the blank:
+A bigram (u, v) is written at frames i < j if frame i emits u, frame j emits v, and all frames between emit the blank:
 
     E[u v] = sum over i < j of p_i(u) * p_j(v) * product over i < m < j of p_m(blank)
 
-except for u = v at j = i + 1, where CTC merges the two. A start symbol in an extra first frame gives the first word a
-bigram, too.
+except for u = v at j = i + 1, where CTC merges the two. A start symbol in an extra first frame gives the first token a
+bigram as well.
 
-Apart from the normalisers, only the probability that frames i and i + 1 show the same symbol needs the whole
+Apart from the normalisers, only the probability that frames i and i + 1 emit the same symbol needs the whole
 vocabulary. It is summed chunk by chunk, and again for the gradient, so frames x V is never stored.
 
 Axis letters: B batch, U frames, V vocabulary, T labels, C label columns (the blank and the labels), D width.
@@ -31,10 +31,10 @@ from torch.autograd.function import once_differentiable
 from simulmt.model.ctc import Alignments, CTCModel
 from simulmt.model.kernels import compiled_on_gpu, softmax_rows
 from simulmt.model.layers import check_tokens, length_mask
-from simulmt.model.output import FRAMES_PER_CHUNK, Loss, at_least_float32, is_first_of_its_kind, own_precision
+from simulmt.model.output import FRAMES_PER_CHUNK, Loss, at_least_float32, autocast_disabled, first_occurrences
 from simulmt.text import BLANK
 
-BEGIN = -1  # stands before the first label; no symbol of the vocabulary
+BEGIN = -1  # precedes the first label; not in the vocabulary
 
 
 def inference_path_loss(
@@ -76,7 +76,7 @@ def _matched_and_written(
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Return the expected numbers of matched and of written bigrams."""
     labels = alignments.columns[:, 1:]
-    # Prepend a frame with the start symbol; padding shows blanks.
+    # Prepend a frame with the start symbol; padding emits blanks.
     shown = F.pad(log_probs[:, :, 1:].exp() * inside[:, :, None], (1, 0, 1, 0))  # [B U+1 T+1]
     shown = shown + F.pad(torch.ones_like(shown[:, :1, :1]), (0, shown.shape[2] - 1, 0, shown.shape[1] - 1))
     log_blank = F.pad(log_probs[:, :, 0].where(inside, 0.0), (1, 0), value=-torch.inf)
@@ -95,8 +95,8 @@ def _matched_and_written(
 
 
 def blank_paths(log_blank: Float[Tensor, "B U"]) -> Float[Tensor, "B U U"]:
-    """The probability that all frames between i and j show the blank; zero unless i < j."""
-    until = log_blank.nan_to_num(neginf=0.0).cumsum(1)  # the first frame is between no two others
+    """Return the probability that all frames between i and j emit the blank; zero unless i < j."""
+    until = log_blank.nan_to_num(neginf=0.0).cumsum(1)  # the first frame is never between two others
     between = F.pad(until[:, :-1], (1, 0))[:, None, :] - until[:, :, None]
     later = torch.ones_like(between, dtype=torch.bool).triu(1)
     return between.masked_fill(~later, -torch.inf).exp()
@@ -122,7 +122,7 @@ def _labels_and_same(
 
     The former are undefined on padding.
     """
-    with own_precision(frames) as (frames,):
+    with autocast_disabled(frames) as (frames,):
         return _LabelsAndSame.apply(frames, table, columns, inside, chunk)  # type: ignore[no-untyped-call]
 
 
@@ -154,22 +154,22 @@ class _LabelsAndSame(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         frames, table, columns, inside, log_probs, same = ctx.saved_tensors
-        by_log_probs, by_same = gradients
+        grad_log_probs, grad_same = gradients
         with torch.autocast(frames.device.type, enabled=False):
             rows = _Rows(frames, table.to(frames.dtype), columns, inside)
-            after = by_same * rows.joined.view_as(by_same)
+            after = grad_same * rows.joined.view_as(grad_same)
             before = _previous(after)
-            shrink = after * same + before * _previous(same) + by_log_probs.sum(-1)
-            by_frames, by_table = _gradients_without_labels(rows, after, before, shrink, ctx.chunk)
+            shrink = after * same + before * _previous(same) + grad_log_probs.sum(-1)
+            grad_frames, grad_table = _gradients_without_labels(rows, after, before, shrink, ctx.chunk)
 
             shown = log_probs.exp() * inside[:, :, None]
             pull = after[:, :, None] * F.pad(shown[:, 1:], (0, 0, 0, 1)) + before[:, :, None] * _previous(shown)
             pull = pull * (columns != BLANK)[:, None, :] - shrink[:, :, None]
-            by_labels = shown * pull * is_first_of_its_kind(columns)[:, None, :] + by_log_probs
-            wide, label_rows = frames.to(by_labels.dtype), table[columns].to(by_labels.dtype)
-            by_frames = by_frames + by_labels @ label_rows
-            by_table.index_add_(0, columns.flatten(), (by_labels.transpose(1, 2) @ wide).flatten(0, 1))
-        return by_frames.to(frames.dtype), by_table.to(table.dtype), None, None, None
+            grad_labels = shown * pull * first_occurrences(columns)[:, None, :] + grad_log_probs
+            wide, label_rows = frames.to(grad_labels.dtype), table[columns].to(grad_labels.dtype)
+            grad_frames = grad_frames + grad_labels @ label_rows
+            grad_table.index_add_(0, columns.flatten(), (grad_labels.transpose(1, 2) @ wide).flatten(0, 1))
+        return grad_frames.to(frames.dtype), grad_table.to(table.dtype), None, None, None
 
 
 def _gradients_without_labels(
@@ -180,14 +180,14 @@ def _gradients_without_labels(
     chunk: int,
 ) -> tuple[Float[Tensor, "B U D"], Float[Tensor, "V D"]]:
     """Return the gradients of frames and table through symbols that are not labels of the sentence."""
-    by_frames, by_table = torch.empty_like(rows.frames), torch.zeros_like(rows.table, dtype=after.dtype)
+    grad_frames, grad_table = torch.empty_like(rows.frames), torch.zeros_like(rows.table, dtype=after.dtype)
     scalars = torch.stack([x.flatten() for x in (after, before, shrink)])[:, :, None]  # [3 B*U 1]
     for part, _, _, p in rows.chunks(chunk):
         p[1:-1].scatter_(-1, rows.columns[part], 0)
-        by_logits = _by_logits(p, *scalars[:, part])
-        by_frames[part] = by_logits @ rows.table
-        by_table += by_logits.T @ rows.frames[part]
-    return by_frames.unflatten(0, after.shape).to(after.dtype), by_table
+        grad_logits = _grad_logits(p, *scalars[:, part])
+        grad_frames[part] = grad_logits @ rows.table
+        grad_table += grad_logits.T @ rows.frames[part]
+    return grad_frames.unflatten(0, after.shape).to(after.dtype), grad_table
 
 
 class _Rows:
@@ -220,5 +220,5 @@ def _same_as_next(p: Float[Tensor, "R+2 V"]) -> Float[Tensor, " R"]:
 
 
 @compiled_on_gpu
-def _by_logits(p: Float[Tensor, "R+2 V"], after: Tensor, before: Tensor, shrink: Tensor) -> Float[Tensor, "R V"]:
+def _grad_logits(p: Float[Tensor, "R+2 V"], after: Tensor, before: Tensor, shrink: Tensor) -> Float[Tensor, "R V"]:
     return (p[1:-1] * (after * p[2:] + before * p[:-2] - shrink)).to(p.dtype)

@@ -36,7 +36,7 @@ class CTCConfig:
     mu: int = 2
     dropout: float = 0.1
     whole_words: bool = False  # see Encoder
-    look_ahead_layer: int = 0  # counted from 0; the paper's looks ahead in the first
+    look_ahead_layer: int = 0  # 0-based; the paper looks ahead in the first layer
 
     def __post_init__(self) -> None:
         require(self.layers >= 1, f"layers must be at least 1, got {self.layers}")
@@ -60,7 +60,7 @@ class CTCModel(nn.Module):
         self.length_projection = nn.Linear(width, mu * width)
         nn.init.xavier_uniform_(self.length_projection.weight)
         nn.init.zeros_(self.length_projection.bias)
-        self.target_embedding = Embedding(target_vocabulary, width)  # and, tied, the output layer
+        self.target_embedding = Embedding(target_vocabulary, width)  # tied with the output layer
 
     @staticmethod
     def build(config: CTCConfig) -> CTCModel:
@@ -108,7 +108,7 @@ class CTCModel(nn.Module):
         delay: int = 1,
         smoothing: float = 0.1,
     ) -> Loss:
-        """The summed loss of a batch; lengths are CPU tensors, targets end in END."""
+        """Return the summed loss of a batch; lengths are CPU tensors, targets end in END."""
         check_tokens(source, self.encoder.embedding.num_embeddings, "source")
         check_tokens(target, self.target_embedding.num_embeddings, "target")
         H = self.encoder(source, length_mask(source_lengths, source.shape[1], source.device), delay)
@@ -134,7 +134,7 @@ class Alignments(NamedTuple):
     """
 
     columns: Int[Tensor, "B C"]
-    frame_lengths: Int[Tensor, " B"]  # here on the device, as the label lengths
+    frame_lengths: Int[Tensor, " B"]  # on the device, like label_lengths
     label_lengths: Int[Tensor, " B"]
     alignable: Bool[Tensor, " B"]  # the labels and the blanks they need fit into the frames
 
@@ -154,14 +154,14 @@ class Alignments(NamedTuple):
         return Alignments(columns, frame_lengths, label_lengths, alignable)
 
     def classes(self) -> Int[Tensor, "B T"]:
-        """Column of each label; equal labels share their first column, since CTC needs a blank between them."""
+        """Return the column of each label; equal labels share the first, since CTC needs a blank between them."""
         labels = self.columns[:, 1:]
         columns = torch.arange(1, labels.shape[1] + 1, device=labels.device)
         equal = labels[:, :, None] == labels[:, None, :]  # [B T T]
         return columns.where(equal, labels.shape[1]).amin(-1)
 
     def frame_weights(self, frames: int, like: Tensor) -> Float[Tensor, "B U"]:
-        """One on real frames, zero on padding and on sentences that cannot be aligned."""
+        """Return 1 on real frames, 0 on padding and on sentences that cannot be aligned."""
         lengths = self.frame_lengths * self.alignable
         return (torch.arange(frames, device=like.device) < lengths[:, None]).to(like.dtype)
 
@@ -194,7 +194,7 @@ def alignment_likelihood(
         )
         (gradient,) = torch.autograd.grad(negative.sum(), log_probs)
     # PyTorch returns the gradient by the logits below a log-softmax over these columns, probability minus posterior;
-    # over a subset of the vocabulary there is no such log-softmax, so the probability must come out again.
+    # over a subset of the vocabulary there is no such log-softmax, so remove the probability.
     posterior = log_probs.detach().exp() - gradient
     weights = alignments.frame_weights(log_probs.shape[1], posterior)
     return (negative.detach() * weights[:, 0]).sum(), posterior * weights[:, :, None]

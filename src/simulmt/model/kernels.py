@@ -1,4 +1,4 @@
-"""GPU versions of small loops and of the softmax."""
+"""Compilation of small functions on GPUs, and the softmax."""
 
 from __future__ import annotations
 

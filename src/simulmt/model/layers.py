@@ -43,7 +43,7 @@ class KeysValues(NamedTuple):
         return self.keys.shape[2]
 
 
-class Reserve(NamedTuple):
+class KeyValueBuffer(NamedTuple):
     """Preallocated keys and values, [B heads C D/heads] each, of which `length` positions are filled.
 
     Appending writes in place, so only the newest state may be used.
@@ -54,25 +54,25 @@ class Reserve(NamedTuple):
     length: int
 
     @staticmethod
-    def like(context: KeysValues, positions: int) -> Reserve:
-        """Return an empty reserve of the same shape."""
+    def like(context: KeysValues, positions: int) -> KeyValueBuffer:
+        """Return an empty buffer for keys and values of the same shape."""
         B, heads, _, D = context.keys.shape
         keys, values = context.keys.new_empty(2, B, heads, positions, D)
-        return Reserve(keys, values, 0)
+        return KeyValueBuffer(keys, values, 0)
 
-    def append(self, new: KeysValues) -> Reserve:
+    def append(self, new: KeysValues) -> KeyValueBuffer:
         stop = self.length + new.length
         self.keys[:, :, self.length : stop] = new.keys
         self.values[:, :, self.length : stop] = new.values
-        return Reserve(self.keys, self.values, stop)
+        return KeyValueBuffer(self.keys, self.values, stop)
 
     @property
     def filled(self) -> KeysValues:
         return KeysValues(self.keys[:, :, : self.length], self.values[:, :, : self.length])
 
-    def select(self, rows: Int[Tensor, " R"]) -> Reserve:
+    def select(self, rows: Int[Tensor, " R"]) -> KeyValueBuffer:
         """Return a subset of the sentences, with the same capacity."""
-        return Reserve(self.keys[rows], self.values[rows], self.length)
+        return KeyValueBuffer(self.keys[rows], self.values[rows], self.length)
 
 
 class Attention(nn.Module):
@@ -177,8 +177,8 @@ class DecoderLayer(nn.Module):
         context_mask: Tensor | None,
         mask: Tensor | None = None,
         causal: bool = False,
-        past: KeysValues | Reserve | None = None,
-    ) -> tuple[Float[Tensor, "B N D"], KeysValues | Reserve]:
+        past: KeysValues | KeyValueBuffer | None = None,
+    ) -> tuple[Float[Tensor, "B N D"], KeysValues | KeyValueBuffer]:
         """Return the output, and keys and values of all positions so far, including `past`."""
         normed = self._input(x, self.attention_norm)
         new = self.attention.project(normed)
@@ -214,10 +214,10 @@ class Embedding(nn.Embedding):
 class EncoderState(NamedTuple):
     """State of a partly read sentence.
 
-    The layer that looks ahead and those below it have seen all tokens read, the others the finished positions.
+    The look-ahead layer and the layers below it cache all tokens read, the layers above it only finished positions.
     """
 
-    waiting: Float[Tensor, "B W D"]  # what looks ahead next, of tokens whose state is not finished
+    waiting: Float[Tensor, "B W D"]  # inputs to the look-ahead layer of tokens whose state is not finished
     layers: tuple[KeysValues, ...]
     words: Int[Tensor, "B L"]  # word index of each token read
 
@@ -234,9 +234,9 @@ class Encoder(nn.Module):
     """Transformer encoder, causal with delay k, or bidirectional.
 
     With delay k, state t is computed after token t+k-1 has been read and sees all tokens up to it; with `whole_words`
-    also the rest of that token's word, which a stream has read as well (`mark_words` sets where words begin). Only one
-    layer looks ahead, so the look-ahead does not add up over layers: the first, unless `look_ahead_layer` says
-    otherwise. Layers below it run on tokens as they are read, so it sees the next tokens in their context.
+    also the rest of that token's word, since streams read whole words (`mark_words` sets where words begin). Only one
+    layer looks ahead (`look_ahead_layer`, by default the first), so the look-ahead does not accumulate over layers.
+    Layers below it are causal and run on every token read, so it sees contextual states of the next tokens.
     """
 
     def __init__(
@@ -252,10 +252,12 @@ class Encoder(nn.Module):
         look_ahead_layer: int = 0,
     ) -> None:
         super().__init__()
-        require(causal or not whole_words, "whole_words is for causal encoders; others see everything")
+        require(
+            causal or not whole_words, "whole_words is for causal encoders; bidirectional ones see the whole sentence"
+        )
         self.causal = causal
         self.look_ahead_layer = look_ahead_layer
-        # Not learnt, but a parameter, so that it goes wherever the weights go. As long as nobody has told otherwise,
+        # Not trained, but a parameter, so that it is saved and exported with the weights. Until `mark_words` is called,
         # every token is a word.
         self.word_starts = nn.Parameter(torch.ones(vocabulary), requires_grad=False) if whole_words else None
         self.embedding = Embedding(vocabulary, width)
@@ -290,7 +292,7 @@ class Encoder(nn.Module):
             if index == self.look_ahead_layer and (ahead := self._look_ahead(source, delay)) is not None:
                 x = layer(x, _combine(ahead, padding))
             else:
-                # Padding lies behind every token, so a plainly causal layer never sees it.
+                # Padding follows all tokens, so a causal layer never attends to it.
                 x = layer(x, None if self.causal else padding, causal=self.causal)
         return self.final_norm(x)
 
@@ -314,16 +316,16 @@ class Encoder(nn.Module):
         x = self.embedding.embed(tokens, state.read)
         words_before = state.words[:, -1:].sum(-1, keepdim=True)  # 0 if nothing was read
         words = torch.cat([state.words, words_before + self.words(tokens)], 1)
-        below, (looking, *above) = self.layers[: self.look_ahead_layer], self.layers[self.look_ahead_layer :]
-        x, keys_values = _run_causally(below, x, state.layers[: len(below)])
-        keys_values.append(state.layers[len(below)].append(looking.project(x)))
+        below, (look_ahead, *above) = self.layers[: self.look_ahead_layer], self.layers[self.look_ahead_layer :]
+        x, keys_values = _causal_layers(below, x, state.layers[: len(below)])
+        keys_values.append(state.layers[len(below)].append(look_ahead.project(x)))
         waiting = torch.cat([state.waiting, x], 1)
         read, finished = keys_values[-1].length, state.finished
         ready = waiting.shape[1] if end else max(0, min(waiting.shape[1], read - delay + 1 - finished))
         x, waiting = waiting[:, :ready], waiting[:, ready:]
-        # At the end the last positions look at all there is, which is what the mask of `forward` gives them.
+        # At the end the last positions see all remaining tokens, as under the mask of `forward`.
         ahead = _below(tokens_seen(words, delay)[:, finished : finished + ready], read)
-        x, later = _run_causally(above, looking.attend(x, keys_values[-1], ahead), state.layers[len(keys_values) :])
+        x, later = _causal_layers(above, look_ahead.attend(x, keys_values[-1], ahead), state.layers[len(keys_values) :])
         return self.final_norm(x), EncoderState(waiting, (*keys_values, *later), words)
 
     def _look_ahead(self, source: Int[Tensor, "B S"], delay: int) -> Tensor | None:
@@ -334,7 +336,7 @@ class Encoder(nn.Module):
         return look_ahead_mask(length, length, 0, delay, source.device) if self.causal and delay > 1 else None
 
 
-def _run_causally(
+def _causal_layers(
     layers: Sequence[EncoderLayer], x: Float[Tensor, "B N D"], pasts: Sequence[KeysValues]
 ) -> tuple[Float[Tensor, "B N D"], list[KeysValues]]:
     """Run N more positions through causal layers; return their states, and the keys and values of all positions."""

@@ -4,11 +4,11 @@ Every loss here is a cross entropy with soft targets. Its gradient by the logits
 
     p - (1 - eps) * posterior - eps / V
 
-where p is the softmax, eps the label smoothing, and `posterior`, nonzero in a few label columns only, the share of the
-frame that belongs to each label. The two large products of the backward pass, p times the table and p times the frames,
-do not need the posterior: they are computed chunk by chunk along with the normalisers, without the label columns; these
-and the uniform part are added once the posterior is known. This takes three matrix products over frames x V, as many as
-storing it would, and p - posterior, often a small difference, is taken in fp32.
+where p is the softmax, eps the label smoothing, and `posterior`, nonzero in a few label columns only, the probability
+that the frame is aligned to each label. The two large products of the backward pass, p times the table and p times the
+frames, do not need the posterior: they are computed chunk by chunk along with the normalisers, without the label
+columns, which are added with the uniform part once the posterior is known. This takes three matrix products over frames
+x V, as many as with stored logits, and computes p - posterior, often a small difference, in fp32.
 
 Axis letters: B sentences, U frames of each, C label columns of each, D width, V vocabulary.
 """
@@ -35,10 +35,10 @@ Align = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Loss(NamedTuple):
     """Summed loss of a batch; the training loop divides by the tokens of an update."""
 
-    total: Tensor  # with label smoothing; what is minimised
+    total: Tensor  # with label smoothing; the training objective
     likelihood: Tensor  # the negative log-likelihood alone
     tokens: Tensor  # target tokens counted
-    skipped: Tensor  # sentences no alignment can reach; they add nothing, here or to `tokens`
+    skipped: Tensor  # sentences without a valid alignment; they count neither here nor in `tokens`
 
 
 def project_and_loss(
@@ -55,14 +55,14 @@ def project_and_loss(
 
     `weights` are one on real frames and zero on padding.
     """
-    with own_precision(frames) as (frames,):
+    with autocast_disabled(frames) as (frames,):
         arguments = (frames, table, columns, weights, align, smoothing, chunk, torch.is_grad_enabled())
         return _ProjectAndLoss.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def own_precision(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield tensors in the precision of autocast, and turn it off: each product runs in the type of its operands."""
+def autocast_disabled(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Cast tensors to the autocast type, then disable autocast, so that products run in the type of their operands."""
     device = tensors[0].device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -86,25 +86,25 @@ class _ProjectAndLoss(torch.autograd.Function):
         chunk: int,
         with_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
-        swept = _sweep_vocabulary(frames, table.to(frames.dtype), columns, weights, chunk, with_gradients)
-        negative, posterior = align(swept.log_probs)
+        vocabulary_pass = _sweep_vocabulary(frames, table.to(frames.dtype), columns, weights, chunk, with_gradients)
+        negative, posterior = align(vocabulary_pass.log_probs)
         if with_gradients:
-            ctx.save_for_backward(*_gradients(swept, frames, table, columns, posterior, weights, smoothing))
+            ctx.save_for_backward(*_gradients(vocabulary_pass, frames, table, columns, posterior, weights, smoothing))
         ctx.mark_non_differentiable(negative)
-        return (1 - smoothing) * negative + smoothing * swept.uniform, negative
+        return (1 - smoothing) * negative + smoothing * vocabulary_pass.uniform, negative
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        by_frames, by_table = ctx.saved_tensors
-        return by_frames * gradients[0], by_table * gradients[0], None, None, None, None, None, None
+        grad_frames, grad_table = ctx.saved_tensors
+        return grad_frames * gradients[0], grad_table * gradients[0], None, None, None, None, None, None
 
 
-class _Swept(NamedTuple):
+class _VocabularyPass(NamedTuple):
     log_probs: Float[Tensor, "B U C"]
     uniform: Tensor  # sum over counted frames of the mean of -log p over the vocabulary
-    by_frames: Float[Tensor, "B U D"]  # p without the label columns times the table
-    by_table: Float[Tensor, "V D"]  # the same times the frames
+    grad_frames: Float[Tensor, "B U D"]  # p without the label columns times the table
+    grad_table: Float[Tensor, "V D"]  # the same times the frames
 
 
 def _sweep_vocabulary(
@@ -114,29 +114,29 @@ def _sweep_vocabulary(
     weights: Float[Tensor, "B U"],
     chunk: int,
     with_gradients: bool,
-) -> _Swept:
-    """One pass over frames x V in chunks: normalisers, label columns, and the products with the softmax."""
+) -> _VocabularyPass:
+    """Compute normalisers, label columns and the products with the softmax, in one pass over chunks of frames x V."""
     B, U, _ = frames.shape
     h, w = frames.flatten(0, 1), weights.flatten()  # [B*U D], [B*U]
     column_of = columns[:, None, :].expand(-1, U, -1).flatten(0, 1)  # [B*U C]
     log_probs = w.new_empty(column_of.shape)
     normalisers = torch.empty_like(w)
-    by_frames, by_table = torch.empty_like(h), torch.zeros_like(table, dtype=w.dtype)
+    grad_frames, grad_table = torch.empty_like(h), torch.zeros_like(table, dtype=w.dtype)
     for part in (slice(start, start + chunk) for start in range(0, B * U, chunk)):
         logits = h[part] @ table.T
         normalisers[part], p = softmax_rows(logits, w[part])
         log_probs[part] = logits.gather(-1, column_of[part]).to(w.dtype) - normalisers[part, None]
         if with_gradients:
             p.scatter_(-1, column_of[part], 0)
-            by_frames[part] = p @ table
-            by_table += p.T @ h[part]
+            grad_frames[part] = p @ table
+            grad_table += p.T @ h[part]
     mean_logits = h.to(w.dtype) @ table.to(w.dtype).mean(0)
     uniform = ((normalisers - mean_logits) * w).sum()
-    return _Swept(log_probs.unflatten(0, (B, U)), uniform, by_frames.unflatten(0, (B, U)), by_table)
+    return _VocabularyPass(log_probs.unflatten(0, (B, U)), uniform, grad_frames.unflatten(0, (B, U)), grad_table)
 
 
 def _gradients(
-    swept: _Swept,
+    vocabulary_pass: _VocabularyPass,
     frames: Tensor,
     table: Tensor,
     columns: Int[Tensor, "B C"],
@@ -144,19 +144,19 @@ def _gradients(
     weights: Float[Tensor, "B U"],
     smoothing: float,
 ) -> tuple[Tensor, Tensor]:
-    """Complete the gradients of frames and table: add label columns, then the uniform part."""
+    """Complete the gradients of frames and table with the label columns and the uniform part."""
     V, dtype = table.shape[0], weights.dtype
     wide, label_rows = frames.to(dtype), table[columns].to(dtype)  # [B U D], [B C D]
-    p = swept.log_probs.exp() * weights[:, :, None] * is_first_of_its_kind(columns)[:, None, :]
+    p = vocabulary_pass.log_probs.exp() * weights[:, :, None] * first_occurrences(columns)[:, None, :]
     difference = p - (1 - smoothing) * posterior
-    by_frames = swept.by_frames.to(dtype) + difference @ label_rows
-    by_frames -= smoothing * weights[:, :, None] * table.to(dtype).mean(0)
-    by_table = swept.by_table - smoothing / V * (wide * weights[:, :, None]).sum((0, 1))
-    by_table.index_add_(0, columns.flatten(), (difference.transpose(1, 2) @ wide).flatten(0, 1))
-    return by_frames.to(frames.dtype), by_table.to(table.dtype)
+    grad_frames = vocabulary_pass.grad_frames.to(dtype) + difference @ label_rows
+    grad_frames -= smoothing * weights[:, :, None] * table.to(dtype).mean(0)
+    grad_table = vocabulary_pass.grad_table - smoothing / V * (wide * weights[:, :, None]).sum((0, 1))
+    grad_table.index_add_(0, columns.flatten(), (difference.transpose(1, 2) @ wide).flatten(0, 1))
+    return grad_frames.to(frames.dtype), grad_table.to(table.dtype)
 
 
-def is_first_of_its_kind(columns: Int[Tensor, "B C"]) -> Bool[Tensor, "B C"]:
+def first_occurrences(columns: Int[Tensor, "B C"]) -> Bool[Tensor, "B C"]:
     """Return a mask of the first column of each distinct label, since repeated labels share a probability."""
     equal = columns[:, :, None] == columns[:, None, :]  # [B C C]
     return ~equal.tril(-1).any(-1)

@@ -1,4 +1,4 @@
-"""Ancestral sampling: noise on the logits turns a greedy search into a draw from the model."""
+"""Ancestral sampling: Gumbel noise on the logits turns greedy search into sampling from the model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from simulmt.config import require
 from simulmt.model.output import at_least_float32
 from simulmt.text import END, SPECIAL_SYMBOLS
 
-BARRED = 1e4  # taken off a logit; finite, so that a sentence at its length limit can still end
+MASKED = 1e4  # subtracted from masked logits; finite, so that a sentence at its length limit can still end
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """Sampling settings; `top_k` restricts each draw to the k most likely pieces, 0 to none."""
+    """Sampling settings; `top_k` restricts sampling to the k most likely tokens; 0 for all."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -29,7 +29,7 @@ class SamplingConfig:
 
 
 class Sampler:
-    """Perturbs logits so that the largest is a draw from their softmax (the Gumbel-max trick)."""
+    """Perturb logits so that their argmax is a sample from their softmax (the Gumbel-max trick)."""
 
     def __init__(self, config: SamplingConfig, generator: torch.Generator) -> None:
         self.config = config
@@ -38,12 +38,12 @@ class Sampler:
     def __call__(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
         logits = at_least_float32(logits) / self.config.temperature
         if self.config.top_k:
-            logits = self._among_the_best(logits)
+            logits = self._top_k(logits)
         noise = torch.empty_like(logits).exponential_(generator=self.generator)
         return logits - noise.log_()
 
-    def _among_the_best(self, logits: Tensor) -> Tensor:
+    def _top_k(self, logits: Tensor) -> Tensor:
         writable = logits.clone()
         writable[:, [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]] = -torch.inf
         least = writable.topk(min(self.config.top_k, logits.shape[1]), dim=-1).values[:, -1:]
-        return logits - BARRED * (writable < least)
+        return logits - MASKED * (writable < least)

@@ -23,7 +23,7 @@ from simulmt.model.layers import (
     Encoder,
     EncoderState,
     KeysValues,
-    Reserve,
+    KeyValueBuffer,
     check_delay,
     check_tokens,
     length_mask,
@@ -60,8 +60,8 @@ class DecoderState(NamedTuple):
     """State of a partial translation, with the projected source."""
 
     context: tuple[KeysValues, ...]  # the source states read so far, per layer
-    past: tuple[KeysValues | Reserve, ...]  # the target tokens written so far, per layer
-    source_mask: Tensor | None  # [B S], True on tokens; None where nothing is padded
+    past: tuple[KeysValues | KeyValueBuffer, ...]  # the target tokens written so far, per layer
+    source_mask: Tensor | None  # [B S], True on tokens; None without padding
 
     @property
     def written(self) -> int:
@@ -70,10 +70,10 @@ class DecoderState(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Positions of sentences that advance at different paces."""
+    """Positions of the sentences of a batch, if they differ."""
 
     written: Int[Tensor, " B"]
-    seen: Int[Tensor, " B"]  # source tokens that may be looked at
+    seen: Int[Tensor, " B"]  # visible source tokens
 
 
 class Seq2SeqModel(nn.Module):
@@ -84,7 +84,7 @@ class Seq2SeqModel(nn.Module):
         self.encoder = encoder
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(decoder_layers)  # type: ignore[assignment]
         self.final_norm = nn.LayerNorm(target_embedding.embedding_dim)
-        self.target_embedding = target_embedding  # and, tied, the output layer
+        self.target_embedding = target_embedding  # tied with the output layer
         self.dropout = nn.Dropout(encoder.dropout.p)
 
     @staticmethod
@@ -140,8 +140,8 @@ class Seq2SeqModel(nn.Module):
         """Return the initial states."""
         encoder_state = self.encoder.start(batch)
         empty = encoder_state.layers[0]
-        none_yet = tuple(empty for _ in self.layers)
-        return encoder_state, DecoderState(none_yet, none_yet, None)
+        caches = tuple(empty for _ in self.layers)
+        return encoder_state, DecoderState(caches, caches, None)
 
     def read(
         self, tokens: Int[Tensor, "B N"], encoder_state: EncoderState, state: DecoderState
@@ -174,10 +174,9 @@ class Seq2SeqModel(nn.Module):
     ) -> tuple[Float[Tensor, "BK V"], DecoderState]:
         """Feed `token` (START at first); return the logits of the next token and the new state.
 
-        The source is visible under the wait-k policy of `delay`, or as far as `pace` says; then `visible` masks tokens
-        of the past that do not count.
+        The visible source is given by the wait-k policy of `delay`, or by `pace`.
 
-        K hypotheses of a sentence share one past, K tokens per step; `visible` says which of these L tokens, including
+        K hypotheses of a sentence share one cache, K tokens per step; `visible` says which of these L tokens, including
         the new ones, belong to which hypothesis. When a hypothesis continues another, only `visible` changes.
         """
         B, K = token.shape
@@ -201,7 +200,7 @@ class Seq2SeqModel(nn.Module):
 def _label_likelihood(
     log_probs: Float[Tensor, "N 1 1"], weights: Float[Tensor, "N 1"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "N 1 1"]]:
-    """Likelihood for frames with one known label each."""
+    """Return the negative log-likelihood and posterior of frames with one known label each."""
     return -(log_probs[:, :, 0] * weights).sum(), weights[:, :, None]
 
 

@@ -1,7 +1,7 @@
-"""The transducer: CTC's frames, each of which writes one symbol or none, with a label context.
+"""The transducer: the frames of CTC, each writing at most one symbol, with a label context.
 
-CTC chooses the symbols of its frames independently of each other. Here the choice also depends on the last few symbols
-written, as in a stateless transducer for speech. After the labels y_1 ... y_u the score of symbol v in frame t is
+CTC predicts the symbols of its frames independently. Here the prediction also depends on the last few symbols written,
+as in a stateless transducer for speech. After the labels y_1 ... y_u the score of symbol v in frame t is
 
     a_t(v) + b_u(v)
 
@@ -31,18 +31,18 @@ from simulmt.config import require
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.kernels import compiled_on_gpu
 from simulmt.model.layers import Encoder
-from simulmt.model.output import Loss, at_least_float32, is_first_of_its_kind, own_precision
+from simulmt.model.output import Loss, at_least_float32, autocast_disabled, first_occurrences
 from simulmt.text import BLANK, MASK, START
 
 FRAMES_PER_CHUNK = 16_384
-SMALLEST = 1e-37  # keeps the logarithm of a normaliser finite
+TINY = 1e-37  # keeps the logarithm of a normaliser finite
 
 
 @dataclass(frozen=True)
 class TransducerConfig(CTCConfig):
     """Sizes of the transducer: CTC's, and those of its label context."""
 
-    context_symbols: int = 4  # how many of the last symbols are seen
+    context_symbols: int = 4  # number of previous symbols
     context_inner: int = 512
     context_rank: int = 256
 
@@ -61,18 +61,20 @@ class LabelContext(nn.Module):
         self.dropout = dropout
         self.expand = nn.Linear(symbols * width, inner)
         self.contract = nn.Linear(inner, rank)
-        self.table = nn.Parameter(torch.zeros(vocabulary, rank))  # at first, nothing depends on the context
+        self.table = nn.Parameter(
+            torch.zeros(vocabulary, rank)
+        )  # zero: initially the scores do not depend on the context
         for linear in (self.expand, self.contract):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
     def histories(self, labels: Int[Tensor, "*B T"]) -> Int[Tensor, "*B C L"]:
-        """The last symbols, newest first, before each label and after the last one."""
+        """Return the last symbols, newest first, before each label and after the last one."""
         padded = F.pad(labels, (self.symbols, 0), value=START)
         return padded.unfold(-1, self.symbols, 1).flip(-1)
 
-    def hide(self, history: Int[Tensor, "*N L"]) -> Int[Tensor, "*N L"]:
-        """While training on references, replace some symbols by MASK: at inference the history has errors."""
+    def mask_tokens(self, history: Int[Tensor, "*N L"]) -> Int[Tensor, "*N L"]:
+        """During training on references, replace some symbols by MASK, since at inference the history has errors."""
         if not self.training or self.dropout == 0:
             return history
         return history.masked_fill(torch.rand(history.shape, device=history.device) < self.dropout, MASK)
@@ -112,10 +114,10 @@ class TransducerModel(CTCModel):
         target_lengths: Int[Tensor, " B"],
         smoothing: float,
     ) -> Loss:
-        """The transducer loss of states in any order: as the encoder gave them, or sorted."""
+        """Return the transducer loss of states, in encoder order or sorted."""
         lattice = Lattice.of(target, target_lengths, source_lengths * self.mu)
         embedding = self.target_embedding.weight
-        contexts = self.context(self.context.hide(self.context.histories(lattice.labels)), embedding)
+        contexts = self.context(self.context.mask_tokens(self.context.histories(lattice.labels)), embedding)
         return transducer_loss(self.frames(H), embedding, contexts, self.context.table, lattice, smoothing)
 
     def write(
@@ -125,9 +127,9 @@ class TransducerModel(CTCModel):
         samples: int = 0,
         chunk: int = FRAMES_PER_CHUNK,
     ) -> Int[Tensor, "B N U"]:
-        """The symbol of each frame, BLANK for none: the best, or with `samples` that many draws, N of them.
+        """Decode greedily, or draw N = `samples` samples; return the symbol of each frame, BLANK for none.
 
-        Each choice depends on those before it, so this runs frame by frame.
+        Each symbol depends on the previous ones, so this runs frame by frame.
         """
         step = max(1, chunk // frames.shape[1])
         table = self.target_embedding.weight
@@ -154,13 +156,13 @@ def _choose(a: Float[Tensor, "B V"], b: Float[Tensor, "B N V"], blank_penalty: f
     scores = at_least_float32(a)[:, None] + at_least_float32(b)
     is_blank = torch.arange(scores.shape[-1], device=scores.device) == BLANK
     scores = scores - is_blank * blank_penalty
-    if draw:  # the largest of scores with Gumbel noise is a draw from their softmax
+    if draw:  # Gumbel-max trick
         scores = scores - torch.log(-torch.log(torch.rand_like(scores).clamp(1e-20, 1 - 1e-7)))
     return scores.argmax(-1)
 
 
 class Lattice(NamedTuple):
-    """The labels of a batch and the frames they must be written in."""
+    """Labels and frame counts of a batch."""
 
     labels: Int[Tensor, "B T"]
     frame_lengths: Int[Tensor, " B"]
@@ -178,12 +180,12 @@ class Lattice(NamedTuple):
         return Lattice(*(tensor[rows] for tensor in self))
 
     def columns(self) -> Int[Tensor, "B K"]:
-        """The symbols that the labels can need: the blank, then each label."""
+        """Return the symbols of the lattice: the blank, then each label."""
         return F.pad(self.labels, (1, 0), value=BLANK)
 
 
 class Posteriors(NamedTuple):
-    """How likely each frame, after each number of labels, writes nothing or the next label; zero on padding."""
+    """Posteriors of writing the blank or the next label, per frame and number of labels written; zero on padding."""
 
     blank: Float[Tensor, "B U C"]
     label: Float[Tensor, "B U C"]  # the last column is zero: no label is left
@@ -198,8 +200,8 @@ def transducer_loss(
     smoothing: float,
     chunk: int = FRAMES_PER_CHUNK,
 ) -> Loss:
-    """(1 - eps) * negative log-likelihood + eps * cross entropy with the uniform distribution, over expected cells."""
-    with own_precision(frames, contexts) as (frames, contexts):
+    """Return (1 - eps) * NLL + eps * cross entropy with the uniform distribution, weighted by cell posteriors."""
+    with autocast_disabled(frames, contexts) as (frames, contexts):
         total, negative = _TransducerLoss.apply(  # type: ignore[no-untyped-call]
             frames, table, contexts, context_table, lattice, smoothing, max(1, chunk // frames.shape[1])
         )
@@ -208,7 +210,7 @@ def transducer_loss(
 
 
 class GradientsInForward(torch.autograd.Function):
-    """A function whose forward saves the gradients by its first arguments, up to the factor known in backward."""
+    """A function whose forward computes the gradients of its first arguments, up to the factor known in backward."""
 
     @staticmethod
     @once_differentiable
@@ -218,13 +220,13 @@ class GradientsInForward(torch.autograd.Function):
 
 
 class _TransducerLoss(GradientsInForward):
-    """Computes the gradients along with the loss, a few sentences at a time.
+    """Compute the gradients along with the loss, a few sentences at a time.
 
-    With gamma the probability that a path visits cell (t, u), and p its softmax, the gradient by a_t(v) is
+    With gamma the probability that a path visits cell (t, u), and p its softmax, the gradient of a_t(v) is
 
         sum over u of gamma(t, u) p(v | t, u)  -  (1 - eps) * posterior(t, v)  -  eps / V
 
-    and the one by b_u(v) likewise. As in output.py the label columns are taken in fp32, apart from the rest.
+    and that of b_u(v) likewise. As in output.py the label columns are computed separately, in fp32.
     """
 
     @staticmethod
@@ -240,23 +242,23 @@ class _TransducerLoss(GradientsInForward):
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(frames.dtype, torch.float32)
         tables = table.to(frames.dtype), context_table.to(frames.dtype)
-        by_frames, by_contexts = torch.empty_like(frames), torch.empty_like(contexts)
-        by_tables = [torch.zeros_like(each, dtype=wide) for each in tables]
+        grad_frames, grad_contexts = torch.empty_like(frames), torch.empty_like(contexts)
+        grad_tables = [torch.zeros_like(each, dtype=wide) for each in tables]
         total, negative = (frames.new_zeros((), dtype=wide) for _ in range(2))
         for start in range(0, len(frames), sentences):
             rows = slice(start, start + sentences)
-            part = _Part(frames[rows], contexts[rows], tables, lattice.part(rows), smoothing)
+            part = _SentenceChunk(frames[rows], contexts[rows], tables, lattice.part(rows), smoothing)
             total += part.total
             negative += part.negative
-            by_frames[rows], by_contexts[rows] = part.gradients(by_tables)
-        gradients = (by_frames, by_tables[0].to(table.dtype), by_contexts, by_tables[1].to(context_table.dtype))
+            grad_frames[rows], grad_contexts[rows] = part.gradients(grad_tables)
+        gradients = (grad_frames, grad_tables[0].to(table.dtype), grad_contexts, grad_tables[1].to(context_table.dtype))
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(negative)
         return total, negative
 
 
-class _Part:
-    """A few sentences: their loss, and its gradients."""
+class _SentenceChunk:
+    """The loss of a few sentences, and its gradients."""
 
     def __init__(
         self, frames: Tensor, contexts: Tensor, tables: tuple[Tensor, Tensor], lattice: Lattice, smoothing: float
@@ -267,9 +269,9 @@ class _Part:
         a, b = frames @ tables[0].T, contexts @ tables[1].T  # [B U V], [B C V]
         self.top_a, self.exp_a = _shifted_exp(a)
         self.top_b, self.exp_b = _shifted_exp(b)
-        self.label_a, self.label_b = (self._pick(scores) for scores in (a, b))  # [B U K], [B C K]
+        self.label_a, self.label_b = (self._gather_columns(scores) for scores in (a, b))  # [B U K], [B C K]
         del a, b
-        self.sums = wide_product(self.exp_a, self.exp_b.mT).clamp(min=SMALLEST)  # [B U C]
+        self.sums = wide_product(self.exp_a, self.exp_b.mT).clamp(min=TINY)  # [B U C]
         normalisers = self.top_a + self.top_b.mT + self.sums.log()
         negative, self.posteriors = _align(self._blank() - normalisers, self._label() - normalisers, lattice)
         self.negative = negative.sum()
@@ -281,7 +283,7 @@ class _Part:
         uniform = (self.visits * (normalisers - mean_a - mean_b.mT)).sum()
         self.total = (1 - smoothing) * self.negative + smoothing * uniform
 
-    def _pick(self, scores: Float[Tensor, "B X V"]) -> Float[Tensor, "B X K"]:
+    def _gather_columns(self, scores: Float[Tensor, "B X V"]) -> Float[Tensor, "B X K"]:
         columns = self.columns[:, None, :].expand(-1, scores.shape[1], -1)
         return at_least_float32(scores.gather(-1, columns))
 
@@ -289,67 +291,67 @@ class _Part:
         return self.label_a[:, :, :1] + self.label_b[:, None, :, 0]
 
     def _label(self) -> Float[Tensor, "B U C"]:
-        """The scores of the next label; the last column is of no use."""
+        """Return the scores of the next label; the last column is unused."""
         next_b = self.label_b.diagonal(1, 1, 2)  # [B T]: of history u, the score of label u + 1
         return F.pad(self.label_a[:, :, 1:] + next_b[:, None, :], (0, 1))
 
-    def gradients(self, by_tables: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """By frames and contexts; those by the two tables are added to `by_tables`."""
+    def gradients(self, grad_tables: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the gradients of frames and contexts; add those of the two tables to `grad_tables`."""
         ratios = self.visits / self.sums  # [B U C]
         weights = ratios.to(self.exp_a.dtype)
         blank, label = self.posteriors
-        by_a = _by_scores(self.exp_a, weights @ self.exp_b)
-        by_b = _by_scores(self.exp_b, weights.mT @ self.exp_a)
+        grad_a = _grad_scores(self.exp_a, weights @ self.exp_b)
+        grad_b = _grad_scores(self.exp_b, weights.mT @ self.exp_a)
         label_exp_a, label_exp_b = (self.label_a - self.top_a).exp(), (self.label_b - self.top_b).exp()
         posterior_a = torch.cat([blank.sum(2, keepdim=True), label[:, :, :-1]], 2)  # [B U K]
         posterior_b = torch.cat(  # [B C K]: the blank, and for history u its next label
             [blank.sum(1)[:, :, None], F.pad(torch.diag_embed(label[:, :, :-1].sum(1)), (0, 0, 0, 1))], 2
         )
         return (
-            self._through(self.frames, self.tables[0], by_a, label_exp_a * (ratios @ label_exp_b), posterior_a,
-                          self.visits.sum(2), by_tables[0]),
-            self._through(self.contexts, self.tables[1], by_b, label_exp_b * (ratios.mT @ label_exp_a), posterior_b,
-                          self.visits.sum(1), by_tables[1]),
+            self._through(self.frames, self.tables[0], grad_a, label_exp_a * (ratios @ label_exp_b), posterior_a,
+                          self.visits.sum(2), grad_tables[0]),
+            self._through(self.contexts, self.tables[1], grad_b, label_exp_b * (ratios.mT @ label_exp_a), posterior_b,
+                          self.visits.sum(1), grad_tables[1]),
         )  # fmt: skip
 
     def _through(
         self,
         x: Float[Tensor, "B X D"],
         table: Float[Tensor, "V D"],
-        by_scores: Float[Tensor, "B X V"],
+        grad_scores: Float[Tensor, "B X V"],
         label_p: Float[Tensor, "B X K"],
         posterior: Float[Tensor, "B X K"],
         visits: Float[Tensor, "B X"],
-        by_table: Float[Tensor, "V D"],
+        grad_table: Float[Tensor, "V D"],
     ) -> Tensor:
-        """The gradient by x of scores x @ table.T, given expected softmax and posterior."""
+        """Return the gradient of x in the scores x @ table.T, given expected softmax and posterior."""
         columns = self.columns[:, None, :].expand(-1, x.shape[1], -1)
-        by_scores.scatter_(-1, columns, 0)
-        wide = x.to(by_table.dtype)
-        label_rows = table[self.columns].to(by_table.dtype)  # [B K D]
-        difference = label_p * is_first_of_its_kind(self.columns)[:, None, :] - (1 - self.smoothing) * posterior
+        grad_scores.scatter_(-1, columns, 0)
+        wide = x.to(grad_table.dtype)
+        label_rows = table[self.columns].to(grad_table.dtype)  # [B K D]
+        difference = label_p * first_occurrences(self.columns)[:, None, :] - (1 - self.smoothing) * posterior
         share = self.smoothing * visits[:, :, None]
-        by_table += wide_product(by_scores.flatten(0, 1).T, x.flatten(0, 1))
-        by_table -= (wide * share).sum((0, 1)) / len(table)
-        by_table.index_add_(0, self.columns.flatten(), (difference.mT @ wide).flatten(0, 1))
-        return wide_product(by_scores, table) + difference @ label_rows - share * table.to(by_table.dtype).mean(0)
+        grad_table += wide_product(grad_scores.flatten(0, 1).T, x.flatten(0, 1))
+        grad_table -= (wide * share).sum((0, 1)) / len(table)
+        grad_table.index_add_(0, self.columns.flatten(), (difference.mT @ wide).flatten(0, 1))
+        return wide_product(grad_scores, table) + difference @ label_rows - share * table.to(grad_table.dtype).mean(0)
 
 
 @compiled_on_gpu
 def _shifted_exp(scores: Float[Tensor, "B X V"]) -> tuple[Float[Tensor, "B X 1"], Float[Tensor, "B X V"]]:
-    """The largest score of each row, and the exponentials of the scores below it."""
+    """Return the maximum of each row, and the exponentials of the scores minus the maximum."""
     wide = at_least_float32(scores)
     top = wide.amax(-1, keepdim=True)
     return top, (wide - top).exp().to(scores.dtype)
 
 
 @compiled_on_gpu
-def _by_scores(exp_scores: Tensor, weights: Tensor) -> Tensor:
+def _grad_scores(exp_scores: Tensor, weights: Tensor) -> Tensor:
     return exp_scores * weights
 
 
 def wide_product(x: Tensor, y: Tensor) -> Tensor:
-    """A matrix product whose result is not rounded to half precision."""
+    """Multiply matrices; the result is at least fp32."""
     if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
         if x.dim() == 3 and y.dim() == 2:
             return torch.mm(x.flatten(0, 1), y, out_dtype=torch.float32).unflatten(0, x.shape[:2])
@@ -360,7 +362,7 @@ def wide_product(x: Tensor, y: Tensor) -> Tensor:
 def _align(
     blank: Float[Tensor, "B U C"], label: Float[Tensor, "B U C"], lattice: Lattice
 ) -> tuple[Float[Tensor, " B"], Posteriors]:
-    """The negative log-likelihood of each sentence over all alignments, and the posteriors of its cells.
+    """Return the negative log-likelihood of each sentence over all alignments, and the posteriors of its cells.
 
     `blank` and `label` are log-probabilities: of writing nothing, and of writing the next label.
     """
@@ -374,7 +376,7 @@ def _align(
 def forward_backward(
     blank: Float[Tensor, "B U C"], label: Float[Tensor, "B U C"], lattice: Lattice
 ) -> tuple[Float[Tensor, " B"], Posteriors]:
-    """`_align` in plain PyTorch: recursion over frames; the posteriors by automatic differentiation."""
+    """`_align` in plain PyTorch: forward recursion over frames; posteriors by automatic differentiation."""
     with torch.enable_grad():
         blank, label = blank.detach().requires_grad_(), label.detach().requires_grad_()
         B, U, C = blank.shape
@@ -386,12 +388,12 @@ def forward_backward(
             alpha = torch.where(inside, _log_add(alpha + blank[:, t], advanced), alpha)
         likelihood = alpha.gather(1, lattice.label_lengths[:, None].clamp(max=C - 1))[:, 0]
         negative = -likelihood.where(lattice.alignable, 0.0)
-        by_blank, by_label = torch.autograd.grad(negative.sum(), (blank, label))
-    return negative.detach(), Posteriors(-by_blank, -by_label)
+        grad_blank, grad_label = torch.autograd.grad(negative.sum(), (blank, label))
+    return negative.detach(), Posteriors(-grad_blank, -grad_label)
 
 
 def _log_add(x: Tensor, y: Tensor) -> Tensor:
-    """logaddexp whose gradient is zero, not NaN, where both are minus infinity."""
+    """Compute logaddexp with zero gradient, instead of NaN, where both are minus infinity."""
     impossible = torch.isneginf(x) & torch.isneginf(y)
     return torch.logaddexp(x.masked_fill(impossible, 0.0), y.masked_fill(impossible, 0.0)).masked_fill(
         impossible, -torch.inf

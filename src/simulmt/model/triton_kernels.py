@@ -2,7 +2,7 @@
 
 The forward-backward passes of CTC and of the transducer run one program per sentence, and stay on the GPU, where
 PyTorch's CTC copies lengths to the CPU and stalls. From one frame to the next a path stays in its lane or moves to the
-next one, whose value is read from memory behind a barrier.
+next; values of the neighbouring lane are exchanged through memory, with a barrier.
 
 The softmax runs one program per row, held in registers: logits are read once, where compiled PyTorch reads them three
 times.
@@ -21,7 +21,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from simulmt.model.transducer import Posteriors
 
-NEVER = tl.constexpr(-1e30)  # log of zero; finite, so that differences are defined
+LOG_ZERO = tl.constexpr(-1e30)  # finite, so that differences are defined
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -65,51 +65,54 @@ def _ctc_kernel(  # type: ignore[no-untyped-def]
     enters_by_skip = is_label & (i > 0) & (target != before)
     leaves_by_skip = (i + 1 < labels) & (target != after)
 
-    label = tl.where(i == 0, 0.0, NEVER)  # before the first frame: about to enter label 0 ...
-    blank = tl.where(i == 0, 0.0, NEVER)  # ... or the blank before it
-    previous = tl.full((BLOCK,), NEVER, tl.float32)
+    label = tl.where(i == 0, 0.0, LOG_ZERO)  # before the first frame: about to enter label 0 ...
+    blank = tl.where(i == 0, 0.0, LOG_ZERO)  # ... or the blank before it
+    previous = tl.full((BLOCK,), LOG_ZERO, tl.float32)
     for frame in range(frames):
         row = log_probs + frame * C
-        emit = tl.load(row + i + 1, mask=is_label, other=NEVER)
+        emit = tl.load(row + i + 1, mask=is_label, other=LOG_ZERO)
         emit_blank = tl.load(row)
         if frame > 0:
-            label = _log_add(_log_add(label, blank), tl.where(enters_by_skip, previous, NEVER))
+            label = _log_add(_log_add(label, blank), tl.where(enters_by_skip, previous, LOG_ZERO))
             blank = _log_add(blank, previous)
-        label = tl.where(is_label, label + emit, NEVER)
-        blank = tl.where(is_blank, blank + emit_blank, NEVER)
+        label = tl.where(is_label, label + emit, LOG_ZERO)
+        blank = tl.where(is_blank, blank + emit_blank, LOG_ZERO)
         scratch = alphas + frame * 2 * C
         tl.store(scratch + i, label, mask=is_blank)
         tl.store(scratch + C + i, blank, mask=is_blank)
         tl.debug_barrier()
-        previous = tl.load(scratch + i - 1, mask=is_blank & (i > 0), other=NEVER)
+        previous = tl.load(scratch + i - 1, mask=is_blank & (i > 0), other=LOG_ZERO)
 
     # The last frame is in the last label or in the blank after it.
     ends_in_label, ends_in_blank = (i == labels - 1) & (frames > 0), i == labels
-    top = tl.maximum(tl.max(tl.where(ends_in_label, label, NEVER)), tl.max(tl.where(ends_in_blank, blank, NEVER)))
+    top = tl.maximum(tl.max(tl.where(ends_in_label, label, LOG_ZERO)), tl.max(tl.where(ends_in_blank, blank, LOG_ZERO)))
     total = tl.sum(
         tl.where(ends_in_label, tl.exp(label - top), 0.0) + tl.where(ends_in_blank, tl.exp(blank - top), 0.0)
     )
-    evidence = top + tl.log(total)
-    tl.store(negative + sentence, -evidence)
+    log_likelihood = top + tl.log(total)
+    tl.store(negative + sentence, -log_likelihood)
 
-    label, blank = tl.where(ends_in_label, 0.0, NEVER), tl.where(ends_in_blank, 0.0, NEVER)  # what follows the frame
+    label, blank = (
+        tl.where(ends_in_label, 0.0, LOG_ZERO),
+        tl.where(ends_in_blank, 0.0, LOG_ZERO),
+    )  # what follows the frame
     for step in range(frames):
         frame = frames - 1 - step
         scratch = alphas + frame * 2 * C
-        by_label = tl.exp(tl.load(scratch + i, mask=is_blank, other=NEVER) + label - evidence)
-        by_blank = tl.exp(tl.load(scratch + C + i, mask=is_blank, other=NEVER) + blank - evidence)
-        tl.store(posterior + frame * C + i + 1, by_label, mask=is_label)
-        tl.store(posterior + frame * C, tl.sum(tl.where(is_blank, by_blank, 0.0)))
+        label_posterior = tl.exp(tl.load(scratch + i, mask=is_blank, other=LOG_ZERO) + label - log_likelihood)
+        blank_posterior = tl.exp(tl.load(scratch + C + i, mask=is_blank, other=LOG_ZERO) + blank - log_likelihood)
+        tl.store(posterior + frame * C + i + 1, label_posterior, mask=is_label)
+        tl.store(posterior + frame * C, tl.sum(tl.where(is_blank, blank_posterior, 0.0)))
 
         row = log_probs + frame * C
-        label = tl.where(is_label, label + tl.load(row + i + 1, mask=is_label, other=NEVER), NEVER)
-        blank = tl.where(is_blank, blank + tl.load(row), NEVER)
-        scratch = betas + (step % 2) * 2 * C  # double buffer: do not overwrite what a neighbour reads
+        label = tl.where(is_label, label + tl.load(row + i + 1, mask=is_label, other=LOG_ZERO), LOG_ZERO)
+        blank = tl.where(is_blank, blank + tl.load(row), LOG_ZERO)
+        scratch = betas + (step % 2) * 2 * C  # double buffer: do not overwrite what a neighbouring lane reads
         tl.store(scratch + i, label, mask=is_blank)
         tl.store(scratch + C + i, blank, mask=is_blank)
         tl.debug_barrier()
-        next_label = tl.load(scratch + i + 1, mask=leaves_by_skip, other=NEVER)
-        next_blank = tl.load(scratch + C + i + 1, mask=is_label, other=NEVER)
+        next_label = tl.load(scratch + i + 1, mask=leaves_by_skip, other=LOG_ZERO)
+        next_blank = tl.load(scratch + C + i + 1, mask=is_label, other=LOG_ZERO)
         blank = _log_add(blank, label)
         label = _log_add(_log_add(label, next_blank), next_label)
 
@@ -117,7 +120,7 @@ def _ctc_kernel(  # type: ignore[no-untyped-def]
 def ctc_forward_backward(
     log_probs: Tensor, columns: Tensor, frame_lengths: Tensor, label_lengths: Tensor, alignable: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The negative log-likelihood of each sentence's labels, [B], and the posterior of each column, [B U C].
+    """Return the negative log-likelihood of each sentence's labels, [B], and the posterior of each column, [B U C].
 
     Both are zero for sentences that cannot be aligned. Each occurrence of a repeated label has its own column.
     """
@@ -162,31 +165,31 @@ def _transducer_kernel(  # type: ignore[no-untyped-def]
     i = tl.arange(0, BLOCK)
     is_state, has_next, has_previous = i <= count, i < count, (i > 0) & (i <= count)
 
-    alpha = tl.where(i == 0, 0.0, NEVER)
+    alpha = tl.where(i == 0, 0.0, LOG_ZERO)
     for frame in range(frames):
         row = frame * C
         tl.store(alphas + row + i, alpha, mask=is_state)
         tl.debug_barrier()
-        previous = tl.load(alphas + row + i - 1, mask=has_previous, other=NEVER)
+        previous = tl.load(alphas + row + i - 1, mask=has_previous, other=LOG_ZERO)
         write = tl.load(labels + row + i - 1, mask=has_previous, other=0.0)
         wait = tl.load(blanks + row + i, mask=is_state, other=0.0)
-        alpha = tl.where(is_state, _log_add(alpha + wait, previous + write), NEVER)
-    evidence = tl.sum(tl.where(i == count, alpha, 0.0))
-    tl.store(negative + sentence, -evidence)
+        alpha = tl.where(is_state, _log_add(alpha + wait, previous + write), LOG_ZERO)
+    log_likelihood = tl.sum(tl.where(i == count, alpha, 0.0))
+    tl.store(negative + sentence, -log_likelihood)
 
-    beta = tl.where(i == count, 0.0, NEVER)  # what follows the frame
+    beta = tl.where(i == count, 0.0, LOG_ZERO)  # what follows the frame
     for step in range(frames):
         row = (frames - 1 - step) * C
-        scratch = betas + (step % 2) * C  # two in turn: nobody overwrites what a neighbour still reads
+        scratch = betas + (step % 2) * C  # double buffer, as above
         tl.store(scratch + i, beta, mask=is_state)
         tl.debug_barrier()
-        following = tl.load(scratch + i + 1, mask=has_next, other=NEVER)
-        alpha = tl.load(alphas + row + i, mask=is_state, other=NEVER)
+        following = tl.load(scratch + i + 1, mask=has_next, other=LOG_ZERO)
+        alpha = tl.load(alphas + row + i, mask=is_state, other=LOG_ZERO)
         waits = tl.load(blanks + row + i, mask=is_state, other=0.0) + beta
         writes = tl.load(labels + row + i, mask=has_next, other=0.0) + following
-        tl.store(blank_posterior + row + i, tl.exp(alpha + waits - evidence), mask=is_state)
-        tl.store(label_posterior + row + i, tl.exp(alpha + writes - evidence), mask=has_next)
-        beta = tl.where(is_state, _log_add(waits, writes), NEVER)
+        tl.store(blank_posterior + row + i, tl.exp(alpha + waits - log_likelihood), mask=is_state)
+        tl.store(label_posterior + row + i, tl.exp(alpha + writes - log_likelihood), mask=has_next)
+        beta = tl.where(is_state, _log_add(waits, writes), LOG_ZERO)
 
 
 def transducer_forward_backward(
