@@ -35,7 +35,7 @@ from simulmt.model.layers import KeysValues, look_ahead_mask
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.runtime.bundle import FORMAT, SOURCE, TARGET, Bundle, BundleConfig, Kind, onnxruntime, write_description
 from simulmt.runtime.ctc import CTCDecoder
-from simulmt.runtime.memory import large_pages
+from simulmt.runtime.memory import huge_pages
 from simulmt.runtime.seq2seq import Seq2SeqDecoder, longest_translation
 from simulmt.text import SPECIAL_SYMBOLS, Tokenizer, VocabularySpec
 from simulmt.train.graph import IR_VERSION, OPSET, Precision, ctc_graph, decoder_graph, encoder_graph
@@ -176,7 +176,7 @@ def products_alone(model: CTCModel, path: Path, threads: int) -> Callable[[], It
     onnx.save_model(made, str(path / "products.onnx"), save_as_external_data=True)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    with large_pages():
+    with huge_pages():
         session = onnxruntime.InferenceSession(str(path / "products.onnx"), options, providers=["CPUExecutionProvider"])
 
     def run() -> Iterable[None]:

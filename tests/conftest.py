@@ -1,9 +1,10 @@
-"""Vocabularies small enough to be learnt anew in every run, shared by all tests."""
+"""Fixtures shared by all tests: small vocabularies and a small model, built in every run."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported, here or in a process that a test starts
 
@@ -11,6 +12,9 @@ import pytest
 from hypothesis import settings
 
 from simulmt.text import Tokenizer, VocabularySpec
+
+if TYPE_CHECKING:
+    from simulmt.runtime.stream import Translator
 
 # New examples are for those who change the code; a check of a given commit must give the same answer every time.
 settings.register_profile("ci", derandomize=True)
@@ -104,6 +108,17 @@ def ideograph_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """Chinese with a few Latin words, written without spaces and left as it is."""
     path = tmp_path_factory.mktemp("ideograph") / "ideograph.model"
     return Tokenizer.train(CHINESE, path, VocabularySpec(size=170, normalization="identity", spaced=False))
+
+
+@pytest.fixture(scope="session")
+def model(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Translator:
+    """English to German, untrained."""
+    from tiny_models import trained, translator  # imports PyTorch
+
+    network = trained("ctc", source_tokenizer, target_tokenizer)
+    return translator(network, "ctc", "int8", tmp_path_factory.mktemp("bundle"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""The exceptions that simulmt raises on purpose.
+"""Exceptions.
 
     SimulmtError                 base class
     ├── ConfigError              unknown, missing or invalid setting

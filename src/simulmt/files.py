@@ -52,7 +52,7 @@ def replacing_directory(directory: Path, scratch: str = "", keep: Path | None = 
             synchronise(path)
         if directory.is_dir():
             shutil.rmtree(old, ignore_errors=True)
-            directory.rename(old)  # a directory cannot replace another atomically, but half of one must not be seen
+            directory.rename(old)  # a directory cannot be replaced atomically
         new.rename(directory)
         synchronise(directory.parent)
         if keep is None:
@@ -73,7 +73,7 @@ def synchronise(path: Path) -> None:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file as stored on disk."""
-    import hashlib  # loads a library of megabytes, which translating does not need
+    import hashlib  # loads a large library, which translation does not need
 
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -85,7 +85,7 @@ def lock(file: TextIO, wait: bool = True) -> bool:
     The lock belongs to the open file: it is inherited by child processes, and released when the last of them has
     closed the file or ended.
     """
-    import fcntl  # only here, since Windows has none, and translating needs no lock
+    import fcntl  # not available on Windows, and not needed for translation
 
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Where a result comes from: code, command, versions, machine."""
+"""Provenance of results: commit, versions, platform, time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulmt import __version__
 
 @cache
 def commit() -> str | None:
-    """Return the commit of the running code, marked if it was changed since; None outside a checkout."""
+    """Return the commit of the running code, marked if there are uncommitted changes; None outside a checkout."""
     command = ["git", "-C", os.fspath(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -14,15 +14,6 @@ from tiny_models import export_config, trained, translator
 
 
 @pytest.fixture(scope="session")
-def model(
-    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
-) -> Translator:
-    """English to German, untrained."""
-    network = trained("ctc", source_tokenizer, target_tokenizer)
-    return translator(network, "ctc", "int8", tmp_path_factory.mktemp("bundle"))
-
-
-@pytest.fixture(scope="session")
 def bundle(model: Translator) -> Path:
     return model.bundle.directory
 

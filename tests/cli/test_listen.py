@@ -144,7 +144,7 @@ class TestListening:
         monkeypatch.setattr(FakeRecogniser, "language", "fr")
         done = call("listen", speech, "--model", bundle, capture=capsys)
         assert done.returncode == 2
-        assert done.stderr.startswith("simulmt: --recogniser moonshine understands fr, but ")
+        assert done.stderr.startswith("simulmt: --recogniser moonshine is for fr, but ")
 
     def test_silence(self, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         quiet = tmp_path / "quiet.wav"
@@ -157,7 +157,7 @@ class TestListening:
         ("data", "reason"),
         [
             (None, "cannot be read: No such file or directory"),
-            (b"RIFF\0\0\0\0WAVE", "the WAV file is broken: it ends before its samples begin"),
+            (b"RIFF\0\0\0\0WAVE", "invalid WAV file: no data chunk"),
             (b"OggS" + b"\0" * 99, "expected a WAV file; convert it: ffmpeg"),
             (wav(np.zeros(9), rate=100), "100 samples per second: expected 4000 to 384000"),
         ],

@@ -9,26 +9,21 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cli.helpers import COMMAND, ENVIRONMENT, WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_after, start
 from runtime.test_captions import parse_srt, parse_vtt
+from runtime.test_pipe import translation
 from simulmt.cli import app
 from simulmt.data import synthetic
-from simulmt.errors import ConfigError, DataError
 from simulmt.runtime import benchmark, demo, pipe
 from simulmt.runtime import bundle as bundle_module
-from simulmt.runtime.bundle import Bundle
-from simulmt.runtime.pipe import Arrival, LineTranslator, arrivals
-from simulmt.runtime.stream import Commit, Translator
+from simulmt.runtime.pipe import Arrival
+from simulmt.runtime.stream import Translator
 from simulmt.text import split_words
 
 TEXT = "The old bridge.\n\n  \nWe waited. The wind! Nobody\r\nthe 河 and 大 is café, nobody is listening\nno end"
@@ -36,38 +31,9 @@ LINES = TEXT.split("\n")
 COMMANDS = ["translate", "demo", "bench", "models", "export"]
 
 
-def translation(model: Translator, text: str, delay: int | None = None) -> str:
-    """What is to come out: a line for a line, the last one ended too."""
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return "".join(f"{model.translate(line, delay or model.config.default_delay)}\n" for line in lines)
-
-
 def written(model: Translator, text: str) -> bytes:
     """What is to come out after an unfinished line at delay 1."""
     return "".join(commit.text for commit in model.stream(1).push(text)).encode()
-
-
-class Collector:
-    """A writer that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[list[Commit]] = [[]]
-        self.is_closed = False
-
-    def commit(self, commit: Commit) -> None:
-        self.lines[-1].append(commit)
-
-    def end_line(self) -> None:
-        self.lines.append([])
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    @property
-    def text(self) -> str:
-        return "\n".join("".join(commit.text for commit in line) for line in self.lines)
 
 
 class Reader:
@@ -294,69 +260,6 @@ class TestEndings:
         assert "BundleError: xx-yy" in done.stderr
 
 
-class TestPipe:
-    @given(
-        text=st.lists(st.sampled_from(["the ", "old", " river.", "河", "é", "\n", "\r\n", "🙂", " "])).map("".join),
-        chunk=st.integers(1, 7),
-    )
-    @settings(max_examples=25, deadline=None)
-    def test_cuts_through_bytes_do_not_matter(
-        self, model: Translator, tmp_path_factory: pytest.TempPathFactory, text: str, chunk: int
-    ) -> None:
-        file, collected = tmp_path_factory.getbasetemp() / "cut.txt", Collector()
-        file.write_bytes(text.encode())
-        lines = LineTranslator(model, None, collected)
-        with patch.object(pipe, "CHUNK", chunk), file.open("rb") as opened:
-            for arrived in arrivals(opened.fileno(), model.clock):
-                lines.push(arrived)
-        lines.finish()
-        assert collected.text == translation(model, text)
-
-    def test_many_lines_at_once(self, model: Translator) -> None:
-        text, collected = "".join(f"river {number}\n" for number in range(100)), Collector()
-        lines = LineTranslator(model, None, collected)
-        lines.push([Arrival(text[:300], 0.0), Arrival(text[300:], 0.0)])
-        assert collected.text == translation(model, text)
-
-    def test_text_that_had_to_wait_was_in_the_queue(self, model: Translator) -> None:
-        """Words arrive at seconds 10 and 12 and are computed from second 25 to 26."""
-        ticks = iter([25.0, 26.0])
-        slow = Translator(model.bundle, threads=1, clock=lambda: next(ticks))
-        collected = Collector()
-        LineTranslator(slow, 2, collected).push([Arrival("the ", 10.0), Arrival("river ", 12.0)])
-        lags = [commit.lag for commit in collected.lines[0]]
-        assert lags
-        assert {(lag.policy, lag.queue, lag.compute) for lag in lags} == {(2000, 13000, 1000)}
-
-    def test_what_waits_is_handed_out_together(self, tmp_path: Path) -> None:
-        class AtOnce(Thread):
-            """Has read all before anybody asks."""
-
-            def start(self) -> None:
-                self.run()
-
-        file = tmp_path / "text"
-        file.write_bytes(b"abc")
-        with patch.object(pipe, "CHUNK", 2), patch.object(pipe, "Thread", AtOnce), file.open("rb") as opened:
-            turns = list(arrivals(opened.fileno(), iter([10.0, 11.0, 12.0]).__next__))
-        assert turns == [[Arrival("ab", 10.0), Arrival("c", 11.0), Arrival("", 12.0)]]
-
-    @pytest.mark.parametrize("chunk", [1, 2, 3, 4096])
-    def test_bytes_become_text(self, tmp_path: Path, chunk: int) -> None:
-        """A byte order mark is none of the text, and what is no UTF-8 leaves a mark of its own."""
-        file = tmp_path / "text"
-        file.write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9 \xff\xe6\xb2 \xe6\xb2\xb3\n\xe6")
-        with patch.object(pipe, "CHUNK", chunk), file.open("rb") as opened:
-            texts = [text for turn in arrivals(opened.fileno(), time.monotonic) for text, _ in turn]
-        assert "".join(texts) == "café \ufffd\ufffd 河\n\ufffd"
-
-    def test_input_that_cannot_be_read(self, tmp_path: Path) -> None:
-        directory = os.open(tmp_path, os.O_RDONLY)
-        with pytest.raises(DataError, match="cannot be read: Is a directory"):
-            list(arrivals(directory, time.monotonic))
-        os.close(directory)
-
-
 class TestDemo:
     def test_plain_output_is_progressive_and_true(self, model: Translator, bundle: Path) -> None:
         done = simulmt("demo", "--fast", "--model", bundle, "--delay", "3")
@@ -379,22 +282,9 @@ class TestDemo:
         arguments = ["demo", "--model", str(bundle), "--text", str(tmp_path / "text"), "--pace", "50"]
         output = in_terminal(arguments)
         translated = model.translate("the wind", model.config.default_delay)
-        for wanted in ("trace", "ms to compute", "W", "2 sentences, 5 words read", translated):
+        for wanted in ("trace", "ms computing", "W", "2 sentences, 5 words read", translated):
             assert wanted in output
         assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor comes back
-
-    def test_words_come_at_their_pace(self, model: Translator) -> None:
-        """Four words a second; computing takes a tenth of a second, and must not slow the speaker down."""
-        now, spoken = [0.0], []
-
-        def sleep(seconds: float) -> None:
-            now[0] += seconds
-
-        for moment in demo.play(model, ["the old river", "the wind"], 1, 4, lambda: now[0], sleep):
-            if moment.read:
-                spoken.append(now[0])
-            now[0] += 0.1
-        assert spoken == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.25])
 
     @pytest.mark.parametrize(("options", "pace"), [((), 2.5), (("--pace", "4"), 4), (("--fast", "--pace", "4"), 0)])
     def test_the_pace_can_be_chosen(
@@ -404,19 +294,6 @@ class TestDemo:
             assert call("demo", "--model", bundle, *options, capture=capsys).returncode == 0
         assert play.call_args.args[3] == pace
 
-    @given(sentence=st.lists(st.sampled_from(["the", " ", "old", "河", "大。", "\t", "é"])).map("".join))
-    @settings(max_examples=50, deadline=None)
-    def test_what_is_spoken_is_the_sentence(self, sentence: str) -> None:
-        parts = demo.spoken(sentence)
-        assert "".join(parts) == sentence.strip()
-        assert [split_words(part) for part in parts] == [[word] for word in split_words(sentence)]
-
-    @pytest.mark.parametrize("language", [*demo.SENTENCES, demo.SYNTHETIC])
-    def test_built_in_texts_take_less_than_a_minute(self, shipped: Path, language: str) -> None:
-        config = replace(Bundle(shipped / "invented").config, source_language=language)
-        words = split_words(" ".join(demo.sentences_for(config, None)))
-        assert 20 < len(words) < 2.5 * 50
-
     def test_an_invented_language_speaks_for_itself(self, shipped: Path) -> None:
         done = simulmt("demo", "--fast", "--model", shipped / "invented")
         lexicon = {word.source for kind in synthetic.lexicon().values() for word in kind}
@@ -424,16 +301,6 @@ class TestDemo:
         assert len(read.split()) > 20
         assert set(read.split()) <= lexicon
         assert "\ntarget  " in done.stdout
-
-    def test_an_unknown_language_needs_a_text(self, shipped: Path) -> None:
-        config = replace(Bundle(shipped / "real").config, source_language="fi")
-        with pytest.raises(ConfigError, match=r"no built-in text in 'fi'.*--text"):
-            demo.sentences_for(config, None)
-
-    def test_a_file_without_text(self, shipped: Path, tmp_path: Path) -> None:
-        (tmp_path / "empty").write_text(" \n\n", encoding="utf-8")
-        with pytest.raises(DataError, match="empty: there is no text"):
-            demo.sentences_for(Bundle(shipped / "real").config, tmp_path / "empty")
 
 
 def in_terminal(arguments: list[str]) -> str:
@@ -547,16 +414,12 @@ class TestBench:
     def test_table(self, bundle: Path) -> None:
         shown = CliRunner().invoke(app, ["bench", "--model", str(bundle)]).stdout
         labels = [line.split("  ")[0] for line in shown.splitlines()]
-        assert labels == ["model", "load", "memory", "a token", "1 stream", "8 streams", "32 streams"]
+        assert labels == ["model", "load", "memory", "per token", "1 stream", "8 streams", "32 streams"]
 
     def test_a_text_of_ones_own(self, bundle: Path, tmp_path: Path) -> None:
         (tmp_path / "text").write_text("the river\n", encoding="utf-8")
         done = CliRunner().invoke(app, ["bench", "--model", str(bundle), "--text", str(tmp_path / "text"), "--json"])
         assert done.exit_code == 0
-
-    def test_percentiles(self) -> None:
-        found = benchmark._percentiles([float(value) for value in range(101)])
-        assert (found.median, found.p95, found.p99) == (50, 95, 99)
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "models show", "models verify", "models path"])

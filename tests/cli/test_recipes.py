@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import parse_args as torchrun_arguments
 
-from simulmt.cli.recipes import perform
+from simulmt.cli.recipes import run_command
 
 from .helpers import assert_refused, call, simulmt, start
 
@@ -171,14 +171,14 @@ def test_what_can_be_shared_is_spread_over_the_gpus(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(subprocess, "run", pretend)
     monkeypatch.setattr(sys, "argv", ["torchrun"])  # which it changes
-    assert perform(["rewrite", "distil", "run"], gpus=4) == 7
-    assert perform(["train", "c.toml", "--run=r"], gpus=4) == 7
+    assert run_command(["rewrite", "distil", "run"], gpus=4) == 7
+    assert run_command(["train", "c.toml", "--run=r"], gpus=4) == 7
     for command, words in zip(commands, (["rewrite", "distil", "run"], ["train", "c.toml", "--run=r"]), strict=True):
         understood = torchrun_arguments(command[3:])  # behind "python -m torch.distributed.run"
         assert (understood.nproc_per_node, understood.module, understood.training_script) == ("4", True, "simulmt")
         assert understood.training_script_args == words
-    assert perform(["synthetic", f"--output={tmp_path}", "--train=5", "--dev=5", "--test=5"], gpus=4) == 0
-    assert perform(["synthetic", f"--output={tmp_path}", "--reorder=7"], gpus=1) == 2
+    assert run_command(["synthetic", f"--output={tmp_path}", "--train=5", "--dev=5", "--test=5"], gpus=4) == 0
+    assert run_command(["synthetic", f"--output={tmp_path}", "--reorder=7"], gpus=1) == 2
     assert len(commands) == 2
     assert (tmp_path / "train.source").exists()
 
@@ -201,7 +201,7 @@ def test_helpers_share_the_work_of_a_stage(tmp_path: Path, monkeypatch: pytest.M
         (["rewrite", "filter", f"--source={text}", f"--target={text}", f"--output={tmp_path}/out"], 0),
         (["rewrite", "filter", f"--source={text}", f"--target={text}-2", f"--output={tmp_path}/out"], 1),
     ):
-        assert perform(words, processes=3) == code
+        assert run_command(words, processes=3) == code
     assert [helper.returncode for helper in helpers] == [-signal.SIGTERM] * 4
 
 
@@ -209,7 +209,7 @@ def test_only_work_that_can_be_shared_is(tmp_path: Path, capsys: pytest.CaptureF
     recipe = tmp_path / "shared.toml"
     recipe.write_text('title = "T"\n[stages.text]\nprocesses = 2\nrun = "synthetic --output={out}"\n')
     refused = call("run", recipe, "--work", tmp_path, capture=capsys)
-    assert_refused(refused, 2, "stages.text: processes: synthetic does not share its work")
+    assert_refused(refused, 2, "stages.text: processes: synthetic cannot run in several processes")
 
 
 def test_training_is_really_shared_by_processes(recipe: Path, tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_weighing(capsys: pytest.CaptureFixture[str]) -> None:
         ("news", 2, "expected LABEL=NUMBER"),
         ("2", 2, "expected LABEL=NUMBER"),
         ("=2", 2, "expected LABEL=NUMBER"),
-        ("news=2 --weight news=3", 2, "news has more than one"),
+        ("news=2 --weight news=3", 2, "given more than once for news"),
         ("law=1", 1, "no line says law"),
     ):
         arguments = f"{text} --weight {weights} --output other".split()

@@ -363,7 +363,7 @@ class TestFromTextToTranslation:
             ("export run --data data --output new --card missing.md", 1, ["missing.md"]),
             ("train config.toml --run new --set training.sed=2", 2, ["config.toml", "sed", "seed"]),
             ("train config.toml --run new --set data=nowhere", 1, ["nowhere: no such directory", "simulmt prepare"]),
-            ("train config.toml --run new --set data=text", 1, ["text: there is no source.model", "simulmt prepare"]),
+            ("train config.toml --run new --set data=text", 1, ["text: no source.model", "simulmt prepare"]),
             ("train config.toml --run config.toml", 1, ["config.toml: cannot be written"]),
             ("train config.toml --run new --device gpu", 2, ["gpu"]),
             ("train config.toml --run new --device mps", 2, ["--device mps", "auto, cpu, cuda or cuda:N"]),

@@ -159,9 +159,9 @@ def test_a_recording_from_end_to_end(model: Translator) -> None:
 
 def test_a_clock_that_goes_with_the_audio() -> None:
     clock = SpeechClock()
-    clock.hear(100.0)
+    clock.advance_to(100.0)
     assert 100 <= clock() < 101
-    clock.hear(50.0)  # the work has taken longer than the audio
+    clock.advance_to(50.0)  # the work has taken longer than the audio
     assert 100 <= clock() < 101
 
 

@@ -186,7 +186,7 @@ def test_a_bundle_without_a_rule(bundle: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["transducer", "wait-k"])
 def test_rules_are_for_ctc_only(bundle: Path, kind: Kind) -> None:
-    with pytest.raises(ConfigError, match=f"not rules for {kind}: .*unknown_word"):
+    with pytest.raises(ConfigError, match=f"rules not supported by {kind}: .*unknown_word"):
         replace(Bundle(bundle).config, kind=kind)
 
 

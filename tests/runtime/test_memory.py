@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulmt.runtime.memory import anonymous_blocks, large_pages
+from simulmt.runtime.memory import anonymous_blocks, huge_pages
 
 MAPS = """\
 55d000000000-55d000100000 rw-p 00000000 00:00 0                          [heap]
@@ -17,14 +17,14 @@ MAPS = """\
 7f0004000000-7f0004100000 rw-s 00000000 00:00 0
 """
 
-# Prints the large pages, in KiB, of a block taken inside and of one that was there before; or that there are none.
+# Prints the huge pages, in KiB, of a block taken inside and of one that was there before; or that there are none.
 TWO_BLOCKS = """
 import ctypes, mmap, sys
 from pathlib import Path
-from simulmt.runtime.memory import LARGE_PAGE, collapse, large_pages
+from simulmt.runtime.memory import HUGE_PAGE, collapse, huge_pages
 
 def block():
-    taken = mmap.mmap(-1, 9 * LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    taken = mmap.mmap(-1, 9 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     taken[:] = bytes(range(256)) * (len(taken) // 256)
     return taken
 
@@ -42,11 +42,11 @@ def large(taken):
     return total
 
 trial = block()
-first = -(-address(trial) // LARGE_PAGE) * LARGE_PAGE
-if collapse(first, LARGE_PAGE) != 0:
+first = -(-address(trial) // HUGE_PAGE) * HUGE_PAGE
+if collapse(first, HUGE_PAGE) != 0:
     sys.exit("none")
 earlier = block()
-with large_pages():
+with huge_pages():
     inside = block()
 assert inside[:] == earlier[:]
 print(large(inside), large(earlier))
@@ -61,7 +61,7 @@ def test_only_writable_memory_that_is_no_files() -> None:
 def test_what_is_taken_inside_is_moved_and_nothing_else() -> None:
     done = subprocess.run([sys.executable, "-c", TWO_BLOCKS], capture_output=True, text=True)
     if done.stderr == "none\n":
-        pytest.skip("this system has no large pages to give")
+        pytest.skip("this system has no huge pages to give")
     assert done.returncode == 0, done.stderr
     inside, _earlier = map(int, done.stdout.split())
     assert inside >= 7 * 2048
@@ -72,5 +72,5 @@ def test_a_system_that_does_not_tell_changes_nothing(monkeypatch: pytest.MonkeyP
         raise PermissionError
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    with large_pages():
+    with huge_pages():
         pass

@@ -25,7 +25,7 @@ def test_a_wide_beam_search_finds_the_best_translation(seed: int, longest: int) 
         for prefix in _prefixes(n)
     }
     search = BeamSearch(size=100, longest=longest)
-    while not search.is_settled:
+    while not search.is_done:
         search.extend(np.stack([table[tuple(hypothesis)] for hypothesis in search.open]))
     assert tuple(search.best) == max(complete, key=lambda prefix: complete[prefix])
 
@@ -46,10 +46,10 @@ def test_an_ending_below_the_beam_does_not_count() -> None:
     frame[0, [6, END]] = [-0.1, -0.2]
     search.extend(frame)
     search.extend(frame)
-    assert (search.is_settled, search.open) == (False, [[6, 6]])
+    assert (search.is_done, search.open) == (False, [[6, 6]])
     frame[0, END] = 0.0
     search.extend(frame)
-    assert (search.is_settled, search.best) == (True, [6, 6])
+    assert (search.is_done, search.best) == (True, [6, 6])
 
 
 def test_beam_search_writes_no_special_symbol_and_something() -> None:
@@ -59,7 +59,7 @@ def test_beam_search_writes_no_special_symbol_and_something() -> None:
     search.extend(tempting)
     assert search.open == [[6]]
     search.extend(tempting)
-    assert (search.is_settled, search.best) == (True, [6])
+    assert (search.is_done, search.best) == (True, [6])
 
 
 def _prefixes(length: int) -> list[tuple[int, ...]]:

@@ -118,11 +118,11 @@ def test_no_more_than_a_block_is_read_at_once() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"RIFF\0\0\0\0AVI ", "not a WAV file, although it begins like one"),
+        (b"RIFF\0\0\0\0AVI ", "not a WAV file: RIFF header without WAVE"),
         (b"RIFF", "not a WAV file"),
-        (wav(b"")[:50], "ends before its samples begin"),
-        (b"RIFF\0\0\0\0WAVE" + struct.pack("<4sI", b"data", 4) + b"abcd", "does not say how its samples are stored"),
-        (b"RIFF\0\0\0\0WAVE" + struct.pack("<4sI", b"fmt ", 4) + b"abcd", "format chunk is too short"),
+        (wav(b"")[:50], "no data chunk"),
+        (b"RIFF\0\0\0\0WAVE" + struct.pack("<4sI", b"data", 4) + b"abcd", "no fmt chunk"),
+        (b"RIFF\0\0\0\0WAVE" + struct.pack("<4sI", b"fmt ", 4) + b"abcd", "fmt chunk too short"),
         (wav(b"", encoding=6, bits=8), "WAV encoding 6 with 8 bits: expected PCM or float samples"),
         (wav(b"", bits=12), "WAV encoding 1 with 12 bits"),
         (wav(b"", channels=0), "0 channels: expected 1 to 32"),
@@ -182,7 +182,7 @@ class TestMicrophone:
 
     def test_a_machine_without_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "sounddevice", FakeDevices([]))
-        with pytest.raises(SpeechError, match="no microphone: this machine has none"):
+        with pytest.raises(SpeechError, match="no microphone found"):
             next(listen_to_microphone())
 
     def test_another_than_there_are(self, monkeypatch: pytest.MonkeyPatch) -> None:

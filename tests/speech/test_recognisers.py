@@ -234,7 +234,7 @@ class FakeModel:
 
 class TestMoonshine:
     def test_streams_take_over_from_each_other_in_a_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(moonshine, "RENEWED_AFTER", 10.0)
+        monkeypatch.setattr(moonshine, "RESTART_AFTER", 10.0)
         detector = FakeDetector()
         recognition = MoonshineRecognition(FakeModel(), detector.open_stream)
         finals = [found for _ in range(60) for found in recognition.push(SECOND) if found.is_final]
@@ -246,7 +246,7 @@ class TestMoonshine:
         assert 50 < starts[-1] < 60
 
     def test_a_stream_is_given_up_in_mid_speech_at_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(moonshine, "RENEWED_AT_LAST", 5.0)
+        monkeypatch.setattr(moonshine, "RESTART_AT_LATEST", 5.0)
         detector = FakeDetector()
         recognition = MoonshineRecognition(FakeModel(), detector.open_stream)
         for _ in range(30):

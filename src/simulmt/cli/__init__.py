@@ -19,7 +19,7 @@ from simulmt.cli import evaluation, export, figures, listen, live, recipes, rewr
 from simulmt.errors import ConfigError, SimulmtError
 
 # Typer has moved this class between versions; find it by a subclass that has not moved.
-WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
     name="simulmt",
@@ -53,44 +53,44 @@ def main() -> None:
     """Run a command; print errors as one line, and ignore closed pipes and Ctrl-C."""
     try:
         sys.exit(app(standalone_mode=False) or 0)
-    except WrongUsage as error:
+    except UsageError as error:
         message = error.format_message()
-        if message:  # empty if the help was shown
+        if message:  # empty after showing the help
             command = error.ctx.command_path if error.ctx else "simulmt"
             print(f"simulmt: {message.rstrip('.')}; see {command} --help", file=sys.stderr)
         sys.exit(2)
-    except (typer.Abort, KeyboardInterrupt):  # the second, if Ctrl-C comes twice
+    except (typer.Abort, KeyboardInterrupt):  # KeyboardInterrupt if Ctrl-C is pressed twice
         sys.exit(130)
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):
-            _drop_output()  # the reader is gone
+            _discard_output()  # the reader is gone
             sys.exit(0)
         raise
     except (SimulmtError, OSError) as error:
         if "--debug" in sys.argv[1:2]:
             raise
-        message = _described(error) if isinstance(error, OSError) else error
+        message = _describe(error) if isinstance(error, OSError) else error
         print(f"simulmt: {message}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
-def _described(error: OSError) -> str:
-    place = "standard output" if _is_output_lost() else error.filename
+def _describe(error: OSError) -> str:
+    place = "standard output" if _is_output_closed() else error.filename
     reason = error.strerror or str(error)
     return f"{place}: {reason}" if place else reason
 
 
-def _is_output_lost() -> bool:
-    """Return whether standard output is closed, and drop it if so."""
+def _is_output_closed() -> bool:
+    """Return whether standard output is closed; if so, discard further output."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        _drop_output()
+        _discard_output()
         return True
     return False
 
 
-def _drop_output() -> None:
+def _discard_output() -> None:
     """Redirect standard output to /dev/null, so that closing it does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

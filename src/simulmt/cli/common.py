@@ -1,4 +1,4 @@
-"""What the commands share: panels of the help, and checks of what is named on the command line."""
+"""Helpers shared by the commands: help panels and checks of arguments."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def require_vocabularies(data: Path) -> None:
     """Raise DataError unless --data is a directory with two vocabularies."""
     for name in ("source.model", "target.model"):
         if not (data / name).is_file():
-            raise DataError(f"--data {data}: there is no {name} in it; give a data directory of simulmt prepare")
+            raise DataError(f"--data {data}: no {name}; expected a data directory written by simulmt prepare")
 
 
 def parse_numbers(option: str, text: str) -> tuple[int, ...]:
-    """Parse a comma-separated list of distinct whole numbers from 1; nothing gives none."""
+    """Parse a comma-separated list of positive integers, without duplicates; empty text gives none."""
     if not re.fullmatch(r"(\s*[1-9][0-9]*\s*(,\s*[1-9][0-9]*\s*)*)?", text):
         raise ConfigError(f"{option} {text}: expected comma-separated whole numbers from 1, such as 1,3,5")
     return tuple(dict.fromkeys(map(int, text.split(",")))) if text.strip() else ()

@@ -1,4 +1,4 @@
-"""Views of the live demonstration and of the benchmark."""
+"""Terminal output of the demonstration and the benchmark."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rich.text import Text
 
 from simulmt.runtime.benchmark import Measurements
 from simulmt.runtime.bundle import BundleConfig
-from simulmt.runtime.demo import Moment
+from simulmt.runtime.demo import DemoStep
 from simulmt.runtime.stream import Lag, Translator
 
-TRACE_SHOWN = 60  # of the last reads and writes
+TRACE_SHOWN = 60  # most recent reads and writes
 
 
 def describe(translator: Translator, delay: int | None) -> str:
     """Return a one-line description of the demonstration."""
     config, k = translator.config, translator.stream(delay).delay
-    waiting = "waiting for the end of each sentence" if k is None else f"delay {k}"
-    return f"{translator.bundle.name}: {config.source_language} to {config.target_language}, {waiting}"
+    policy = "full sentences" if k is None else f"delay {k}"
+    return f"{translator.bundle.name}: {config.source_language} to {config.target_language}, {policy}"
 
 
 class View(Protocol):
-    """Displays moments; `close` is always called last."""
+    """Displays the steps of a demonstration; `close` is always called last."""
 
-    def show(self, moment: Moment) -> None: ...
+    def show(self, step: DemoStep) -> None: ...
 
     def close(self) -> None: ...
 
@@ -47,13 +47,13 @@ class PlainView:
         self._labels = _labels(config)
         self._read = ""  # since the last line
 
-    def show(self, moment: Moment) -> None:
-        self._read += moment.read
-        if moment.commits or moment.ends_sentence:
+    def show(self, step: DemoStep) -> None:
+        self._read += step.read
+        if step.commits or step.ends_sentence:
             self._print(self._labels[0], self._read)
-            self._print(self._labels[1], "".join(commit.text for commit in moment.commits))
+            self._print(self._labels[1], "".join(commit.text for commit in step.commits))
             self._read = ""
-        if moment.ends_sentence:
+        if step.ends_sentence:
             self._console.print()
 
     def close(self) -> None:
@@ -74,13 +74,13 @@ class TerminalView:
         self._begin()
         self._live.start()
 
-    def show(self, moment: Moment) -> None:
-        self._source += moment.read
-        self._target += "".join(commit.text for commit in moment.commits)
-        self._trace += "R" * bool(moment.read) + "W" * len(moment.commits)
-        if moment.commits:
-            self._lag = moment.commits[-1].lag
-        if moment.ends_sentence:
+    def show(self, step: DemoStep) -> None:
+        self._source += step.read
+        self._target += "".join(commit.text for commit in step.commits)
+        self._trace += "R" * bool(step.read) + "W" * len(step.commits)
+        if step.commits:
+            self._lag = step.commits[-1].lag
+        if step.ends_sentence:
             self._live.console.print(Padding(self._sentence(), (0, 0, 1, 0)))
             self._begin()
         self._live.update(self._frame(), refresh=True)
@@ -95,16 +95,16 @@ class TerminalView:
     def _sentence(self) -> Table:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", min_width=len("trace"))
-        table.add_column(overflow="fold")  # text without spaces is broken anywhere
+        table.add_column(overflow="fold")  # wrap text without spaces anywhere
         table.add_row(self._labels[0], Text(self._source))
         table.add_row(self._labels[1], Text(self._target, "bold green"))
         return table
 
     def _frame(self) -> Table:
         table = self._sentence()
-        waited = f"{self._lag.policy:5.0f} ms for words to come, {self._lag.compute:4.1f} ms to compute"
-        table.add_row("lag", Text(waited, "cyan"))
-        table.add_row("trace", _coloured(self._trace[-TRACE_SHOWN:]))
+        lag = f"{self._lag.policy:5.0f} ms waiting for words, {self._lag.compute:4.1f} ms computing"
+        table.add_row("lag", Text(lag, "cyan"))
+        table.add_row("trace", _colour_trace(self._trace[-TRACE_SHOWN:]))
         return table
 
 
@@ -116,10 +116,10 @@ def benchmark_table(found: Measurements) -> Table:
     table.add_row("load", f"{found.load_ms:.0f} ms")
     if found.memory_mb is not None:
         table.add_row("memory", f"{found.memory_mb:.0f} MB")
-    table.add_row("a token", f"{token.median:.2f} ms median, {token.p95:.2f} ms p95, {token.p99:.2f} ms p99")
+    table.add_row("per token", f"{token.median:.2f} ms median, {token.p95:.2f} ms p95, {token.p99:.2f} ms p99")
     for row in found.throughput:
         streams = f"{row.streams} stream{'s' * (row.streams > 1)}"
-        table.add_row(streams, f"{row.tokens_per_second:,.0f} tokens/s, {row.speakers_per_core:,.0f} speakers a core")
+        table.add_row(streams, f"{row.tokens_per_second:,.0f} tokens/s, {row.speakers_per_core:,.0f} speakers per core")
     return table
 
 
@@ -132,9 +132,9 @@ def _labels(config: BundleConfig) -> tuple[str, str]:
     return source.ljust(length), target.ljust(length)
 
 
-def _coloured(trace: str) -> Text:
+def _colour_trace(trace: str) -> Text:
     """Return the trace: R for a word read, W for a piece written."""
     text = Text(no_wrap=True)
-    for step in trace:
-        text.append(step, "dim" if step == "R" else "bold green")
+    for letter in trace:
+        text.append(letter, "dim" if letter == "R" else "bold green")
     return text

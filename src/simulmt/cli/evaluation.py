@@ -29,7 +29,7 @@ COLUMNS = {  # heading: field of a result
     "ms/piece": "compute_ms_median",
     "p99": "compute_ms_p99",
 }
-SPEECH = "speech.json"  # what --audio adds to a results directory
+SPEECH = "speech.json"  # written by --audio
 SPEECH_QUALITY = ("word_error_rate", "BLEU", "BLEU_whole", "BLEU_bare", "BLEU_clean")
 SPEECH_CAUSES = ("recognition", "policy", "queue", "compute")
 WIDEST = 300  # let the terminal wrap wide tables, rather than cutting figures off
@@ -75,7 +75,7 @@ def evaluate(
         bool,
         typer.Option(
             "--stop-at-end",
-            help="wait-k: stop where the model ends its translation, as in the paper, instead of reading on.",
+            help="wait-k: stop when the model predicts END, as in the paper, instead of reading on.",
         ),
     ] = False,
     words_per_second: Annotated[
@@ -117,10 +117,10 @@ def evaluate(
     sentences = read_test_set(source, reference, test_set, limit)
     if audio is not None:
         with Console(stderr=True).status("") as status:
-            found = run_speech_jobs(jobs, sentences, audio, recogniser, threads, status.update)
-        facts = {"recogniser": recogniser, "audio": audio, "files": sentences.files, "results": found}
+            results = run_speech_jobs(jobs, sentences, audio, recogniser, threads, status.update)
+        facts = {"recogniser": recogniser, "audio": audio, "files": sentences.files, "results": results}
         write_whole(output / SPEECH, json.dumps(facts, indent=2) + "\n")
-        _print_speech(found)
+        _print_speech(results)
         return
     known = None if lexicon is None else Lexicon(read_lines(lexicon))
     prepare_directory(output, sentences.name)
@@ -136,13 +136,13 @@ def evaluate(
         typer.echo("\n" + "\n".join(listing(sentences.sources, hypotheses, sentences.references)))
 
 
-def _print_speech(found: Sequence[dict[str, Any]]) -> None:
+def _print_speech(results: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     columns = ("WER", "BLEU", "whole", "bare", "clean", "StreamLAAL ms", "lag ms", *SPEECH_CAUSES, "RTF", "CPU", "MB")
     table = Table("system", "k", *columns)
-    for scores in found:
+    for scores in results:
         table.add_row(
             scores["system"],
             str(scores["delay"] or ""),

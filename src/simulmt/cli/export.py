@@ -35,7 +35,7 @@ def export(
         Precision, typer.Option(help="Weight precision; int8 is several times smaller and faster.")
     ] = Precision.INT8,
     default_delay: Annotated[
-        int | None, typer.Option(help="Delay to use if none is asked for (default: the first of the model).")
+        int | None, typer.Option(help="Default delay of the bundle (default: the first of the model).")
     ] = None,
     blank_penalty: Annotated[
         list[float] | None,
@@ -49,7 +49,7 @@ def export(
         ),
     ] = False,
     context_weight: Annotated[
-        float, typer.Option(min=0.0, help="Transducer: weight of the label context; above 1 it repeats itself less.")
+        float, typer.Option(min=0.0, help="Transducer: weight of the label context; above 1, repetitions are rarer.")
     ] = 1.0,
     repeated_symbol: Annotated[
         float,
@@ -57,7 +57,7 @@ def export(
             min=0.0,
             metavar="PENALTY",
             rich_help_panel=RULES,
-            help="Penalty on writing the last piece or Chinese character again; try 6.",
+            help="Penalty on repeating the last piece or Chinese character; try 6.",
         ),
     ] = 0.0,
     restarted_noun: Annotated[
@@ -89,7 +89,7 @@ def export(
         ),
     ] = False,
     longest: Annotated[
-        int, typer.Option(min=2, help="Maximum source pieces of a sentence; longer ones are cut.")
+        int, typer.Option(min=2, help="Maximum source pieces per sentence; longer sentences are split.")
     ] = 256,
     development: Annotated[
         int, typer.Option(min=0, help="Development sentences on which int8 is compared with full precision.")
@@ -113,7 +113,7 @@ def export(
 
     require_vocabularies(data)
     if tune_penalty and blank_penalty:
-        raise ConfigError("--tune-penalty chooses what --blank-penalty sets: give one of them")
+        raise ConfigError("--tune-penalty and --blank-penalty cannot be combined")
     config = ExportConfig(
         source_language,
         target_language,

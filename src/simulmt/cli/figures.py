@@ -290,13 +290,13 @@ def _save(figures: Iterable[tuple[str, Figure]], directory: Path) -> None:
     """Save plots and print their paths; print each warning once."""
     from simulmt.eval.report.figure import save_figure
 
-    advice = None
+    warning = None
     for stem, figure in figures:
         saved = save_figure(figure, directory / _file_name(stem))
-        advice = advice or saved.advice
+        warning = warning or saved.advice
         typer.echo(" ".join(map(str, saved.paths)), err=True)
-    if advice:
-        typer.echo(f"simulmt: {advice}", err=True)
+    if warning:
+        typer.echo(f"simulmt: {warning}", err=True)
 
 
 def _file_name(text: str) -> str:

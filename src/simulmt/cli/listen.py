@@ -69,7 +69,7 @@ def listen(
         speech = LiveSpeech(translator, opened.start(), delay, write_words)
         clock = translator.clock
         if not microphone:
-            translator.clock = recorded = SpeechClock()  # lag and subtitles as if it were live
+            translator.clock = recorded = SpeechClock()  # measure lag and time subtitles as in a live stream
             blocks, clock = _paced(blocks, recorded), lambda: speech.listener.seconds
         else:
             typer.echo("Listening; Ctrl-C ends.", err=True)
@@ -98,7 +98,7 @@ def _paced(blocks: Iterator[Samples], clock: SpeechClock) -> Iterator[Samples]:
     heard = 0
     for samples in blocks:
         heard += len(samples)
-        clock.hear(heard / RATE)
+        clock.advance_to(heard / RATE)
         yield samples
 
 
@@ -143,6 +143,6 @@ def _check_language(recogniser: Recogniser, name: str, translator: Translator) -
     language, wanted = recogniser.language, translator.config.source_language
     if language is not None and language != wanted:
         raise ConfigError(
-            f"--recogniser {name} understands {language}, but {translator.bundle.name} translates from {wanted}: "
+            f"--recogniser {name} is for {language}, but {translator.bundle.name} translates from {wanted}: "
             "give another --model, or --recogniser vosk:DIR or sherpa:DIR"
         )

@@ -109,7 +109,7 @@ def demo(
     text: TextFile = None,
     fast: Annotated[bool, typer.Option("--fast", help="Do not wait between words.")] = False,
 ) -> None:
-    """Show a text being translated at speaking pace.
+    """Translate a sample text live at speaking pace.
 
     In the trace, R is a word read and W a piece of output written.
 
@@ -122,18 +122,18 @@ def demo(
     from rich.console import Console
 
     from simulmt.cli.display import describe, open_view
-    from simulmt.runtime.demo import Tally, play, sentences_for
+    from simulmt.runtime.demo import DemoStatistics, play, sentences_for
 
     translator = load_translator(model, delay, threads=0)
     sentences = sentences_for(translator.config, text)
     console = Console(file=utf8_output(), highlight=False, markup=False, soft_wrap=True)
     console.print(f"{describe(translator, delay)}\n")
-    tally = Tally()
+    statistics = DemoStatistics()
     with closing(open_view(console, translator.config)) as view:
-        for moment in play(translator, sentences, delay, 0 if fast else pace):
-            tally.count(moment)
-            view.show(moment)
-    console.print(tally.summary())
+        for step in play(translator, sentences, delay, 0 if fast else pace):
+            statistics.count(step)
+            view.show(step)
+    console.print(statistics.summary())
     chosen = f" --model {shlex.quote(model)}" if model else ""
     console.print(f"\nNext:\n  echo {shlex.quote(sentences[0])} | simulmt translate{chosen}")
     console.print(f"  simulmt bench{chosen}\n  simulmt models\n  simulmt --help")
@@ -146,7 +146,7 @@ def bench(
     text: TextFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure how fast a model is on this machine.
+    """Measure the speed of a model on this machine.
 
     A token is a source piece. A speaker is a live stream of 2.5 words per second.
 
@@ -216,7 +216,7 @@ def _opened(file: Path) -> Iterator[int]:
 def utf8_output() -> TextIO:
     """Return standard output as UTF-8, whatever the locale."""
     if sys.stdout is None:
-        raise DataError("the output cannot be written: standard output is closed")
+        raise DataError("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     return sys.stdout

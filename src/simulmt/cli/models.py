@@ -43,11 +43,11 @@ def models(context: typer.Context) -> None:
     table = Table(*LISTED, box=None)
     for name in names:
         try:
-            facts = _facts(Bundle(SHIPPED / name))
-        except BundleError as error:  # a damaged model does not hide the others
+            properties = _properties(Bundle(SHIPPED / name))
+        except BundleError as error:  # still list the others
             typer.echo(f"simulmt: {error}", err=True)
         else:
-            table.add_row(*(facts[label] for label in LISTED))
+            table.add_row(*(properties[label] for label in LISTED))
     Console().print(table)
 
 
@@ -57,7 +57,7 @@ def show(name: Name) -> None:
     from simulmt.runtime.bundle import CARD, Bundle, find
 
     bundle = Bundle(find(name))
-    for label, value in _facts(bundle).items():
+    for label, value in _properties(bundle).items():
         typer.echo(f"{label:<16}{value}")
     card = bundle.directory / CARD
     if card.exists():
@@ -82,20 +82,20 @@ def path(name: Name) -> None:
     typer.echo(str(find(name)))
 
 
-def _facts(bundle: Bundle) -> dict[str, str]:
+def _properties(bundle: Bundle) -> dict[str, str]:
     config = bundle.config
     return {
         "model": bundle.name,
         "languages": f"{config.source_language} to {config.target_language}",
         "kind": f"{config.kind} {config.precision}",
-        "size": f"{_bytes_in(bundle.directory) / 1e6:.1f} MB",
+        "size": f"{_directory_size(bundle.directory) / 1e6:.1f} MB",
         "delays": ", ".join(map(str, config.delays)) or "whole sentences",
         "default": str(config.default_delay or "-"),
-        "words": "seen whole" if config.whole_words else "seen piece by piece",
+        "look-ahead": "whole words" if config.whole_words else "pieces",
         "vocabularies": f"{bundle.source.size} and {bundle.target.size} pieces",
         "directory": str(bundle.directory),
     }
 
 
-def _bytes_in(directory: Path) -> int:
+def _directory_size(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.iterdir() if path.is_file())

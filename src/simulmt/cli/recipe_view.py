@@ -15,27 +15,17 @@ from simulmt.recipe.runner import ProgressView, RunningStage
 from simulmt.recipe.state import StageStatus
 
 WIDEST = 1000  # columns; wider than any terminal, so that nothing is cut off
-STATES = {
-    "done": ("done", "green"),
-    "new": ("to do", "bold"),
-    "begun": ("unfinished", "yellow"),
-    "stale": ("out of date", "yellow"),
-}
-
-
-def describe(status: StageStatus) -> str:
-    """Describe the status of a stage."""
-    return ": ".join(filter(None, (STATES[status.state][0], "; ".join(status.reasons))))
+STYLES = {"done": "green", "new": "bold", "begun": "yellow", "stale": "yellow"}
 
 
 def plan_tree(recipe: Recipe, statuses: Mapping[str, StageStatus]) -> Tree:
-    """Return a tree with each stage below its last dependency, and its status."""
+    """Return a tree of stages with their status, each below its last dependency."""
     root = Tree(Text(recipe.title, "bold"), guide_style="dim")
     branches, above = {"": root}, dict[str, set[str]]({"": set()})
     for name, stage in recipe.stages.items():
         *others, nearest = sorted(stage.needs, key=list(recipe.stages).index) or [""]
         above[name] = {nearest, *above[nearest]}
-        line = Text.assemble(name, "  ", (describe(statuses[name]), STATES[statuses[name].state][1]))
+        line = Text.assemble(name, "  ", (statuses[name].description, STYLES[statuses[name].state]))
         if beside := [other for other in others if other not in above[name]]:
             line.append(f"  (also needs {', '.join(beside[:3])}{' ...' if beside[3:] else ''})", "dim")
         branches[name] = branches[nearest].add(line)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,12 @@ from simulmt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from simulmt.recipe.plan import Recipe, Workspace
-    from simulmt.recipe.state import StageStatus
 
-SHARDED = (("rewrite", "distil"), ("rewrite", "pseudo"), ("rewrite", "backtranslate"))  # can be started several times
+# Commands that can run in several processes.
+SHARDED = (("rewrite", "distil"), ("rewrite", "pseudo"), ("rewrite", "backtranslate"))
 SHARED = (("train",), *SHARDED)  # commands that run on several GPUs
 RESUMABLE = ("train", "sweep", "rewrite")
-SCRATCH = "checkpoints"  # large, and not needed once a run is finished
+SCRATCH = "checkpoints"  # large, and deleted once a run is finished
 IGNORED = ("tensorboard",)
 PRELOADED = ("simulmt.train.loop", "simulmt.train.export", "simulmt.eval.report.page", "simulmt.eval.run")
 
@@ -52,7 +52,8 @@ def run(
         typer.Option(help="Working directory; every stage has a directory in it.", show_default="runs/RECIPE"),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Stages to run in parallel.", show_default="1 with a GPU, else one a core")
+        int | None,
+        typer.Option(min=1, help="Stages to run in parallel.", show_default="1 with a GPU, else one per core"),
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs per training or translation stage.")] = 1,
     assignments: Annotated[
@@ -82,7 +83,7 @@ def run(
     from simulmt.data.parallel import cores
     from simulmt.recipe.plan import Recipe, Workspace
     from simulmt.recipe.runner import Program, run_stages
-    from simulmt.recipe.state import stage_statuses
+    from simulmt.recipe.state import check_runnable, stage_statuses
 
     plan = Recipe.read(require_file(recipe), assignments or ())
     workspace = Workspace(work or Path("runs") / recipe.stem, data)
@@ -95,14 +96,14 @@ def run(
             typer.echo(f"\n{status.stage.name}: simulmt {shlex.join(workspace.command_line(status.stage))}")
         return
     todo = [status for status in chosen if status.state != "done"]
-    _check_possible(todo, statuses, workspace)
+    check_runnable(todo, statuses, workspace)
     _check_writable(workspace.work)
     jobs = jobs or (1 if _has_gpu() else cores())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
     signal.signal(signal.SIGTERM, _stop)
     view = open_view(Console(stderr=True), len(chosen) - len(todo), len(todo))
     try:
-        program = Program(partial(perform, gpus=gpus), PRELOADED, RESUMABLE, SCRATCH, IGNORED)
+        program = Program(partial(run_command, gpus=gpus), PRELOADED, RESUMABLE, SCRATCH, IGNORED)
         succeeded = run_stages(todo, workspace, jobs, program, view)
     except KeyboardInterrupt:
         typer.echo("interrupted; run the same command to resume", err=True)
@@ -121,8 +122,8 @@ def _check_writable(work: Path) -> None:
         raise DataError(f"--work {work}: not writable: {error.strerror}") from None
 
 
-def perform(words: list[str], processes: int = 1, gpus: int = 1) -> int:
-    """Run a simulmt command line in this process and others that share its work; return its exit code."""
+def run_command(words: list[str], processes: int = 1, gpus: int = 1) -> int:
+    """Run a simulmt command line, in several processes if it can be sharded; return its exit code."""
     from simulmt.cli import main
 
     if gpus > 1 and any(words[: len(verbs)] == [*verbs] for verbs in SHARED):
@@ -131,7 +132,7 @@ def perform(words: list[str], processes: int = 1, gpus: int = 1) -> int:
         # takes a while to stop its workers after being killed.
         return subprocess.run([*torchrun, "-m", "--", "simulmt", *words], check=False, close_fds=False).returncode
     sys.argv = ["simulmt", *words]
-    with _helpers(words, processes - 1):
+    with _additional_processes(words, processes - 1):
         try:
             main()
         except SystemExit as stop:
@@ -140,21 +141,23 @@ def perform(words: list[str], processes: int = 1, gpus: int = 1) -> int:
 
 
 @contextmanager
-def _helpers(words: list[str], count: int) -> Iterator[None]:
-    """Run a command in more processes; what one that fails had to do is done by the others."""
-    helpers = [subprocess.Popen([sys.executable, "-m", "simulmt", *words], close_fds=False) for _ in range(count)]
+def _additional_processes(words: list[str], count: int) -> Iterator[None]:
+    """Run a command in additional processes; if one fails, the others do its work."""
+    processes_started = [
+        subprocess.Popen([sys.executable, "-m", "simulmt", *words], close_fds=False) for _ in range(count)
+    ]
     try:
         yield
     finally:  # the result is complete, or cannot be completed
-        for helper in helpers:
-            helper.terminate()
-        for helper in helpers:
-            helper.wait()
+        for process in processes_started:
+            process.terminate()
+        for process in processes_started:
+            process.wait()
 
 
 def _check_commands(plan: Recipe, workspace: Workspace, program: Any) -> dict[str, Callable[..., Any]]:
     """Parse the command line of every stage, to fail early; return their handlers."""
-    from simulmt.cli import WrongUsage
+    from simulmt.cli import UsageError
 
     handlers = {}
     for stage in plan.stages.values():
@@ -167,8 +170,8 @@ def _check_commands(plan: Recipe, workspace: Workspace, program: Any) -> dict[st
                 raise ConfigError(f"stages.{stage.family}: unknown command '{stage.command}'")
             command.make_context(stage.command, words)
             if stage.processes > 1 and stage.words[:2] not in SHARDED:
-                raise ConfigError(f"stages.{stage.family}: processes: {stage.command} does not share its work")
-        except WrongUsage as error:
+                raise ConfigError(f"stages.{stage.family}: processes: {stage.command} cannot run in several processes")
+        except UsageError as error:
             raise ConfigError(f"stages.{stage.family}: {stage.command}: {error.format_message()}") from None
         handlers[stage.name] = command.callback
     return handlers
@@ -178,27 +181,6 @@ def _code(handler: Callable[..., Any]) -> str:
     from simulmt.recipe.code import code_hash
 
     return code_hash(handler.__module__, handler.__name__)
-
-
-def _check_possible(todo: Sequence[StageStatus], statuses: dict[str, StageStatus], workspace: Workspace) -> None:
-    """Fail early if an input file is missing or --only leaves out a dependency."""
-    from simulmt.cli.recipe_view import describe
-    from simulmt.recipe.state import is_foreign
-
-    for directory in (workspace.directory(status.stage.name) for status in todo):
-        if is_foreign(directory):
-            raise ConfigError(
-                f"--work {workspace.work}: {directory} was not written by a recipe; move it or use another directory"
-            )
-    names = {status.stage.name for status in todo}
-    for status in todo:
-        if missing := workspace.missing_inputs(status.stage):
-            if workspace.given is None:
-                raise ConfigError(f"{status.stage.name} reads {missing[0]}: pass its directory with --data")
-            raise DataError(f"--data {workspace.given}: {missing[0]} not found; {status.stage.name} reads it")
-        for need in status.stage.needs:
-            if statuses[need].state != "done" and need not in names:
-                raise ConfigError(f"--only {status.stage.name}: needs {need}, which is {describe(statuses[need])}")
 
 
 def _has_gpu() -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from simulmt.model.sampling import SamplingConfig
 
 BATCH_TOKENS = {"cuda": 65_536, "cpu": 2_048}
-SECONDS_BETWEEN_LINES = 30.0  # of a log that is no screen
+SECONDS_BETWEEN_LINES = 30.0  # when progress is not shown on a terminal
 
 Run = Annotated[Path, typer.Argument(help="A finished run, or a directory with model.json.")]
 Data = Annotated[Path, typer.Option(help="Data directory it was trained on.")]
@@ -114,11 +114,9 @@ def backtranslate(
     output: Output,
     beam: Beam = 1,
     length_penalty: LengthPenalty = 1.0,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="Draw translations at this temperature; 0 searches for the best.")
-    ] = 0.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Draw among the k most likely pieces only; 0 for all.")] = 0,
-    seed: Annotated[int, typer.Option(help="Random seed of the draws.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 for beam search.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most likely pieces; 0 for all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of sampling.")] = 1,
     max_ratio: MaxRatio = 1.2,
     max_extra: MaxExtra = 10,
     batch_tokens: BatchTokens = None,
@@ -127,15 +125,15 @@ def backtranslate(
 ) -> None:
     """Translate target text back into the source language (tagged back-translation).
 
-    For more text in the target language than pairs: train a teacher of the reverse direction and let it write the
-    sources. Each begins with the tag <bt>, which `simulmt prepare` encodes as one symbol that no other text has, so a
-    teacher trained on both kinds of text writes like the pairs when it sees no tag.
+    Uses monolingual target text: a teacher of the reverse direction generates the sources. Each starts with the tag
+    <bt>, which `simulmt prepare` encodes as one special symbol, so that a model trained on both can tell synthetic
+    sources from real ones.
     """
     with needs_extra("simulmt rewrite backtranslate", "train"):
         from simulmt.model.beam import BeamConfig
         from simulmt.model.sampling import SamplingConfig
     if top_k and not temperature:
-        raise ConfigError(f"--top-k {top_k}: is for draws; give --temperature, too, such as 1")
+        raise ConfigError(f"--top-k {top_k}: needs --temperature, such as 1")
     search = BeamConfig(beam, length_penalty, max_ratio, max_extra)
     sampling = SamplingConfig(temperature, top_k, seed) if temperature else None
     _translate(run, data, target, output, search, batch_tokens, device, overwrite, sampling=sampling, back=True)
@@ -161,9 +159,9 @@ def filter_pairs(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Drop pairs whose numbers disagree, whose target repeats itself, or that stand in a test set.
+    """Drop pairs with different numbers, with repetitive targets, or that overlap with a test set.
 
-    Numbers are compared by value, in digits and in words of English, German and Chinese: 3,000 is 3.000 and 三千.
+    Numbers are compared by value, in digits or in English, German and Chinese words: 3,000 equals 3.000 and 三千.
     PREFIX.json lists the dropped lines.
     """
     from simulmt.data.filtering import filter_corpus
@@ -222,7 +220,7 @@ def speech(
     source: Source,
     target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
     output: Output,
-    share: Annotated[float, typer.Option(help="Fraction of the pairs to draw at random.")] = 0.15,
+    share: Annotated[float, typer.Option(help="Fraction of the pairs to sample.")] = 0.15,
     noise: Annotated[
         str | None,
         typer.Option(
@@ -232,9 +230,9 @@ def speech(
         ),
     ] = None,
     said: Annotated[
-        Path | None, typer.Option(help="With --heard: learn misheard words from lines that were said, ...")
+        Path | None, typer.Option(help="With --heard: learn misheard words from reference transcripts ...")
     ] = None,
-    heard: Annotated[Path | None, typer.Option(help="... and what your recogniser made of them.")] = None,
+    heard: Annotated[Path | None, typer.Option(help="... and the output of your recogniser for them.")] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     overwrite: Overwrite = False,
 ) -> None:
@@ -265,12 +263,12 @@ def recognised(
     source: Source,
     target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
     output: Output,
-    share: Annotated[float, typer.Option(help="Fraction of the pairs to draw at random.")] = 0.01,
+    share: Annotated[float, typer.Option(help="Fraction of the pairs to sample.")] = 0.01,
     recogniser: Annotated[str, typer.Option(metavar="NAME[:DIR]", help="Speech recogniser.")] = "moonshine",
     seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     overwrite: Overwrite = False,
 ) -> None:
-    """Replace source text by what a recogniser makes of it, spoken by espeak-ng.
+    """Replace source text by the output of a recogniser for speech synthesised by espeak-ng.
 
     Pairs of which less than half is recognised are dropped. Takes about one second per sentence and core; start it
     several times to use several cores. Needs the extra speech, and espeak-ng.
@@ -295,23 +293,23 @@ def weigh(
         list[str] | None,
         typer.Option(
             metavar="LABEL=NUMBER",
-            help="Weight of a label: 2 takes its pairs twice, 0.5 a random half, 0 none; repeatable.",
+            help="Weight of a label: 2 repeats its pairs, 0.5 samples half of them, 0 drops them; repeatable.",
         ),
     ] = None,
     others: Annotated[float, typer.Option(min=0, help="Weight of all other labels.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     overwrite: Overwrite = False,
 ) -> None:
-    """Repeat, thin out or drop pairs by label.
+    """Repeat, sample or drop pairs by label.
 
-    Give more weight to text like that you want to translate, and none to text whose licence does not suit you.
+    Give more weight to text of the target domain, and none to text whose licence does not permit your use.
     """
     from simulmt.data.transforms import WeighingConfig, weigh_corpus
 
     weights = [_weight(each) for each in weight or []]
     twice = [label for label, count in Counter(label for label, _ in weights).items() if count > 1]
     if twice:
-        raise ConfigError(f"--weight: {', '.join(twice)} has more than one")
+        raise ConfigError(f"--weight: given more than once for {', '.join(twice)}")
     config = WeighingConfig(dict(weights), others, seed)
     display = _Display()
     display.summarise(output, weigh_corpus(source, target, labels, output, config, overwrite, display))
@@ -383,7 +381,7 @@ def _translate(
 
 
 class _Display:
-    """Shows progress, live on a terminal and now and then in a log, and a summary."""
+    """Prints progress, live on a terminal and every 30 seconds in a log, and a summary."""
 
     def __init__(self, source: Path | None = None, quiet: bool = False) -> None:
         from rich.console import Console

@@ -43,7 +43,7 @@ def serve(
         typer.Option(metavar="NAME=NUMBER", help="Change a limit, such as streams=500; docs/protocol.md lists them."),
     ] = None,
     open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")] = False,
-    room_keys: Annotated[bool, typer.Option("--room-keys", help="Viewers of rooms need an API key, too.")] = False,
+    room_keys: Annotated[bool, typer.Option("--room-keys", help="Require an API key from viewers of rooms.")] = False,
     recogniser: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,7 +81,7 @@ def serve(
         from simulmt.serve.workers import Settings, run_workers
 
     set_up_logging()
-    workers = workers or (cores() if sys.platform == "linux" else 1)  # other kernels do not share a port out
+    workers = workers or (cores() if sys.platform == "linux" else 1)  # others do not balance SO_REUSEPORT
     settings = Settings(
         models=tuple(model or default_models()),
         host=host,

@@ -53,7 +53,7 @@ def prepare(
     output: Annotated[Path, typer.Option(help="Data directory to create; vocabularies already in it are reused.")],
     dev_source: Annotated[Path | None, typer.Option(help="Source text of the development set; plain or .sgm.")] = None,
     dev_target: Annotated[
-        list[Path] | None, typer.Option(help="Reference of the development set; repeatable, and .sgm may hold several.")
+        list[Path] | None, typer.Option(help="Reference of the development set; repeatable; .sgm may contain several.")
     ] = None,
     dev_xml: Annotated[Path | None, typer.Option(help="Development set as one WMT XML file, instead.")] = None,
     source: Annotated[
@@ -74,16 +74,16 @@ def prepare(
         bool,
         typer.Option(
             "--uncased-target",
-            help="Fold case in the target, as the paper does; without spaces, full-width marks are folded, too.",
+            help="Fold case in the target, as in the paper, and full-width punctuation in text without spaces.",
         ),
     ] = False,
     max_length: Annotated[int, typer.Option(min=1, help="Maximum length of a training sentence in pieces.")] = 1024,
     max_ratio: Annotated[float, typer.Option(min=1, help="Maximum length ratio of a training pair.")] = 9.0,
     drop_duplicates: Annotated[bool, typer.Option("--drop-duplicates", help="Drop duplicate pairs.")] = False,
     vocabulary_sample: Annotated[
-        int, typer.Option(min=101, help="Learn vocabularies from a random sample of so many sentences.")
+        int, typer.Option(min=101, help="Number of sentences to sample for learning vocabularies.")
     ] = 2_000_000,
-    processes: Annotated[int, typer.Option(min=0, help="Encode in so many processes; 0 means one per core.")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="Number of encoding processes; 0 for one per core.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing token stores.")] = False,
 ) -> None:
     """Learn vocabularies and encode parallel text for training.

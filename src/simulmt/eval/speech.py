@@ -191,7 +191,7 @@ def _listen(
     for start in range(0, len(samples), BLOCK):
         block = samples[start : start + BLOCK]
         heard = (start + len(block)) / RATE
-        clock.hear(heard)
+        clock.advance_to(heard)
         note(speech.push(block, arrived=heard), heard)
         report(heard)
     note(speech.finish(), len(samples) / RATE)

@@ -10,19 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from simulmt.config import as_table, as_toml, build
-from simulmt.errors import ConfigError
+from simulmt.errors import ConfigError, DataError
 from simulmt.files import replacing_directory, sha256, synchronise, write_whole
 from simulmt.recipe.plan import Recipe, Stage, Workspace, settings_file
 
 RECORD, BEGUN, LOG = "stage.json", "begun.json", "stage.log"
 MISSING = "missing"  # in place of the hash of a missing file
+LABELS = {"done": "done", "new": "to do", "begun": "unfinished", "stale": "out of date"}
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,10 @@ class StageStatus:
     state: Literal["done", "stale", "begun", "new"]
     reasons: tuple[str, ...] = ()
 
+    @property
+    def description(self) -> str:
+        return ": ".join(filter(None, (LABELS[self.state], "; ".join(self.reasons))))
+
 
 def stage_statuses(
     recipe: Recipe, workspace: Workspace, code_of: Callable[[Stage], str], ignore_code: bool = False
@@ -111,6 +116,24 @@ def _why_stale(directory: Path, inputs: Inputs, record: Record) -> Iterator[str]
     yield from (
         f"{name} is missing or damaged" for name, size in record.files.items() if _size(directory / name) != size
     )
+
+
+def check_runnable(todo: Sequence[StageStatus], statuses: Mapping[str, StageStatus], workspace: Workspace) -> None:
+    """Raise an error if a stage cannot run: an input file or a dependency is missing, or its directory is in use."""
+    for directory in (workspace.directory(status.stage.name) for status in todo):
+        if is_foreign(directory):
+            raise ConfigError(
+                f"--work {workspace.work}: {directory} was not written by a recipe; move it or use another directory"
+            )
+    names = {status.stage.name for status in todo}
+    for status in todo:
+        if missing := workspace.missing_inputs(status.stage):
+            if workspace.given is None:
+                raise ConfigError(f"{status.stage.name} reads {missing[0]}: pass its directory with --data")
+            raise DataError(f"--data {workspace.given}: {missing[0]} not found; {status.stage.name} reads it")
+        for need in status.stage.needs:
+            if statuses[need].state != "done" and need not in names:
+                raise ConfigError(f"--only {status.stage.name}: needs {need}, which is {statuses[need].description}")
 
 
 def is_done(directory: Path, inputs: Inputs) -> bool:

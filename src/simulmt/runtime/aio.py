@@ -5,9 +5,9 @@
     commits = await stream.push("good morning ")
 
 The event loop only accepts text; steps run in a thread, one at a time, or with `inline` in the event loop itself, which
-is faster where every core has a process of its own. A step advances each of its streams by a little,
-and streams that have more to do queue up again (round robin), so a stream with pages to translate delays nobody.
-Background streams, such as those of whole documents, get only a few places in a step while live streams wait.
+is faster if there is one process per core. A step advances each of its streams by a few positions, and streams that are
+still due are queued again (round robin), so a long text does not delay other streams. Background streams, such as whole
+documents, get only a few rows of a batch while live streams wait.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from simulmt.runtime.stream import Commit, Stream, Translator, Undone
 logger = logging.getLogger("simulmt.runtime")
 
 CANCELLATION_POLL = 0.001  # seconds
-ROUNDS = 4  # of the event loop between two steps: from the socket to the queue of streams
-BACKGROUND_ROWS = 4  # places of background streams in a step that live streams wait for
+ROUNDS = 4  # of the event loop between two steps, for received text to reach the queue
+BACKGROUND_ROWS = 4  # rows of background streams while live streams wait
 
 Batch = dict[Stream, asyncio.Future[None]]
 
@@ -54,12 +54,12 @@ class AsyncTranslator:
         return AsyncStream(self, self.translator.stream(delay, beam), background)
 
     async def step(self, stream: Stream) -> list[Commit]:
-        """Advance a stream by a little, batched with others that wait; return what it wrote."""
+        """Compute a step of a stream, batched with other waiting streams; return its commits."""
         await self.advance(stream)
         return stream.take()
 
     async def advance(self, stream: Stream, background: bool = False) -> None:
-        """Like `step`, but leave what was written in the stream, so that a cancelled caller loses nothing."""
+        """Like `step`, but leave the commits in the stream, so that a cancelled caller loses nothing."""
         queue = self._background if background else self._live
         result = queue[stream] = asyncio.get_running_loop().create_future()
         if self._worker is None:
@@ -68,7 +68,7 @@ class AsyncTranslator:
             await result
         except asyncio.CancelledError:
             queue.pop(stream, None)
-            while stream in self._running:  # nobody may touch the stream while it is computed
+            while stream in self._running:  # the stream must not be used while it is computed
                 with suppress(asyncio.CancelledError):  # even when cancelled twice
                     await asyncio.sleep(CANCELLATION_POLL)
             raise
@@ -79,7 +79,7 @@ class AsyncTranslator:
                 self._running = self._next_batch()
                 await self._run(self._running)
                 self._running = {}
-                for _ in range(ROUNDS):  # streams that are still due, or that new text has arrived for, queue up
+                for _ in range(ROUNDS):  # let streams that are still due, or have new text, queue up
                     await asyncio.sleep(0)
         finally:
             self._running, self._worker = {}, None
@@ -90,7 +90,7 @@ class AsyncTranslator:
         return batch | _take(self._background, reserved if batch else self._together)
 
     async def _run(self, batch: Batch) -> None:
-        """Advance a batch; if that fails, advance its streams one by one, so that only the culprit fails."""
+        """Advance a batch; if that fails, advance its streams one by one, so that only the faulty one fails."""
         try:
             self._on_step(len(batch))
             if self._inline:
@@ -125,43 +125,43 @@ def _take(queue: Batch, count: int) -> Batch:
 class AsyncStream:
     """The asyncio counterpart of `Stream`; concurrent calls are served in order.
 
-    A call that fails or is cancelled loses nothing of the translation: the next call returns it. Only a call that is
-    cancelled while it waits for an earlier one has not accepted its text.
+    If a call fails or is cancelled, no output is lost: the next call returns it. A call cancelled while it waits for an
+    earlier one has not accepted its text.
     """
 
     def __init__(self, translator: AsyncTranslator, stream: Stream, background: bool = False) -> None:
         self.stream = stream
         self._translator = translator
         self._background = background
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def push(self, text: str, arrived: float | None = None) -> list[Commit]:
         """Accept a chunk of text; return what can now be written."""
-        async with self._turn:
+        async with self._lock:
             self.stream.accept(text, arrived)
             return await self._drain()
 
     async def end_sentence(self, arrived: float | None = None) -> list[Commit]:
         """End the sentence; return the rest of its translation."""
-        async with self._turn:
+        async with self._lock:
             self.stream.accept_end(arrived)
             return await self._drain()
 
     async def finish(self, arrived: float | None = None) -> list[Commit]:
         """End the text; return the rest of the translation."""
-        async with self._turn:
+        async with self._lock:
             self.stream.accept_finish(arrived)
             return await self._drain()
 
     async def undo(self) -> Undone | None:
-        """Take back the last sentence; see `Stream.undo`."""
-        async with self._turn:
+        """Undo the last sentence; see `Stream.undo`."""
+        async with self._lock:
             await self._advance()
             return self.stream.undo()
 
     async def set_delay(self, delay: int) -> None:
         """Change the delay, from the next source word on."""
-        async with self._turn:
+        async with self._lock:
             self.stream.set_delay(delay)
 
     async def _drain(self) -> list[Commit]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from simulmt.runtime.stream import Stream, Translator
 from simulmt.text import split_words
 
-SPEAKING_PACE = 2.5  # words a second
-SAMPLES = 300  # timed answers, at least
-SECONDS = 1.0  # for each number of streams, at least
-TOGETHER = (1, 8, 32)
+SPEAKING_PACE = 2.5  # words per second
+SAMPLES = 300  # minimum number of timed steps
+SECONDS = 1.0  # minimum time for each batch size
+BATCH_SIZES = (1, 8, 32)  # streams
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Of so many streams advanced together."""
+    """Throughput of streams advanced in one batch."""
 
     streams: int
     tokens_per_second: float
-    speakers_per_core: float  # that a core keeps up with when each says SPEAKING_PACE words a second
+    speakers_per_core: float  # live streams of SPEAKING_PACE words per second
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Measurements:
     delay: int | None
     threads: int
     load_ms: float
-    memory_mb: float | None  # the most that was resident while one stream ran; None where the system does not tell
+    memory_mb: float | None  # peak resident memory with one stream; None if the system does not report it
     ms_per_token: Percentiles
     throughput: list[Throughput]
 
@@ -51,8 +51,8 @@ def measure(load: Callable[[], Translator], sentences: Sequence[str], delay: int
     started = time.perf_counter()
     translator = load()
     load_ms = (time.perf_counter() - started) * 1000
-    times = _answer_times(translator, sentences, delay)
-    memory_mb = _peak_megabytes()  # before many streams need more
+    times = _seconds_per_token(translator, sentences, delay)
+    memory_mb = _peak_megabytes()  # before the batches, which need more
     return Measurements(
         model=translator.bundle.name,
         delay=translator.stream(delay).delay,
@@ -60,33 +60,34 @@ def measure(load: Callable[[], Translator], sentences: Sequence[str], delay: int
         load_ms=load_ms,
         memory_mb=memory_mb,
         ms_per_token=_percentiles([seconds * 1000 for seconds in times]),
-        throughput=[_throughput(translator, sentences, delay, streams, threads) for streams in TOGETHER],
+        throughput=[_throughput(translator, sentences, delay, streams, threads) for streams in BATCH_SIZES],
     )
 
 
-def _answer_times(translator: Translator, sentences: Sequence[str], delay: int | None) -> list[float]:
-    """Seconds per source token of each answer of a stream, once it is warm."""
-    for _ in _answers(translator, sentences[0], delay):
+def _seconds_per_token(translator: Translator, sentences: Sequence[str], delay: int | None) -> list[float]:
+    """Time the steps of a stream after a warm-up; return seconds per source token."""
+    for _ in _timed_steps(translator, sentences[0], delay):
         pass
-    answers = (answer for sentence in cycle(sentences) for answer in _answers(translator, sentence, delay))
-    return list(islice(answers, SAMPLES))
+    timed = (seconds for sentence in cycle(sentences) for seconds in _timed_steps(translator, sentence, delay))
+    return list(islice(timed, SAMPLES))
 
 
-def _answers(translator: Translator, sentence: str, delay: int | None) -> Iterator[float]:
+def _timed_steps(translator: Translator, sentence: str, delay: int | None) -> Iterator[float]:
+    """Translate a sentence word by word; yield the seconds per source token of each step."""
     stream = translator.stream(delay)
-    unanswered = 0
+    pending = 0
     for word in split_words(sentence):
         stream.accept(f"{word} ")
-        unanswered += len(translator.bundle.source.encode_word(word))
+        pending += len(translator.bundle.source.encode_word(word))
         if stream.is_due:
-            yield _seconds_to_answer(translator, [stream]) / unanswered
-            unanswered = 0
+            yield _time_drain(translator, [stream]) / pending
+            pending = 0
     stream.accept_finish()
     if stream.is_due:
-        yield _seconds_to_answer(translator, [stream]) / (unanswered + 1)  # the end of the sentence is a token
+        yield _time_drain(translator, [stream]) / (pending + 1)  # the end of the sentence is a token
 
 
-def _seconds_to_answer(translator: Translator, streams: Sequence[Stream]) -> float:
+def _time_drain(translator: Translator, streams: Sequence[Stream]) -> float:
     started = time.perf_counter()
     translator.drain(streams)
     return time.perf_counter() - started
@@ -103,19 +104,19 @@ def _throughput(
     words = [word for sentence in sentences for word in split_words(sentence)]
     tokens_per_word = sum(len(translator.bundle.source.encode_word(word)) for word in words) / len(words)
     streams = [translator.stream(delay) for _ in range(count)]
-    seconds, spoken = 0.0, 0
+    seconds, words_read = 0.0, 0
     while seconds < SECONDS:
         for index, stream in enumerate(streams):
-            # Each is elsewhere in the text, so that sentences of all ages come together.
-            stream.accept(f"{words[(spoken + index * len(words) // count) % len(words)]} ")
-        seconds += _seconds_to_answer(translator, streams)
-        spoken += 1
-    rate = spoken * count * tokens_per_word / seconds
+            # Streams start at different words, so that a batch mixes sentences of different lengths.
+            stream.accept(f"{words[(words_read + index * len(words) // count) % len(words)]} ")
+        seconds += _time_drain(translator, streams)
+        words_read += 1
+    rate = words_read * count * tokens_per_word / seconds
     return Throughput(count, rate, rate / (SPEAKING_PACE * tokens_per_word) / threads)
 
 
 def _peak_megabytes() -> float | None:
-    """The most memory that this process ever had resident."""
+    """Return the peak resident memory of this process."""
     status = Path("/proc/self/status")
     if status.exists():
         (peak,) = (line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM:"))

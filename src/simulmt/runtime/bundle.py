@@ -27,7 +27,7 @@ from typing import Any, Literal
 from simulmt.config import as_table, build, require
 from simulmt.errors import BundleError, ConfigError, VocabularyError
 from simulmt.files import sha256
-from simulmt.runtime.memory import large_pages
+from simulmt.runtime.memory import huge_pages
 from simulmt.runtime.rules import DecodingRules, RulesConfig
 from simulmt.text import Tokenizer
 
@@ -35,12 +35,12 @@ from simulmt.text import Tokenizer
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as untyped_onnxruntime
 
-onnxruntime: Any = untyped_onnxruntime  # it does not declare its names for type checkers
+onnxruntime: Any = untyped_onnxruntime  # has no type information
 Session = Any  # an onnxruntime.InferenceSession
 
-FORMAT = 5  # raised when an older simulmt could not run a bundle any more
+FORMAT = 5  # incremented when older versions can no longer run new bundles
 SHIPPED = Path(__file__).parents[1] / "bundles"
-FIRST_CHOICE = "en-zh"
+DEFAULT_BUNDLE = "en-zh"
 SIMULEVAL_AGENT = "simulmt.eval.simuleval.BundleAgent"
 CONFIG, MANIFEST, CARD = "config.json", "manifest.json", "README.md"
 SOURCE, TARGET, WORDS = "source.model", "target.model", "words.txt"
@@ -77,7 +77,7 @@ class BundleConfig:
         require(self.mu >= 1, f"mu must be at least 1, got {self.mu}")
         require(self.has_frames or not self.whole_words, "whole_words is for ctc and transducer only")
         allowed = self.kind == "ctc" or (self.kind == "transducer" and not self.rules.on_scores)
-        require(allowed or not self.rules.active, f"not rules for {self.kind}: {', '.join(self.rules.active)}")
+        require(allowed or not self.rules.active, f"rules not supported by {self.kind}: {', '.join(self.rules.active)}")
         if self.kind == "full-sentence":
             require(not self.delays and self.default_delay is None, "a full-sentence model has no delays")
             return
@@ -94,12 +94,12 @@ class BundleConfig:
 
     @property
     def has_frames(self) -> bool:
-        """Whether the encoder's frames write, rather than a decoder."""
+        """Whether the model writes from encoder frames instead of a decoder."""
         return self.kind in ("ctc", "transducer")
 
     @property
     def largest_delay(self) -> int | None:
-        """The best delay for text that is there as a whole; None for a full-sentence model."""
+        """The best delay for complete text; None for a full-sentence model."""
         return max(self.delays, default=None)
 
     def blank_penalty(self, delay: int) -> float:
@@ -126,27 +126,27 @@ class Bundle:
         """Raise BundleError if a file does not match its checksum."""
         for name, entry in self._manifest.items():
             if sha256(self.directory / name) != entry["sha256"]:
-                raise BundleError(f"{self.directory / name}: damaged (checksum differs); {self._cure()}")
+                raise BundleError(f"{self.directory / name}: damaged (checksum differs); {self._hint()}")
 
     def session(self, graph: str, threads: int) -> Session:
         """Load a graph; `threads` 0 uses all physical cores."""
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = min(threads, os.cpu_count() or 1)  # more would hinder each other
+        options.intra_op_num_threads = min(threads, os.cpu_count() or 1)  # more threads than cores are slower
         options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # what goes wrong is raised
+        options.log_severity_level = 4  # errors are raised as exceptions
         # The graph is already optimal; optimising it would only slow down loading.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.force_spinning_stop", "1")  # an idle translator uses no CPU
         path = self.directory / f"{graph}.onnx"
         try:
-            with large_pages():
+            with huge_pages():
                 return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's errors share no base class of their own
+        except Exception as error:  # onnxruntime's errors have no common base class
             reason = str(error).splitlines()[0]
-            raise BundleError(f"{path}: onnxruntime cannot load it ({reason}); {self._cure()}") from None
+            raise BundleError(f"{path}: onnxruntime cannot load it ({reason}); {self._hint()}") from None
 
     def rules(self) -> DecodingRules:
-        """Return the decoding rules, which may be none."""
+        """Return the decoding rules, possibly empty."""
         lexicon = self._words() if self.config.rules.unknown_word else ()
         return DecodingRules.of(self.config.rules, self.source, self.target, lexicon)
 
@@ -161,31 +161,31 @@ class Bundle:
         try:
             return path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError):
-            raise BundleError(f"{path}: cannot be read as text; {self._cure()}") from None
+            raise BundleError(f"{path}: cannot be read as text; {self._hint()}") from None
 
     def _check_sizes(self) -> None:
         for name, entry in self._manifest.items():
             path = self.directory / name
             if not path.is_file():
-                raise BundleError(f"{path}: missing; {self._cure()}")
+                raise BundleError(f"{path}: missing; {self._hint()}")
             if path.stat().st_size != entry["size"]:
                 found, expected = path.stat().st_size, entry["size"]
-                raise BundleError(f"{path}: damaged ({found} bytes, expected {expected}); {self._cure()}")
+                raise BundleError(f"{path}: damaged ({found} bytes, expected {expected}); {self._hint()}")
 
     def _check_complete(self) -> None:
         graphs = [f"{graph}.{ending}" for graph in GRAPHS[self.config.kind] for ending in ("onnx", "weights")]
         words = [WORDS] if self.config.rules.unknown_word else []
         for name in (CONFIG, SOURCE, TARGET, *words, *graphs):
             if name not in self._manifest:
-                raise BundleError(f"{self.directory / MANIFEST}: does not list {name}; {self._cure()}")
+                raise BundleError(f"{self.directory / MANIFEST}: does not list {name}; {self._hint()}")
 
     def _vocabulary(self, name: str) -> Tokenizer:
         try:
             return Tokenizer.load(self.directory / name)
         except VocabularyError as error:
-            raise BundleError(f"{error}; {self._cure()}") from None
+            raise BundleError(f"{error}; {self._hint()}") from None
 
-    def _cure(self) -> str:
+    def _hint(self) -> str:
         shipped = self.directory.parent == SHIPPED
         return "reinstall simulmt" if shipped else "copy or export the bundle again"
 
@@ -195,7 +195,7 @@ def find(name_or_path: str | Path) -> Path:
     shipped = SHIPPED / str(name_or_path)
     if str(name_or_path) in shipped_names():
         return shipped
-    with suppress(OSError):  # for a name that is too long, say
+    with suppress(OSError):  # such as a name that is too long
         path = Path(name_or_path)
         if path.is_dir():
             return path
@@ -206,7 +206,7 @@ def find(name_or_path: str | Path) -> Path:
 def shipped_names() -> list[str]:
     """Return the names of the shipped bundles, the default first."""
     names = (path.parent.name for path in SHIPPED.glob(f"*/{MANIFEST}"))
-    return sorted(names, key=lambda name: (name != FIRST_CHOICE, name))
+    return sorted(names, key=lambda name: (name != DEFAULT_BUNDLE, name))
 
 
 def write_description(directory: Path, config: BundleConfig, card: str) -> None:
@@ -273,7 +273,7 @@ def _with_rules(table: Mapping[str, Any]) -> dict[str, Any]:
 def _check_format(path: Path, table: Mapping[str, Any]) -> None:
     found = table.get("format")
     if not isinstance(found, int):
-        raise BundleError(f"{path}: says no format; it is not from a bundle of simulmt")
+        raise BundleError(f"{path}: no format version; not a simulmt bundle")
     if found > FORMAT:
         raise BundleError(
             f"{path}: format {found}, but this simulmt reads up to {FORMAT}: pip install --upgrade simulmt"

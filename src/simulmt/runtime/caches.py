@@ -42,9 +42,9 @@ class Pool:
 
     def __init__(self, caches: int, heads: int, capacity: int, head_width: int) -> None:
         self.capacity = capacity
-        # Finite numbers everywhere: what a mask hides must not turn into "not a number" times zero.
+        # Zeros, not uninitialised memory: a masked NaN would still give NaN, since NaN * 0 = NaN.
         self.block: Array = np.zeros((caches, 1, 1, heads, capacity, head_width), dtype=np.float32)
-        self.bindings: dict[tuple[Any, ...], Binding] = {}  # to this block, by graph, place and shape
+        self.bindings: dict[tuple[Any, ...], Binding] = {}  # to this block, by graph, first row and shape
         self._holders: list[weakref.ref[Slot] | None] = [None]
 
     def take(self, slot: Slot) -> None:
@@ -58,7 +58,9 @@ class Pool:
 
     def _double(self) -> None:
         caches, rows, *shape = self.block.shape
-        block = np.zeros((caches, 2 * rows, *shape), dtype=np.float32)  # memory that is taken up row by row, when used
+        block = np.zeros(
+            (caches, 2 * rows, *shape), dtype=np.float32
+        )  # the system allocates pages only when they are used
         block[:, :rows] = self.block
         self.block = block
         self.bindings.clear()
@@ -139,7 +141,7 @@ class OutputBuffer:
 
     def array(self, entry: Any, sizes: Mapping[str, int]) -> Array:
         shape = _shape(entry, sizes)
-        if self._block.size < math.prod(shape):  # bindings to the smaller block keep it
+        if self._block.size < math.prod(shape):  # existing bindings keep the smaller block alive
             self._block = np.zeros(math.prod(shape), dtype=TYPES[entry.type])
         return self._block[: math.prod(shape)].reshape(shape)
 

@@ -1,7 +1,7 @@
 """Write a live translation as text, JSON lines, SRT or WebVTT.
 
-Commits are written and flushed at once. Only a subtitle is held back until it is full or its line has ended, since its
-end time comes first.
+Commits are written and flushed at once. Only subtitles are buffered until they are full or their line has ended, since
+the end time precedes the text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 if TYPE_CHECKING:
     from simulmt.runtime.stream import Commit
 
-COLUMNS = 42  # in a line of a subtitle; an ideograph takes two
+COLUMNS = 42  # per subtitle line; an ideograph takes two
 LINES = 2
-READING_SPEED = 20.0  # columns a second
-SHORTEST = 0.8  # seconds that even one word is shown
-LINGER = 1.0  # seconds that a subtitle stays after its last word was added
-LONGEST = 6.0  # seconds after which a subtitle takes no new word
-CLOSING = frozenset("\"'”’»›)]}」』）】》〉,.;:!?…、。，；：！？｡")  # never begins a line
+READING_SPEED = 20.0  # columns per second
+SHORTEST = 0.8  # minimum duration of a subtitle in seconds
+LINGER = 1.0  # seconds that a subtitle stays after its last word
+LONGEST = 6.0  # seconds after which no more words are added to a subtitle
+CLOSING = frozenset("\"'”’»›)]}」』）】》〉,.;:!?…、。，；：！？｡")  # never starts a line
 
 
 class Format(StrEnum):
@@ -34,7 +34,7 @@ class Format(StrEnum):
 
 
 class Writer(Protocol):
-    """Receives every commit and the end of every line; `close` comes last, even after a failure."""
+    """Receives every commit and the end of every line; `close` is always called last, even after an error."""
 
     def commit(self, commit: Commit) -> None: ...
 
@@ -65,7 +65,7 @@ class TextWriter:
         self._write("\n")
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: output is not buffered."""
 
     def _write(self, text: str) -> None:
         self._output.write(text)
@@ -73,7 +73,7 @@ class TextWriter:
 
 
 class JSONWriter:
-    """An object a commit: `sentence` counts the lines from 0, `seq` the commits of all lines from 1."""
+    """Writes one JSON object per commit; `sentence` counts lines from 0, `seq` counts all commits from 1."""
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
@@ -97,14 +97,14 @@ class JSONWriter:
         self._sentence += 1
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: output is not buffered."""
 
 
 class CaptionWriter:
-    """Subtitles, timed by when their text was committed, counted from when the writer was made.
+    """Writes subtitles, timed by the commits of their text, relative to the creation of the writer.
 
-    A subtitle begins with its first word, or when the one before it ends, and stays until it can have been read.
-    So subtitles never overlap, and a text that comes in all at once is laid out at reading speed.
+    A subtitle starts with its first word, or when the previous one ends, and is shown long enough to be read. So
+    subtitles never overlap, and text that arrives all at once is paced at reading speed.
     """
 
     def __init__(self, output: TextIO, style: Format, clock: Callable[[], float] = time.monotonic) -> None:
@@ -112,8 +112,8 @@ class CaptionWriter:
         self._style = style
         self._clock = clock
         self._origin = clock()
-        self._text = ""  # of the subtitle that is being filled
-        self._begun = self._added = 0.0  # when its first and its last text came
+        self._text = ""  # of the current subtitle
+        self._begun = self._added = 0.0  # times of its first and last commit
         self._shown_until = 0.0
         self._count = 0
         if style is Format.VTT:
@@ -161,7 +161,7 @@ class CaptionWriter:
 
 
 def wrap(text: str) -> list[str]:
-    """Text cut into lines of a subtitle; joined, they are the text. Only a longer word makes a longer line."""
+    """Wrap text into subtitle lines, which join to the same text; only a long word may exceed the width."""
     lines = [""]
     for unit in _units(text):
         if lines[-1] and width(lines[-1] + unit) > COLUMNS:
@@ -171,12 +171,12 @@ def wrap(text: str) -> list[str]:
 
 
 def width(text: str) -> int:
-    """Columns that a text takes on a screen, spaces at its ends apart."""
+    """Return the display width of a text without surrounding spaces."""
     return sum(2 if _is_wide(character) else 1 for character in text.strip())
 
 
 def _units(text: str) -> list[str]:
-    """What stays together on a line: a word with the space before it, an ideograph, each with the marks behind it."""
+    """Split text into unbreakable units: words with the preceding space, or ideographs, plus closing punctuation."""
     units: list[str] = []
     previous = " "
     for character in text:
@@ -193,7 +193,7 @@ def _units(text: str) -> list[str]:
 
 
 def _begins_word(text: str, before: str) -> bool:
-    """Whether a line may be broken between two texts."""
+    """Return whether a line may be broken between two texts."""
     last = len(_units(before)) - 1
     return _units(before + text)[last] == _units(before)[last]
 

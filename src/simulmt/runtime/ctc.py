@@ -1,4 +1,4 @@
-"""Decode a CTC model: frames are scored in batches, decoding rules applied, and repeated symbols collapsed.
+"""CTC decoding: score frames in batches, apply decoding rules, collapse repeated symbols.
 
 Axis letters: B rows (sentences), N positions, R tokens read, F frames, V vocabulary, C capacity of a cache.
 """
@@ -20,11 +20,11 @@ POSITIONS = 32  # positions in one call of a graph, over all its rows
 
 
 class Collapse:
-    """Collapse frames as they come: drop blanks and symbols that equal the one of the frame before."""
+    """Collapse frames incrementally: drop blanks and symbols equal to that of the previous frame."""
 
     def __init__(self, rules: DecodingRules = NO_RULES) -> None:
         self._rules = rules
-        self.previous = BLANK  # symbol of the frame before
+        self.previous = BLANK  # symbol of the previous frame
         self.context = Context()  # of the next symbol, for the rules
 
     def push(self, symbols: Iterable[int]) -> list[int]:
@@ -39,7 +39,7 @@ class Collapse:
 
 
 class CTCSentence(Sentence):
-    """A sentence whose frames are collapsed as they come."""
+    """A sentence whose frames are collapsed incrementally."""
 
     wants_scores = False  # whether `write` is given log-probabilities instead of symbols
 
@@ -62,8 +62,8 @@ class CTCDecoder:
         self._graph = GraphRunner(session, self.caches)
         self.rules = bundle.rules()
 
-    def open(self, beam: int = 1, reads_on: bool = True) -> CTCSentence:  # noqa: ARG002 - it always reads on
-        assert beam == 1, "only full-sentence models search"
+    def open(self, beam: int = 1, reads_on: bool = True) -> CTCSentence:  # noqa: ARG002 - CTC always reads the whole source
+        assert beam == 1, "only full-sentence models use beam search"
         return CTCSentence(self.rules, self.config.whole_words)
 
     def advance(self, sentences: Sequence[CTCSentence]) -> list[list[Written]]:
@@ -82,7 +82,7 @@ class CTCDecoder:
         """Yield the frames of the next positions that are due, the same number for each sentence."""
         N = min(max(1, POSITIONS // len(batch)), *(len(sentence.due) for sentence in batch))
         due = {sentence: list(islice(sentence.due, N)) for sentence in batch}
-        # The furthest, not the last: when the delay falls, a position sees less than the one before it.
+        # The maximum, not the last: when the delay is lowered, a position sees less than the previous one.
         ends = {sentence: max(each.visible for each in due[sentence]) for sentence in batch}
         R = max(1, *(ends[sentence] - sentence.cached for sentence in batch))
         outputs = self._outputs(batch)
@@ -111,7 +111,7 @@ class CTCDecoder:
             found["scores"][..., BLANK] -= binding.inputs["penalty"][..., 0]
         if batch[0].wants_scores:
             return log_softmax(found["scores"])
-        symbols = found["symbols"].copy()  # the next batch may be written to the same place
+        symbols = found["symbols"].copy()  # the next batch may reuse the output buffer
         if self.rules.filters:
             for sentence, row, scores in zip(batch, symbols, found["scores"], strict=True):
                 prefixes = (SourcePrefix(sentence.tokens[: each.visible]) for each in due[sentence])

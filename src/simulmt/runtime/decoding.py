@@ -1,7 +1,7 @@
-"""What decoders share: sentences read tokens, positions become due, and many sentences advance together.
+"""Common parts of the decoders: sentences read tokens, positions become due, and sentences advance in batches.
 
-What a sentence writes depends on its own tokens and delays only, never on the company it advances in. A step that fails
-has advanced none of its sentences: what was due is still due, and to compute it again fills the caches with the same.
+The output of a sentence depends on its own tokens and delays only, not on the batch. A failed step advances no
+sentence: due positions stay due, and recomputing them writes the same values to the caches.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ import numpy as np
 from simulmt.runtime.caches import Array, Slot
 from simulmt.text import END, PAD
 
-ROWS = 32  # sentences in one call of a graph
+ROWS = 32  # maximum batch size: sentences per call of a graph
 
 
 class Written(NamedTuple):
-    """Target tokens, with what made them possible."""
+    """Target tokens, and the source tokens they depend on."""
 
     tokens: list[int]
-    position: int  # the source token that they stand for
-    trigger: int  # the last source token that had been read by then
+    position: int  # the source token they translate
+    trigger: int  # the last source token read before they were written
 
 
 class Due(NamedTuple):
-    """A position whose turn has come: a source position for CTC, a target position for wait-k."""
+    """A position ready to be computed: a source position for CTC, a target position for wait-k."""
 
     position: int
-    visible: int  # how many source tokens it looks at
+    visible: int  # number of source tokens it attends to
     trigger: int
     delay: int
 
 
 class Sentence:
-    """One source sentence on its way through a model: position t is due once t + delay tokens were read.
+    """The decoding state of a source sentence: position t is due once t + delay tokens have been read.
 
-    It looks at these, or with `whole_words` also at the rest of the word that the last of them is of.
+    It attends to these and, with `whole_words`, to the rest of the last word.
     """
 
     def __init__(self, whole_words: bool = False) -> None:
         self._whole_words = whole_words
         self.tokens: list[int] = []
-        self._word_ends: list[int] = []  # for each token, how many tokens there were when its word had been read
+        self._word_ends: list[int] = []  # for each token, the number of tokens up to the end of its word
         self.due: deque[Due] = deque()
         self.slot = Slot()
-        self.cached = 0  # how many tokens the slot holds
+        self.cached = 0  # number of tokens in the cache
         self.closed = False
         self._planned = 0
 
@@ -69,7 +69,7 @@ class Sentence:
             self._plan(self._word_ends[needed - 1] if self._whole_words else needed, delay)
 
     def close(self, delay: int) -> None:
-        """Read END; what still waits is due now and looks at the whole sentence."""
+        """Read END; all remaining positions become due and attend to the whole sentence."""
         self.read([END], delay)
         self.closed = True
         self._plan_rest(delay)
@@ -86,21 +86,21 @@ class Sentence:
 S = TypeVar("S", bound=Sentence)
 
 
-def batches(sentences: Sequence[S], alike: Callable[[S], Hashable], size: int = ROWS) -> Iterator[list[S]]:
-    """Sentences that can share a call, in the order of their rows, so that batches of many come again as they are."""
+def batches(sentences: Sequence[S], key: Callable[[S], Hashable], size: int = ROWS) -> Iterator[list[S]]:
+    """Group sentences with equal keys into batches, ordered by cache row, so that batches recur unchanged."""
     groups: defaultdict[Hashable, list[S]] = defaultdict(list)
     for sentence in sorted(sentences, key=lambda sentence: sentence.slot.row):
-        groups[alike(sentence)].append(sentence)
+        groups[key(sentence)].append(sentence)
     for group in groups.values():
         for start in range(0, len(group), size):
             yield group[start : start + size]
 
 
 def last_tokens(sentences: Sequence[Sentence], ends: Sequence[int], count: int) -> tuple[Array, Array]:
-    """The last `count` tokens before each end, and their positions.
+    """Return the last `count` tokens before each end, and their positions.
 
-    A token read before is read again, to the same effect. Behind a sentence that is shorter than `count` comes padding,
-    written where nothing looks until the token that belongs there overwrites it.
+    Tokens may be read again: this writes the same values to the cache. Shorter sentences are padded; the cache entries
+    of padding are masked until they are overwritten.
     """
     starts = [max(0, end - count) for end in ends]
     tokens = [
@@ -111,6 +111,6 @@ def last_tokens(sentences: Sequence[Sentence], ends: Sequence[int], count: int) 
 
 
 def log_softmax(scores: Array) -> Array:
-    """Log-probabilities along the last axis."""
+    """Return log-probabilities along the last axis."""
     shifted = scores - scores.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

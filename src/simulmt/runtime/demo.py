@@ -1,4 +1,4 @@
-"""A text spoken word by word: sample sentences by source language, played at speaking pace."""
+"""The live demonstration: sample sentences by source language, read word by word at speaking pace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulmt.runtime.bundle import BundleConfig
 from simulmt.runtime.stream import Commit, Lag, Translator
 from simulmt.text import split_words
 
-SYNTHETIC = "synthetic"  # the source language of models for the invented pair of `simulmt synthetic`
+SYNTHETIC = "synthetic"  # the source language of models trained on `simulmt synthetic`
 SYNTHETIC_SENTENCES = 5
 SYNTHETIC_SEED = 2023
 
@@ -52,7 +52,7 @@ def sentences_for(config: BundleConfig, file: Path | None) -> list[str]:
 
         return [pair.source for pair in generate(SYNTHETIC_SENTENCES, reorder=0.0, seed=SYNTHETIC_SEED)]
     if config.source_language not in SENTENCES:
-        raise ConfigError(f"there is no built-in text in '{config.source_language}': give a file with --text")
+        raise ConfigError(f"no sample text in '{config.source_language}': give a file with --text")
     return list(SENTENCES[config.source_language])
 
 
@@ -63,11 +63,11 @@ def _lines_of(file: Path) -> list[str]:
         raise DataError(f"{file}: cannot be read: {error.strerror}") from None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
-        raise DataError(f"{file}: there is no text in it")
+        raise DataError(f"{file}: contains no text")
     return lines
 
 
-class Moment(NamedTuple):
+class DemoStep(NamedTuple):
     """Text read, and the commits that followed."""
 
     read: str
@@ -82,7 +82,7 @@ def play(
     pace: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Moment]:
+) -> Iterator[DemoStep]:
     """Translate sentences live at `pace` words per second, or without pauses if 0."""
     due = clock()
     for sentence in sentences:
@@ -91,8 +91,8 @@ def play(
             if pace:
                 due += 1 / pace
                 sleep(max(0.0, due - clock()))
-            yield Moment(word, stream.push(word))
-        yield Moment("", stream.finish(), ends_sentence=True)
+            yield DemoStep(word, stream.push(word))
+        yield DemoStep("", stream.finish(), ends_sentence=True)
 
 
 def spoken(sentence: str) -> list[str]:
@@ -108,17 +108,17 @@ def spoken(sentence: str) -> list[str]:
 
 
 @dataclass
-class Tally:
+class DemoStatistics:
     """Totals of a demonstration."""
 
     words: int = 0
     sentences: int = 0
-    lags: list[Lag] = field(default_factory=list)  # one a commit
+    lags: list[Lag] = field(default_factory=list)  # one per commit
 
-    def count(self, moment: Moment) -> None:
-        self.words += bool(moment.read)
-        self.sentences += moment.ends_sentence
-        self.lags += [commit.lag for commit in moment.commits]
+    def count(self, step: DemoStep) -> None:
+        self.words += bool(step.read)
+        self.sentences += step.ends_sentence
+        self.lags += [commit.lag for commit in step.commits]
 
     def summary(self) -> str:
         """Return the totals as two lines."""

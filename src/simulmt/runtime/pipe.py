@@ -1,4 +1,4 @@
-"""Translate a pipe: text or events of a speech recogniser, read as they arrive, written as they are translated."""
+"""Translate text, or the events of a speech recogniser, from a pipe as it arrives."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import NamedTuple
 from simulmt.errors import DataError
 from simulmt.runtime.captions import Writer
 from simulmt.runtime.revisions import Hypothesis, Stabiliser, feed
-from simulmt.runtime.stream import LINES_TOGETHER, Commit, Stream, StreamState, Translator
+from simulmt.runtime.stream import LINES_PER_BATCH, Commit, Stream, StreamState, Translator
 
-CHUNK = 4096  # bytes taken at once
-UNREADABLE = "\ufffd"  # stands for bytes that are not UTF-8
+CHUNK = 4096  # bytes per read
+UNREADABLE = "\ufffd"  # replaces bytes that are not UTF-8
 POLL = 0.1  # seconds between checks for time-outs of words that a recogniser may revise
 LONGEST_EVENT = 1 << 20  # characters
-AHEAD = 4  # chunks read while earlier ones are translated; more waits in the pipe, so memory stays bounded
+AHEAD = 4  # chunks read ahead of translation; the rest stays in the pipe (back-pressure)
 
 EventParser = Callable[[str], Iterable[Hypothesis]]  # from a line of a recogniser's output
 
@@ -70,8 +70,8 @@ class LineTranslator:
         self._translator = translator
         self._delay = delay
         self._writer = writer
-        self._streams = [translator.stream(delay)]  # one a line, the last for the line that is being read
-        self._is_begun = False  # whether that line holds anything, be it white space
+        self._streams = [translator.stream(delay)]  # one per line; the last is for the line being read
+        self._is_begun = False  # whether that line has any characters, even white space
 
     def push(self, arrived: Iterable[Arrival]) -> None:
         """Translate a chunk; lines end with a line feed."""
@@ -99,8 +99,8 @@ class LineTranslator:
         self._is_begun = False
 
     def _advance(self) -> None:
-        for start in range(0, len(self._streams), LINES_TOGETHER):
-            lines = self._streams[start : start + LINES_TOGETHER]
+        for start in range(0, len(self._streams), LINES_PER_BATCH):
+            lines = self._streams[start : start + LINES_PER_BATCH]
             for line, commits in zip(lines, self._translator.drain(lines), strict=True):
                 for commit in commits:
                     self._writer.commit(commit)

@@ -25,7 +25,7 @@ MARKS = ".,!?;:…。，、！？；：｡؟।"
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "｡", "؟", "।")
 CLOSING = "\"'”’»)]」』）"
 _DOUBLED = re.compile(",{2,}")
-MOST_DROPPED = 2  # stable words that a revised hypothesis may lack; more would repeat what was said
+MOST_DROPPED = 2  # stable words that a revised hypothesis may lack; allowing more would repeat words
 WINDOW = 48  # stable words that a revised hypothesis is aligned with
 
 
@@ -58,7 +58,7 @@ class Stabiliser:
         self._timeout = timeout  # seconds without a change until open words are stable
         self._pause = pause  # seconds without an open segment until the sentence ends
         self._segment: int | str | None = None
-        self._passed: list[str] = []  # keys of the stable words of the segment
+        self._stable_keys: list[str] = []  # keys of the stable words of the segment
         self._open: list[Word] = []  # its other words, as in the latest hypothesis
         self._changed = 0.0  # when they last changed
         self._is_punctuated = False  # whether the recogniser writes punctuation
@@ -71,27 +71,27 @@ class Stabiliser:
 
     def push(self, hypothesis: Hypothesis, now: float) -> list[Word]:
         """Add a hypothesis; return the words that are now stable."""
-        passed = self._end_segment(now) if self._is_new(hypothesis) else []
+        stable = self._end_segment(now) if self._is_new(hypothesis) else []
         self._segment = hypothesis.segment
         words = _words(hypothesis.text)
-        done = _position(self._passed, [_key(word) for word in words])
+        done = _position(self._stable_keys, [_key(word) for word in words])
         before = self._open
         agreed = _agreement(before, words[done:])
         self._open = _timed(words, done, hypothesis, before[:agreed], now)
         if len(self._open) != len(before) or agreed < len(before):
             self._changed = now
         if hypothesis.is_final:
-            return passed + self._end_segment(now, hypothesis.text)
-        declared = max(0, hypothesis.stable - len(self._passed))
+            return stable + self._end_segment(now, hypothesis.text)
+        declared = max(0, hypothesis.stable - len(self._stable_keys))
         agreed = max(0, min(agreed, len(self._open) - 1))
-        return passed + self._pass_on(declared, verbatim=True) + self._pass_on(agreed - declared, before[declared:])
+        return stable + self._stabilise(declared, verbatim=True) + self._stabilise(agreed - declared, before[declared:])
 
     def tick(self, now: float) -> list[Word]:
         """Return words that have timed out, or the end of the sentence after a pause; call regularly."""
         if self._open and now - self._changed >= self._timeout:
-            passed = self._pass_on(len(self._open))
+            stable = self._stabilise(len(self._open))
             self._changed = now
-            return passed
+            return stable
         if self._segment is None and self._in_sentence and now - self._changed >= self._pause:
             self._in_sentence = False
             return [Word("", now, ends_sentence=True)]
@@ -99,31 +99,31 @@ class Stabiliser:
 
     def flush(self, now: float) -> list[Word]:
         """End the text; return the remaining words."""
-        passed = self._end_segment(now)
+        stable = self._end_segment(now)
         if self._in_sentence:
-            passed.append(Word("", now, ends_sentence=True))
+            stable.append(Word("", now, ends_sentence=True))
         self._in_sentence = False
-        return passed
+        return stable
 
     def _is_new(self, hypothesis: Hypothesis) -> bool:
         return self._segment is not None and hypothesis.segment != self._segment
 
-    def _pass_on(self, count: int, before: Sequence[Word] = (), verbatim: bool = False) -> list[Word]:
+    def _stabilise(self, count: int, before: Sequence[Word] = (), verbatim: bool = False) -> list[Word]:
         """Make open words stable; unless verbatim, drop punctuation on which two updates do not agree."""
         words = []
         for index, word in enumerate(self._open[: max(0, count)]):
             following = self._open[index + 1].text if index + 1 < len(self._open) else ""
             is_agreed = index < len(before) and before[index].text == word.text
             keeps_mark = is_agreed and not (word.text.endswith(SENTENCE_ENDS) and following[:1].islower())
-            words.append(word if verbatim or keeps_mark else word._replace(text=_bare(word.text)))
-        self._take(len(words))
+            words.append(word if verbatim or keeps_mark else word._replace(text=_strip_marks(word.text)))
+        self._mark_stable(len(words))
         return words
 
     def _end_segment(self, now: float, text: str | None = None) -> list[Word]:
         """Make all open words stable; `text` is the final text of the segment, or None if it was abandoned."""
         words = list(self._open)
-        self._take(len(words))
-        self._passed, self._segment = [], None
+        self._mark_stable(len(words))
+        self._stable_keys, self._segment = [], None
         self._changed = now
         if not self._in_sentence:
             return words
@@ -133,8 +133,8 @@ class Stabiliser:
             words.append(Word("", words[-1].spoken if words else now, ends_sentence=True))
         return words
 
-    def _take(self, count: int) -> None:
-        self._passed += [_key(word.text) for word in self._open[:count]]
+    def _mark_stable(self, count: int) -> None:
+        self._stable_keys += [_key(word.text) for word in self._open[:count]]
         self._in_sentence |= count > 0
         del self._open[:count]
 
@@ -153,14 +153,14 @@ def _words(text: str) -> list[str]:
     return [_DOUBLED.sub(",", word) for word in text.split() if word.strip(MARKS)]
 
 
-def _bare(word: str) -> str:
+def _strip_marks(word: str) -> str:
     """Strip trailing punctuation."""
     return word.rstrip(MARKS)
 
 
 def _key(word: str) -> str:
     """Normalise a word for comparison."""
-    return _bare(word).casefold()
+    return _strip_marks(word).casefold()
 
 
 def _agreement(before: Sequence[Word], words: Sequence[str]) -> int:
@@ -184,13 +184,13 @@ def _timed(words: Sequence[str], done: int, hypothesis: Hypothesis, before: Sequ
     return timed
 
 
-def _position(passed: Sequence[str], keys: Sequence[str]) -> int:
+def _position(stable: Sequence[str], keys: Sequence[str]) -> int:
     """Count the words of a hypothesis that correspond to the stable ones, which it may have revised."""
-    count = len(passed)
-    if list(keys[:count]) == list(passed):
+    count = len(stable)
+    if list(keys[:count]) == list(stable):
         return count
     anchor = max(0, count - WINDOW)
-    tail, rest = passed[anchor:], keys[anchor : count + WINDOW]
+    tail, rest = stable[anchor:], keys[anchor : count + WINDOW]
     costs = [float(n) for n in range(len(rest) + 1)]  # of turning the tail, so far, into the first n of the rest
     for key in tail:
         diagonal, costs[0] = costs[0], costs[0] + 1

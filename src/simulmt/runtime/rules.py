@@ -1,4 +1,4 @@
-"""Decoding rules: each suppresses one kind of error that CTC makes, and can be switched off by itself.
+"""Decoding rules: each suppresses one kind of CTC error, and can be switched off separately.
 
     rule                  suppresses               works on  target language
     repeated_symbol       "the the", 的的          scores    any
@@ -6,10 +6,11 @@
     unknown_word          "Elliison"               scores    any, for words between spaces
     doubled_punctuation   是的，。                 text      any
 
-CTC chooses the symbols of neighbouring frames independently of each other, so both may write the same word, or pieces
-of two. A transducer knows what it has written and needs no rules on scores.
+CTC predicts the symbols of neighbouring frames independently, so both may write the same word, or pieces of different
+words. A transducer is conditioned on its output and needs no rules on scores.
 
-A rule on scores is a `LogitFilter`. It penalises and does not ban: some words are said twice, and some are new.
+A rule on scores is a `LogitFilter`. It penalises symbols instead of banning them: some words are repeated, and some are
+new.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _CHINESE_CLAUSE = frozenset("，、；：")
 _NO_CLAUSE_AFTER = _CHINESE_CLAUSE | frozenset("。！？")  # unlike ".", which may end an abbreviation
 _CLOSING = dict(zip("“‘《（「『【", "”’》）」』】", strict=True))  # not "()", which follow the names of functions
 
-MIN_COUNT = 5  # occurrences that make a word of the training text a known one
+MIN_COUNT = 5  # occurrences in the training text that make a word known
 TOP = 32  # symbols scored first; the best is nearly always among them
 
 
@@ -99,7 +100,7 @@ class RulesConfig:
 
 
 class Context(NamedTuple):
-    """What has been written of a sentence, as far as the rules need it."""
+    """The output context that the rules depend on."""
 
     last: int = BLANK  # last symbol written; blank at the start
     word: str = ""  # the unfinished word it belongs to, case-folded
@@ -133,14 +134,14 @@ class PieceTexts:
 
 
 class LogitFilter(ABC):
-    """Lower the scores of symbols that would continue a translation badly.
+    """Lower the scores of unwanted symbols.
 
-    Unlike whisper's, it is asked about single symbols, since few of a large vocabulary can win.
+    Unlike whisper's, it is applied to single symbols, since only the best few of a large vocabulary matter.
     """
 
     name: ClassVar[str]  # of its setting in `RulesConfig`
-    languages: ClassVar[tuple[str, ...]] = ()  # target languages that it is for; none for any
-    needs_words: ClassVar[bool] = False  # whether it reads more of a context than its last symbol
+    languages: ClassVar[tuple[str, ...]] = ()  # target languages; empty for any
+    needs_words: ClassVar[bool] = False  # whether it uses more of the context than the last symbol
 
     def __init__(self, penalty: float, target: PieceTexts) -> None:
         self.penalty = penalty
@@ -148,7 +149,7 @@ class LogitFilter(ABC):
 
     @abstractmethod
     def applies(self, symbol: int, context: Context, source: SourcePrefix) -> bool:
-        """Return whether a symbol, written next, is penalised."""
+        """Return whether writing this symbol next is penalised."""
 
 
 class RepeatedSymbol(LogitFilter):
@@ -156,7 +157,7 @@ class RepeatedSymbol(LogitFilter):
 
     name = "repeated_symbol"
 
-    def applies(self, symbol: int, context: Context, source: SourcePrefix) -> bool:  # noqa: ARG002 - whatever was read
+    def applies(self, symbol: int, context: Context, source: SourcePrefix) -> bool:  # noqa: ARG002 - independent of the source
         text, last = self.target.texts[symbol].strip(), self.target.texts[context.last]
         starts_with_ideograph = _IDEOGRAPH.match(text) is not None
         if symbol == context.last and (starts_with_ideograph or sum(map(str.isalpha, text)) > 1):
@@ -167,24 +168,24 @@ class RepeatedSymbol(LogitFilter):
 class RestartedNoun(LogitFilter):
     """Penalise starting a capitalised word again in lower case: "Good Mor morning", for "Guten Morgen".
 
-    German capitalises nouns, and a model that copies one of them may correct itself in the next frame.
+    German capitalises nouns, and a model that copies a noun may correct itself in the next frame.
     """
 
     name = "restarted_noun"
     languages = ("en",)
     needs_words = True
 
-    def applies(self, symbol: int, context: Context, source: SourcePrefix) -> bool:  # noqa: ARG002 - whatever was read
-        if not context.is_capitalized or context.word == "i":  # the English pronoun is capitalised anywhere
+    def applies(self, symbol: int, context: Context, source: SourcePrefix) -> bool:  # noqa: ARG002 - independent of the source
+        if not context.is_capitalized or context.word == "i":  # the English pronoun is always capitalised
             return False
         text, start = self.target.texts[symbol], f" {context.word}"
         return text[1:2].islower() and len(text) > len(start) and self.target.folded[symbol].startswith(start)
 
 
 class UnknownWord(LogitFilter):
-    """Penalise turning a word into the beginning of none that is in the lexicon or in the source read so far.
+    """Penalise symbols that make a word no longer a prefix of any word in the lexicon or the source read so far.
 
-    A word that is unknown already is not penalised again. Any word may have an English possessive ending, and names of
+    A word that is already unknown is not penalised again. Any word may have an English possessive ending, and names of
     the source may follow an elided article ("d'Artagnan").
     """
 
@@ -206,7 +207,7 @@ class UnknownWord(LogitFilter):
         return False
 
     def _is_prefix(self, text: str, source: SourcePrefix) -> bool:
-        """Return whether a known word, or one of the source, begins like this."""
+        """Return whether this is a prefix of a known word or of a source word."""
         stem = _POSSESSIVE.sub("", text)
         if not stem or stem[0].isdigit() or self._is_in_lexicon(stem):
             return True
@@ -223,7 +224,7 @@ FILTERS: tuple[type[LogitFilter], ...] = (RepeatedSymbol, RestartedNoun, Unknown
 
 
 class DecodingRules:
-    """The rules of a model, applied to the scores of its frames; by default there are none."""
+    """The decoding rules of a model, applied to the scores of its frames; empty by default."""
 
     def __init__(
         self,
@@ -273,7 +274,7 @@ class DecodingRules:
     ) -> list[int]:
         """Return the best symbol of each frame, given its best without rules, all scores [V] and the visible source.
 
-        `previous` is the symbol of the frame before them: the same again writes nothing, so it is not penalised.
+        `previous` is the symbol of the previous frame; repeating it writes nothing, so it is not penalised.
         """
         chosen = []
         for symbol, frame, source in zip(symbols, scores, sources, strict=True):
@@ -292,7 +293,7 @@ class DecodingRules:
             best, best_score = BLANK, -np.inf
             for symbol in map(int, top[np.argsort(-frame[top])]):
                 if frame[symbol] <= best_score:
-                    return best  # those that follow score less even without a penalty
+                    return best  # all others score less even without a penalty
                 penalty = 0.0 if symbol in (BLANK, previous) else self.penalty(symbol, context, source)
                 if frame[symbol] - penalty > best_score:
                     best, best_score = symbol, frame[symbol] - penalty
@@ -315,7 +316,7 @@ class DoubledPunctuation:
         written = ""
         for character in text:
             if self._held and _CLOSING.get(self._held) == character:
-                self._held = ""  # nothing was between them
+                self._held = ""  # empty quotation marks or brackets
                 continue
             if self._held and not self._is_replaced_by(character):
                 written += self._held

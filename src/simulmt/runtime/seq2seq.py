@@ -1,4 +1,4 @@
-"""How an encoder-decoder decodes: wait-k, writing while it reads, or full-sentence, writing at the end.
+"""Encoder-decoder decoding: wait-k, which writes while reading, and full-sentence, which writes at the end.
 
 Axis letters: B rows (sentences), N positions, V vocabulary.
 """
@@ -16,12 +16,12 @@ from simulmt.runtime.caches import Array, Caches, GraphRunner, Slot
 from simulmt.runtime.decoding import ROWS, Due, Sentence, Written, batches, last_tokens, log_softmax
 from simulmt.text import END, SPECIAL_SYMBOLS, START
 
-ENCODED = 512  # positions that the encoder takes in one call, over all its rows
-NEVER = 1e9  # a penalty that no score outweighs
+ENCODED = 512  # maximum positions per encoder call, over all rows
+NEVER = 1e9  # penalty larger than any score
 
 
 class Row(NamedTuple):
-    """A translation to be continued by a token."""
+    """A partial translation to be extended by one token."""
 
     slot: Slot
     last: int
@@ -29,11 +29,11 @@ class Row(NamedTuple):
 
 
 class Seq2SeqSentence(Sentence):
-    """Its positions are target tokens; when the source ends, one after the other is due until the model writes END.
+    """A sentence whose positions are target tokens; after the end of the source, they are due until END is written.
 
-    What would end the translation before the whole source was read is put off by a source token instead: where
-    translations are shorter than their sources, wait-k learns to end with the rest unread, and would lose it. With
-    `reads_on` False the translation ends there, which is the policy of the paper.
+    If the model predicts END before the source is read, another source token is read instead: where translations are
+    shorter than their sources, wait-k models learn to end early and would lose the rest. With `reads_on` False the
+    translation ends there, as in the paper.
     """
 
     def __init__(self, beam: int, reads_on: bool = True) -> None:
@@ -42,33 +42,33 @@ class Seq2SeqSentence(Sentence):
         self.reads_on = reads_on
         self.last = START
         self._ended = False
-        self._wanted = 0  # source tokens that must be read first, because the translation would have ended before
+        self._needed = 0  # source tokens to read first, because END was predicted too early
 
     @property
     def is_due(self) -> bool:
-        return not self._ended and (self.closed or (bool(self.due) and self._wanted <= len(self.tokens)))
+        return not self._ended and (self.closed or (bool(self.due) and self._needed <= len(self.tokens)))
 
     @property
     def longest(self) -> int:
-        """How many tokens its translation may have."""
+        """Maximum length of the translation in tokens."""
         return longest_translation(len(self.tokens))
 
     def next_due(self) -> Due:
-        """What is due first; it stays due until something is written."""
+        """Return the first due position; it stays due until something is written."""
         if not self.due:
             self._plan(len(self.tokens), delay=0)
         due = self.due[0]
-        if due.visible < self._wanted:
-            due = due._replace(visible=self._wanted, trigger=max(due.trigger, self._wanted - 1))
+        if due.visible < self._needed:
+            due = due._replace(visible=self._needed, trigger=max(due.trigger, self._needed - 1))
             self.due[0] = due
         return due
 
     def write(self, tokens: list[int]) -> Written:
-        """Take the next target token or, with a beam, the whole translation."""
+        """Append the next target token or, with a beam, the whole translation."""
         due = self.due[0]
         written = Written(tokens, min(due.position, len(self.tokens) - 1), due.trigger)
         if tokens == [END] and self.reads_on and not (self.closed and due.visible == len(self.tokens)):
-            self._wanted = due.visible + 1
+            self._needed = due.visible + 1
             return written._replace(tokens=[])
         self.due.popleft()
         if self.beam > 1:
@@ -79,11 +79,11 @@ class Seq2SeqSentence(Sentence):
         return written
 
     def _plan_rest(self, delay: int) -> None:
-        """How much is left to write only the model knows: `next_due` plans it token by token."""
+        """Do nothing: the target length is unknown, so `next_due` plans one token at a time."""
 
 
 class Seq2SeqDecoder:
-    """Advances sentences by a target token each, or with a beam by the whole translation."""
+    """Advances each sentence by a target token or, with a beam, by the whole translation."""
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         encoder, decoder = bundle.session("encoder", threads), bundle.session("decoder", threads)
@@ -96,7 +96,7 @@ class Seq2SeqDecoder:
         return Seq2SeqSentence(beam, reads_on)
 
     def advance(self, sentences: Sequence[Seq2SeqSentence]) -> list[list[Written]]:
-        """Compute something for each of these sentences, all of which are due; what each of them wrote."""
+        """Compute a step for sentences that are due; return what each wrote."""
         due = {sentence: sentence.next_due() for sentence in sentences}
         for sentence in sentences:
             self.caches.reserve(sentence.slot, max(due[sentence].visible, due[sentence].position + 1))
@@ -104,7 +104,7 @@ class Seq2SeqDecoder:
         found: dict[Seq2SeqSentence, list[int]] = {}
         for batch in batches([sentence for sentence in sentences if sentence.beam == 1], lambda s: s.slot.pool):
             rows = [Row(sentence.slot, sentence.last, due[sentence]) for sentence in batch]
-            for sentence, symbol in zip(batch, self.follow(rows, "symbols").tolist(), strict=True):
+            for sentence, symbol in zip(batch, self.predict(rows, "symbols").tolist(), strict=True):
                 found[sentence] = [symbol]
         for sentence in sentences:
             if sentence.beam > 1:
@@ -112,7 +112,7 @@ class Seq2SeqDecoder:
         return [[sentence.write(found[sentence])] for sentence in sentences]
 
     def read(self, ends: dict[Seq2SeqSentence, int]) -> None:
-        """Put the source tokens before each end through the encoder, unless the slots, once reserved, hold them."""
+        """Encode the source tokens before each end that are not cached yet; the slots must be reserved."""
         behind = {sentence: end - sentence.cached for sentence, end in ends.items() if end > sentence.cached}
         size = max(1, ENCODED // max(behind.values(), default=1))
         for batch in batches(list(behind), lambda sentence: sentence.slot.pool, min(ROWS, size)):
@@ -127,38 +127,38 @@ class Seq2SeqDecoder:
             for sentence in batch:
                 sentence.cached = ends[sentence]
 
-    def follow(self, rows: Sequence[Row], output: str) -> Array:
-        """What follows the last token of each row: `symbols` [B], or `scores` [B V]."""
+    def predict(self, rows: Sequence[Row], output: str) -> Array:
+        """Return the predictions after the last token of each row: `symbols` [B], or `scores` [B V]."""
         binding = self._decoder.bind([row.slot for row in rows], [output], N=1)
         order = np.argsort([row.slot.row for row in rows])
         positions = np.array([[rows[index].due.position] for index in order])
         binding.place("", np.array([[rows[index].last] for index in order]), positions)
         binding.show("mask", positions + 1)
         binding.show("context_mask", np.array([[rows[index].due.visible] for index in order]))
-        binding.inputs["penalty"][:, :, 0, 0] = np.where(positions == 0, NEVER, 0)  # no translation is empty
+        binding.inputs["penalty"][:, :, 0, 0] = np.where(positions == 0, NEVER, 0)  # no empty translations
         found = binding.run()[output][:, 0, 0]
         return found[np.argsort(order)]
 
     def _search(self, sentence: Seq2SeqSentence, due: Due) -> list[int]:
-        """The best translation of a sentence that was read to its end, by beam search."""
+        """Return the best translation of a complete sentence by beam search."""
         search = BeamSearch(sentence.beam, sentence.longest)
         slots = [sentence.slot, *(Slot() for _ in range(sentence.beam - 1))]
         for slot in slots:
             self.caches.reserve(slot, max(len(sentence.tokens), sentence.longest + 1))
-        while not search.is_settled:
+        while not search.is_done:
             position = len(search.open[0])
             lasts = [hypothesis[-1] if hypothesis else START for hypothesis in search.open]
             here = due._replace(position=position)
             rows = [Row(slot, last, here) for slot, last in zip(slots, lasts, strict=False)]
-            origins = search.extend(log_softmax(self.follow(rows, "scores")))
+            origins = search.extend(log_softmax(self.predict(rows, "scores")))
             self.caches.rearrange(slots, origins)
         return search.best
 
 
 class BeamSearch:
-    """The bookkeeping of a beam search over token after token, until END; scores are divided by the length.
+    """The hypotheses of a beam search; scores are divided by the length.
 
-    Special symbols are never chosen, nor is END at once; at the longest length END is all that is left.
+    Special symbols are never chosen, nor is END at the first position; at the maximum length only END is.
     """
 
     def __init__(self, size: int, longest: int) -> None:
@@ -169,26 +169,26 @@ class BeamSearch:
         self._done: list[tuple[float, list[int]]] = []  # best first
 
     def extend(self, log_probabilities: Array) -> list[int]:
-        """Grow every open hypothesis [H V] by a token; for each of the new ones, which old one it grew from."""
+        """Extend every open hypothesis [H V] by a token; return the index of the parent of each new one."""
         length = len(self.open[0])
         V = log_probabilities.shape[-1]
         totals = (self._scores[:, None] + self._allowed(log_probabilities, length)).ravel()
-        # Each hypothesis can end in one way only, so twice the beam holds enough that go on.
+        # Each hypothesis has one END candidate, so twice the beam holds enough unfinished ones.
         ranked = np.argsort(-totals, kind="stable")[: 2 * self._size]
         grown = [(totals[index], int(index) // V, int(index) % V) for index in ranked if totals[index] > -math.inf]
-        # An ending counts only while it is among the best: otherwise short hypotheses would creep in from below.
+        # END counts only among the best; otherwise low-ranked short hypotheses would finish.
         for score, origin, token in grown[: self._size]:
             if token == END:
                 self._done.append((score / (length + 1), self.open[origin]))
         self._done = sorted(self._done, key=lambda done: -done[0])[: self._size]
-        going_on = [candidate for candidate in grown if candidate[2] != END][: self._size]
-        self.open = [[*self.open[origin], token] for _, origin, token in going_on]
-        self._scores = np.array([score for score, _, _ in going_on])
-        return [origin for _, origin, _ in going_on]
+        unfinished = [candidate for candidate in grown if candidate[2] != END][: self._size]
+        self.open = [[*self.open[origin], token] for _, origin, token in unfinished]
+        self._scores = np.array([score for score, _, _ in unfinished])
+        return [origin for _, origin, _ in unfinished]
 
     @property
-    def is_settled(self) -> bool:
-        """Whether there are enough finished hypotheses, or none can go on."""
+    def is_done(self) -> bool:
+        """Whether there are enough finished hypotheses, or no open ones."""
         return len(self._done) == self._size or not self.open
 
     @property
@@ -207,5 +207,5 @@ class BeamSearch:
 
 
 def longest_translation(source_tokens: int) -> int:
-    """How many tokens a translation may have."""
+    """Return the maximum length of a translation in tokens."""
     return int(1.2 * source_tokens) + 10

@@ -39,16 +39,16 @@ from simulmt.runtime.transducer import TransducerDecoder
 from simulmt.text import Detokenizer, WordSplitter
 from simulmt.text.segmentation import ends_sentence
 
-WHOLE_SENTENCE = sys.maxsize  # the delay of a model that waits for the end
-UNDOABLE = 20  # sentences that can be taken back
-LINES_TOGETHER = 32  # lines of a text that `translate` works on at the same time
+WHOLE_SENTENCE = sys.maxsize  # delay of a full-sentence model
+MAX_UNDO = 20  # sentences
+LINES_PER_BATCH = 32  # lines that `translate` processes at once
 
 
 @dataclass(frozen=True)
 class Lag:
     """Milliseconds from a source word to its commit, by cause."""
 
-    policy: float  # until the look-ahead that the delay asks for had arrived as well
+    policy: float  # until the look-ahead required by the delay had arrived
     queue: float  # until its computation began
     compute: float
     recognition: float = 0.0  # from the end of the spoken word until its text arrived; 0 for text
@@ -64,7 +64,7 @@ class Commit:
 
     seq: int  # counts the commits of a stream from 1
     text: str
-    source_words: int  # words of the whole stream that had been read for it
+    source_words: int  # words of the stream read before it was written
     lag: Lag
     sentence: int  # counts the sentences of a stream from 0
 
@@ -101,8 +101,8 @@ DECODERS: Mapping[Kind, Callable[[Bundle, int], Decoder]] = {
 }
 
 
-class _Passage:
-    """A sentence of a stream, and the source word of each of its tokens."""
+class _StreamSentence:
+    """A sentence of a stream, with the source word and arrival time of each token."""
 
     def __init__(
         self, sentence: Sentence, number: int, detokenizer: Detokenizer, text_filter: DoubledPunctuation | None
@@ -111,10 +111,10 @@ class _Passage:
         self.number = number
         self._detokenizer = detokenizer
         self._text_filter = text_filter
-        self.has_text = False  # whether something of it was committed
-        self.words: list[int] = []  # for each token, the words of the stream read by then
+        self.has_text = False  # whether any of it was committed
+        self.words: list[int] = []  # for each token, the number of words of the stream read so far
         self.arrived: list[float] = []  # for each token, when its word was complete
-        self.recognition: list[float] = []  # for each token, how long it took until then from speech to text
+        self.recognition: list[float] = []  # for each token, the recognition time of its word
 
     def read(self, tokens: Sequence[int], delay: int, words_read: int, arrived: float, recognition: float) -> None:
         """Read the tokens of a word."""
@@ -158,12 +158,12 @@ class Stream:
         self._reads_on = reads_on
         self._state = StreamState.OPEN
         self._splitter = WordSplitter()
-        self._passages: deque[_Passage] = deque()  # the first is translated, the last is read
+        self._unfinished: deque[_StreamSentence] = deque()  # the first is being translated, the last is being read
         self._words = 0
         self._sentences = 0
         self._commits = 0
-        self._untaken: list[Commit] = []
-        self._recent: deque[tuple[int, list[str]]] = deque(maxlen=UNDOABLE)  # number and words of sentences
+        self._output: list[Commit] = []
+        self._recent: deque[tuple[int, list[str]]] = deque(maxlen=MAX_UNDO)  # number and words of sentences
 
     @property
     def state(self) -> StreamState:
@@ -177,17 +177,17 @@ class Stream:
     @property
     def sentences_finished(self) -> int:
         """Number of sentences read and translated completely."""
-        return self._sentences - len(self._passages)
+        return self._sentences - len(self._unfinished)
 
     @property
     def is_due(self) -> bool:
         """Whether there is something to compute for the text accepted so far."""
-        return bool(self._passages) and self.current.is_due
+        return bool(self._unfinished) and self.current.is_due
 
     @property
     def current(self) -> Sentence:
         """The sentence being translated; the stream must be due."""
-        return self._passages[0].sentence
+        return self._unfinished[0].sentence
 
     def push(self, text: str) -> list[Commit]:
         """Push a chunk of text of any size; return what can now be written.
@@ -240,8 +240,8 @@ class Stream:
 
     def accept_finish(self, arrived: float | None = None) -> None:
         """`finish` without computing."""
-        if self._state is StreamState.FINISHED and (self.is_due or self._untaken):
-            return  # it was called before, and failed
+        if self._state is StreamState.FINISHED and (self.is_due or self._output):
+            return  # an earlier call failed
         self._require_open("finish")
         self.accept_end(arrived)
         self._state = StreamState.FINISHED
@@ -249,15 +249,15 @@ class Stream:
     def undo(self) -> Undone | None:
         """Undo the last sentence; return it, or None if there is none.
 
-        A sentence that is still open is dropped. Its commits stay, but a display may strike them out. Nothing may be
-        due, so that the effect depends on the text only.
+        An open sentence is dropped. Its commits stay, but a display may strike them out. Nothing may be due, so that
+        the result depends on the text only.
         """
         self._require_open("undo")
         if self.is_due:
             raise StreamError("undo: compute what is due first, for example with push('')")
         unread = self._splitter.flush()
         if self._is_reading():
-            self._passages.pop()
+            self._unfinished.pop()
         elif unread:
             self._recent.append((self._sentences, []))
             self._sentences += 1
@@ -269,7 +269,7 @@ class Stream:
 
     def take(self) -> list[Commit]:
         """Return the commits written since the last call."""
-        taken, self._untaken = self._untaken, []
+        taken, self._output = self._output, []
         return taken
 
     def _require_open(self, call: str) -> None:
@@ -279,17 +279,17 @@ class Stream:
     def _read_word(self, word: str, arrived: float, recognition: float = 0.0) -> None:
         config = self._translator.config
         pieces = self._translator.bundle.source.encode_word(word)
-        limit = config.longest - 1  # END comes on top
-        self._words += 1  # before a cut: what that makes due was due to this word
-        if self._is_reading() and len(self._passages[-1].words) + len(pieces) > limit:
+        limit = config.longest - 1  # excluding END
+        self._words += 1  # before a cut, since this word causes it
+        if self._is_reading() and len(self._unfinished[-1].words) + len(pieces) > limit:
             self._close(arrived)
         is_first = not self._is_reading()
         while pieces:
-            passage = self._open_passage()
-            free = limit - len(passage.words)
+            unfinished = self._open_sentence()
+            free = limit - len(unfinished.words)
             for tokens in self._translator.bundle.source.part_words(pieces[:free]):
-                passage.read(tokens, self._delay, self._words, arrived, recognition)
-            if len(passage.words) == limit:
+                unfinished.read(tokens, self._delay, self._words, arrived, recognition)
+            if len(unfinished.words) == limit:
                 self._close(arrived)
             pieces = pieces[free:]
         if self._recent:
@@ -298,40 +298,40 @@ class Stream:
             self._close(arrived)
 
     def _is_reading(self) -> bool:
-        return bool(self._passages) and not self._passages[-1].sentence.closed
+        return bool(self._unfinished) and not self._unfinished[-1].sentence.closed
 
-    def _open_passage(self) -> _Passage:
+    def _open_sentence(self) -> _StreamSentence:
         """Return the open sentence, or start one."""
         if not self._is_reading():
             sentence = self._translator.decoder.open(self._beam, self._reads_on)
             detokenizer = Detokenizer(self._translator.bundle.target)
             text_filter = self._translator.config.rules.text_filter()
-            self._passages.append(_Passage(sentence, self._sentences, detokenizer, text_filter))
+            self._unfinished.append(_StreamSentence(sentence, self._sentences, detokenizer, text_filter))
             self._recent.append((self._sentences, []))
             self._sentences += 1
-        return self._passages[-1]
+        return self._unfinished[-1]
 
     def _close(self, arrived: float) -> None:
         if self._is_reading():
-            self._passages[-1].close(self._delay, self._words, arrived)
+            self._unfinished[-1].close(self._delay, self._words, arrived)
         self._drop_finished()
 
     def _drop_finished(self) -> None:
-        while self._passages and self._passages[0].sentence.is_over:
-            self._passages.popleft()
+        while self._unfinished and self._unfinished[0].sentence.is_over:
+            self._unfinished.popleft()
 
     def commit(self, written: Sequence[Written], started: float, now: float) -> None:
         """Convert what `current` wrote in a step from `started` to `now` to commits for `take`."""
         for number, (tokens, position, trigger) in enumerate(written, start=1):
-            passage = self._passages[0]
-            text = passage.write(tokens, is_last=passage.sentence.is_over and number == len(written))
+            unfinished = self._unfinished[0]
+            text = unfinished.write(tokens, is_last=unfinished.sentence.is_over and number == len(written))
             if text:
-                is_parted = self._commits > 0 and not passage.has_text and self._translator.bundle.target.spaced
-                passage.has_text = True
+                needs_space = self._commits > 0 and not unfinished.has_text and self._translator.bundle.target.spaced
+                unfinished.has_text = True
                 self._commits += 1
-                lag = passage.lag(position, trigger, started, now)
-                text = f" {text}" if is_parted else text
-                self._untaken.append(Commit(self._commits, text, passage.words[trigger], lag, passage.number))
+                lag = unfinished.lag(position, trigger, started, now)
+                text = f" {text}" if needs_space else text
+                self._output.append(Commit(self._commits, text, unfinished.words[trigger], lag, unfinished.number))
         self._drop_finished()
 
 
@@ -347,11 +347,11 @@ class Translator:
         self._lock = threading.Lock()
 
     def stream(self, delay: int | None = None, beam: int = 1, segment: bool = True, reads_on: bool = True) -> Stream:
-        """Open a stream; without a delay at the model's own.
+        """Open a stream, by default with the model's own delay.
 
         A `beam` above 1 is for full-sentence models. With `segment=False` punctuation does not end a sentence: only
-        `end_sentence` and `finish` do, and the maximum length of the model. With `reads_on=False` a wait-k model that
-        ends its translation before the source has ended is not asked to go on.
+        `end_sentence` and `finish` do, and the maximum length of the model. With `reads_on=False` a wait-k model may
+        end its translation before the source has been read.
         """
         if beam < 1:
             raise StreamError(f"beam must be at least 1, got {beam}")
@@ -362,14 +362,14 @@ class Translator:
     def translate(self, text: str, delay: int | None = None, beam: int = 1) -> str:
         """Translate a whole text, line by line: every line ends a sentence and gives one line.
 
-        Nobody waits for the words of a whole text, so the delay is by default the model's largest, its best.
+        The default delay is the model's largest, which gives the best quality, since all words are already there.
         """
         if delay is None:
             delay = self.config.largest_delay
         lines = text.split("\n")
         translated: list[str] = []
-        for start in range(0, len(lines), LINES_TOGETHER):
-            streams = [self.stream(delay, beam) for _ in lines[start : start + LINES_TOGETHER]]
+        for start in range(0, len(lines), LINES_PER_BATCH):
+            streams = [self.stream(delay, beam) for _ in lines[start : start + LINES_PER_BATCH]]
             for stream, line in zip(streams, lines[start:], strict=False):
                 stream.accept(line)
                 stream.accept_finish()
@@ -399,8 +399,8 @@ class Translator:
             due = [stream for stream in dict.fromkeys(streams) if stream.is_due]
             written = self.decoder.advance([stream.current for stream in due])
             now = self.clock()
-            for stream, news in zip(due, written, strict=True):
-                stream.commit(news, started, now)
+            for stream, tokens_written in zip(due, written, strict=True):
+                stream.commit(tokens_written, started, now)
 
     def checked_delay(self, delay: int | None) -> int:
         """Return `delay` if the model was trained for it, or the default for None."""
@@ -418,5 +418,5 @@ class Translator:
 
 
 def load(name_or_path: str | Path, threads: int = 0) -> Translator:
-    """Load a model by the name of a shipped bundle or the path of any; `threads` 0 takes all physical cores."""
+    """Load a shipped model by name, or a bundle by path; `threads` 0 uses all physical cores."""
     return Translator(Bundle(find(name_or_path)), threads)

@@ -1,4 +1,4 @@
-"""Decode a transducer: the symbol of each frame depends on the last symbols written.
+"""Transducer decoding: the symbol of each frame depends on the last symbols written.
 
 Axis letters: B rows (sentences), N positions, F frames, V vocabulary.
 """
@@ -35,16 +35,16 @@ class TransducerSentence(CTCSentence):
 
 
 class TransducerDecoder(CTCDecoder):
-    """Advances transducer sentences: one call scores frames as for CTC, then the label context is added to each."""
+    """Advances transducer sentences: scores frames in one call, then adds the label context frame by frame."""
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         super().__init__(bundle, threads)
         self._context = bundle.session("context", threads)
         (history,) = self._context.get_inputs()
-        self.symbols: int = history.shape[1]  # how many of the last symbols count
+        self.symbols: int = history.shape[1]  # length of the history
 
-    def open(self, beam: int = 1, reads_on: bool = True) -> TransducerSentence:  # noqa: ARG002 - it always reads on
-        assert beam == 1, "only full-sentence models search"
+    def open(self, beam: int = 1, reads_on: bool = True) -> TransducerSentence:  # noqa: ARG002 - a transducer always reads the whole source
+        assert beam == 1, "only full-sentence models use beam search"
         return TransducerSentence(self.symbols, self.config.whole_words)
 
     def context_scores(self, histories: Sequence[History]) -> Array:
@@ -59,7 +59,7 @@ class TransducerDecoder(CTCDecoder):
         self,
         binding: Binding,
         batch: Sequence[CTCSentence],
-        due: Mapping[CTCSentence, Sequence[Due]],  # noqa: ARG002 - what was read is in the scores
+        due: Mapping[CTCSentence, Sequence[Due]],  # noqa: ARG002 - not needed without rules
     ) -> Array:
         """Return the symbols [B N F]. Sentences change only when they `write`, so a failed step can be repeated."""
         scores = binding.run()["scores"]  # [B N F V]
@@ -81,7 +81,7 @@ class TransducerDecoder(CTCDecoder):
     def _add_contexts(
         self, batch: Sequence[TransducerSentence], histories: Sequence[History], rows: Sequence[int], added: Array
     ) -> None:
-        """Set `added` to the context scores of these rows; a sentence remembers those of one history."""
+        """Set `added` to the context scores of these rows; each sentence caches the scores of one history."""
         unknown = [row for row in rows if batch[row].context is None or batch[row].context[0] != histories[row]]  # type: ignore[index]
         if unknown:
             found = self.context_scores([histories[row] for row in unknown])
@@ -92,5 +92,5 @@ class TransducerDecoder(CTCDecoder):
 
 
 def after(history: History, symbol: int) -> History:
-    """Return the history once a symbol was written."""
+    """Return the history after writing a symbol."""
     return (symbol, *history[:-1])

@@ -21,7 +21,7 @@ BLOCK = RATE // 10  # samples read at once
 LOWEST_RATE, HIGHEST_RATE = 4_000, 384_000
 MOST_CHANNELS = 32
 ZERO_CROSSINGS = 16  # of the sinc, on either side
-UNREAD_SECONDS = 30  # buffered while the recogniser is busy; audio beyond that is lost
+UNREAD_SECONDS = 30  # of audio buffered while the recogniser is busy; more is dropped
 
 OTHER_FORMATS = (b"OggS", b"fLaC", b"ID3", b"\xff\xfb", b"\x1aE", b"FORM")  # OGG, FLAC, MP3, Matroska, AIFF
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
@@ -99,18 +99,18 @@ def read_whole(path: Path) -> Samples:
 
 
 def _read_header(file: BinaryIO, beginning: bytes) -> tuple[WavFormat, int | None]:
-    """Read up to the samples; return their format, and their size in bytes or None for "until the end"."""
+    """Read up to the samples; return their format and their size in bytes, None if unknown."""
     if beginning[8:] != b"WAVE":
-        raise SpeechError("not a WAV file, although it begins like one")
+        raise SpeechError("not a WAV file: RIFF header without WAVE")
     layout: WavFormat | None = None
     while True:
         head = file.read(8)
         if len(head) < 8:
-            raise SpeechError("the WAV file is broken: it ends before its samples begin")
+            raise SpeechError("invalid WAV file: no data chunk")
         kind, size = struct.unpack("<4sI", head)
         if kind == b"data":
             if layout is None:
-                raise SpeechError("the WAV file is broken: it does not say how its samples are stored")
+                raise SpeechError("invalid WAV file: no fmt chunk before the data")
             return layout, None if size in (0, 0xFFFFFFFF) else size
         if kind == b"fmt ":
             layout = _parse_format(file.read(size + size % 2))
@@ -125,7 +125,7 @@ def _skip(file: BinaryIO, size: int) -> None:
 
 def _parse_format(content: bytes) -> WavFormat:
     if len(content) < 16:
-        raise SpeechError("the WAV file is broken: its format chunk is too short")
+        raise SpeechError("invalid WAV file: fmt chunk too short")
     encoding, channels, rate, _, _, bits = struct.unpack("<HHIIHH", content[:16])
     if encoding == EXTENSIBLE and len(content) >= 26:
         encoding = struct.unpack("<H", content[24:26])[0]
@@ -189,12 +189,12 @@ class _Resampler:
 
 
 def listen_to_microphone(device: str | None = None) -> Iterator[Samples]:
-    """Start recording from a microphone; it goes on until the caller stops."""
+    """Record from a microphone until the caller stops iterating."""
     sounddevice = _sounddevice()
     queue: Queue[Samples] = Queue(UNREAD_SECONDS * RATE // BLOCK)
 
     def record(samples: Samples, *_: Any) -> None:
-        with suppress(Full):  # when the caller is more than UNREAD_SECONDS behind
+        with suppress(Full):  # the caller is more than UNREAD_SECONDS behind
             queue.put_nowait(samples[:, 0].copy())
 
     chosen = int(device) if device is not None and device.isdigit() else device
@@ -227,6 +227,6 @@ def _no_microphone(sounddevice: Any, device: str | None, error: Exception) -> st
         f"{found['index']} {found['name']}" for found in sounddevice.query_devices() if found["max_input_channels"]
     ]
     if not inputs:
-        return "no microphone: this machine has none, or may not use it; give a WAV file instead"
+        return "no microphone found or permitted; give a WAV file instead"
     reason = str(error).splitlines()[0]
     return f"microphone {device or '(default)'}: {reason}; choose with --device: {', '.join(inputs)}"

@@ -70,8 +70,8 @@ class SpeechClock:
     def __call__(self) -> float:
         return time.perf_counter() + self._offset
 
-    def hear(self, seconds: float) -> None:
-        """Advance to this second of the audio, unless computation is already behind it."""
+    def advance_to(self, seconds: float) -> None:
+        """Advance to this second of the audio, unless the clock is already past it."""
         self._offset += max(0.0, seconds - self())
 
 
@@ -88,7 +88,7 @@ class LiveSpeech:
         self.stream: Stream = translator.stream(delay)
         self.listener = Listener(recognition)
         self._translator = translator
-        self._on_words = on_words  # called with every batch of stable words
+        self._on_words = on_words  # called with new stable words
         self.recognition_seconds = self.translation_seconds = 0.0  # of computation
 
     def push(self, samples: Samples, arrived: float | None = None) -> list[Commit]:

@@ -15,12 +15,12 @@ from simulmt.errors import MissingExtraError, SpeechError
 from simulmt.runtime.revisions import Hypothesis
 from simulmt.speech.audio import RATE, Samples
 
-UPDATE_SECONDS = 1.0  # between hypotheses; two that follow each other more closely agree on words too readily
-RENEWED_AFTER = 60.0  # seconds after which a stream is replaced in the next silence ...
-RENEWED_AT_LAST = 600.0  # ... or in mid-speech
-SILENCE = 1.0  # seconds without speech
-OVERLAP = 0.4  # seconds of silence replayed to the new stream, so that it misses no onset
-KEPT = 5.0  # seconds of audio kept without an open line: one begins somewhat before it is detected
+UPDATE_SECONDS = 1.0  # between hypotheses; more frequent ones agree too readily
+RESTART_AFTER = 60.0  # seconds after which a stream is restarted at the next silence ...
+RESTART_AT_LATEST = 600.0  # ... or during speech
+SILENCE_SECONDS = 1.0  # without speech
+OVERLAP_SECONDS = 0.4  # of silence replayed to the new stream, so that it misses no onset
+KEPT_SECONDS = 5.0  # of audio kept between lines, since a line starts before it is detected
 VAD_OPTIONS = {  # detect lines of speech, do not transcribe them
     "skip_transcription": "true",
     "transcription_interval": "0.05",
@@ -38,7 +38,7 @@ class Model(Protocol):
 
 
 class MoonshineRecogniser:
-    """A Moonshine model, by default the one in the wheel; moonshine-voice detects the voice."""
+    """A Moonshine model, by default the one in the wheel, with the voice activity detection of moonshine-voice."""
 
     language: str | None
 
@@ -70,34 +70,34 @@ class MoonshineRecogniser:
 class MoonshineRecognition:
     """Recognises one speaker.
 
-    The voice detector keeps all lines of a stream, so streams are replaced regularly to bound memory.
+    Voice activity detection keeps all lines of a stream, so streams are restarted regularly to bound memory.
     """
 
     def __init__(self, model: Model, open_stream: Callable[[], Any]) -> None:
         self._model = model
         self._open_stream = open_stream
         self._stream = open_stream()
-        self._renewed = 0  # number of this stream, to make line ids unique
-        self._begun = 0.0  # start of this stream, in seconds of audio
-        self._heard = 0.0  # seconds of audio
-        self._updated = 0.0
-        self._finished = 0  # lines of this stream
-        self._open: float | None = None  # the start of the line in progress
-        self._draft: list[int] = []  # its tokens so far
-        self._spoken = 0.0  # when the last line ended
-        self._audio: Samples = np.zeros(0, np.float32)  # the latest
+        self._stream_number = 0  # makes line ids unique
+        self._stream_start = 0.0  # start of this stream, in seconds of audio
+        self._audio_seconds = 0.0  # seconds of audio
+        self._last_update = 0.0
+        self._lines_finished = 0  # lines of this stream
+        self._line_start: float | None = None  # start of the open line
+        self._draft: list[int] = []  # tokens of the open line
+        self._speech_end = 0.0  # end of the last line
+        self._audio: Samples = np.zeros(0, np.float32)  # most recent samples
 
     def push(self, samples: Samples) -> list[Hypothesis]:
         self._audio = np.concatenate([self._audio, samples])
-        self._heard += len(samples) / RATE
+        self._audio_seconds += len(samples) / RATE
         self._stream.add_audio(samples.tolist(), RATE)
         found = self._update()
-        kept = KEPT if self._open is None else self._heard - self._open
+        kept = KEPT_SECONDS if self._line_start is None else self._audio_seconds - self._line_start
         self._audio = self._audio[-math.ceil(kept * RATE) :]
-        age = self._heard - self._begun
-        is_silent = self._open is None and self._heard - self._spoken > SILENCE
-        if age > RENEWED_AT_LAST or (age > RENEWED_AFTER and is_silent):
-            found += self._renew(is_silent)
+        age = self._audio_seconds - self._stream_start
+        is_silent = self._line_start is None and self._audio_seconds - self._speech_end > SILENCE_SECONDS
+        if age > RESTART_AT_LATEST or (age > RESTART_AFTER and is_silent):
+            found += self._restart(is_silent)
         return found
 
     def finish(self) -> list[Hypothesis]:
@@ -112,34 +112,36 @@ class MoonshineRecognition:
             self._stream = None
 
     def _update(self) -> list[Hypothesis]:
-        """Recognise lines that have ended, and from time to time the open one."""
+        """Recognise finished lines, and at intervals the open one."""
         found = []
         lines = self._stream.update_transcription().lines
-        for number in range(self._finished, len(lines)):
+        for number in range(self._lines_finished, len(lines)):
             line = lines[number]
-            start = self._begun + line.start_time
-            self._spoken = start + line.duration
+            start = self._stream_start + line.start_time
+            self._speech_end = start + line.duration
             if line.is_complete:
                 found.append(self._recognise(number, start, True))
-                self._finished, self._open, self._draft = number + 1, None, []
+                self._lines_finished, self._line_start, self._draft = number + 1, None, []
             else:
-                self._open = start
-                if self._heard - self._updated >= UPDATE_SECONDS:
+                self._line_start = start
+                if self._audio_seconds - self._last_update >= UPDATE_SECONDS:
                     found.append(self._recognise(number, start, False))
         return found
 
     def _recognise(self, number: int, start: float, is_final: bool) -> Hypothesis:
-        self._updated = self._heard
-        origin = self._heard - len(self._audio) / RATE
-        first, last = (max(0, round((time - origin) * RATE)) for time in (start, self._spoken))
+        self._last_update = self._audio_seconds
+        origin = self._audio_seconds - len(self._audio) / RATE
+        first, last = (max(0, round((time - origin) * RATE)) for time in (start, self._speech_end))
         self._draft = self._model.transcribe(self._audio[first:last], self._draft)
         text = self._model.text(self._draft)
-        return Hypothesis(text, is_final, f"{self._renewed}.{number}", start=start, end=self._spoken)
+        return Hypothesis(text, is_final, f"{self._stream_number}.{number}", start=start, end=self._speech_end)
 
-    def _renew(self, is_silent: bool) -> list[Hypothesis]:
+    def _restart(self, is_silent: bool) -> list[Hypothesis]:
         found = self.finish()
-        recent = self._audio[-int(OVERLAP * RATE) :] if is_silent else self._audio[:0]
+        recent = self._audio[-int(OVERLAP_SECONDS * RATE) :] if is_silent else self._audio[:0]
         self._stream = self._open_stream()
-        self._begun, self._renewed, self._finished = self._heard - len(recent) / RATE, self._renewed + 1, 0
+        self._stream_start = self._audio_seconds - len(recent) / RATE
+        self._stream_number += 1
+        self._lines_finished = 0
         self._stream.add_audio(recent.tolist(), RATE)
         return found

@@ -1,8 +1,8 @@
 """The encoder and decoder of a Moonshine model, run with ONNX Runtime.
 
-moonshine-voice can run them itself, but decodes every hypothesis from its first token and leaks memory. Here the last
-hypothesis is a draft for the next: one pass of the decoder checks all of it, and only what follows the first difference
-is decoded token by token.
+moonshine-voice can run them itself, but decodes every hypothesis from its first token and leaks memory. Here decoding
+is speculative, with the last hypothesis as the draft: one pass of the decoder verifies it, and only the tokens after
+the first difference are decoded one by one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from simulmt.speech.audio import RATE, Samples
 
 ENCODER, DECODER, TOKENS = "encoder_model.ort", "decoder_model_merged.ort", "tokenizer.bin"
 START, END = 1, 2
-SHORTEST = RATE // 10  # samples that the encoder needs
-TOKENS_PER_SECOND = {"en": 6.5}  # more are a loop
-TOKENS_PER_SECOND_ELSEWHERE = 13.0
+MIN_SAMPLES = RATE // 10  # required by the encoder
+TOKENS_PER_SECOND = {"en": 6.5}  # more indicate a repetition loop
+DEFAULT_TOKENS_PER_SECOND = 13.0
 SPACE = "▁"
 
 Arrays = dict[str, NDArray[Any]]
@@ -37,7 +37,7 @@ class MoonshineModel:
             if not (directory / name).is_file():
                 raise SpeechError(f"{directory}: no {name}; expected the directory of a Moonshine model")
         self._vocabulary = list(_read_vocabulary((directory / TOKENS).read_bytes()))
-        self._tokens_per_second = TOKENS_PER_SECOND.get(language or "", TOKENS_PER_SECOND_ELSEWHERE)
+        self._tokens_per_second = TOKENS_PER_SECOND.get(language or "", DEFAULT_TOKENS_PER_SECOND)
         self._encoder = _session(directory / ENCODER, threads)
         self._decoder = _session(directory / DECODER, threads)
         self._inputs = {each.name: each.shape for each in self._decoder.get_inputs()}
@@ -47,21 +47,23 @@ class MoonshineModel:
             raise SpeechError(f"{directory / TOKENS}: {len(self._vocabulary)} tokens, expected {logits.shape[-1]}")
 
     def transcribe(self, samples: Samples, draft: Sequence[int] = ()) -> list[int]:
-        """Return the tokens of a segment; `draft` holds those of an earlier hypothesis, to save time."""
-        samples = np.pad(samples, (0, max(0, SHORTEST - len(samples))))
+        """Return the tokens of a segment; `draft` holds those of an earlier hypothesis (speculative decoding)."""
+        samples = np.pad(samples, (0, max(0, MIN_SAMPLES - len(samples))))
         context = self._encode(samples)
-        most = math.ceil(len(samples) / RATE * self._tokens_per_second)
-        draft = draft[:most]
-        best, cache = self._decode([START, *draft], context, self._no_cache())
+        max_tokens = math.ceil(len(samples) / RATE * self._tokens_per_second)
+        draft = draft[:max_tokens]
+        best, cache = self._decode([START, *draft], context, self._empty_cache())
         agreed = next((index for index, token in enumerate(draft) if best[index] != token), len(draft))
         tokens = list(draft[:agreed])
-        cache = {name: value[:, :, : agreed + 1] if _grows(name) else value for name, value in cache.items()}
-        following = int(best[agreed])
-        while following != END and len(tokens) < most:
-            tokens.append(following)
-            best, update = self._decode([following], context, cache)
-            cache.update((name, value) for name, value in update.items() if _grows(name))
-            following = int(best[-1])
+        cache = {
+            name: value[:, :, : agreed + 1] if _is_self_attention(name) else value for name, value in cache.items()
+        }
+        token = int(best[agreed])
+        while token != END and len(tokens) < max_tokens:
+            tokens.append(token)
+            best, update = self._decode([token], context, cache)
+            cache.update((name, value) for name, value in update.items() if _is_self_attention(name))
+            token = int(best[-1])
         return tokens
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -71,7 +73,7 @@ class MoonshineModel:
         return text.replace(SPACE, " ").strip()
 
     def _encode(self, samples: Samples) -> Arrays:
-        """Return what the decoder needs to know of the audio."""
+        """Return the encoder states and mask that the decoder takes as inputs."""
         audio: Arrays = {"input_values": samples[None], "attention_mask": np.ones((1, len(samples)), np.int64)}
         names = [each.name for each in self._encoder.get_inputs()]  # older models have no mask
         states = self._encoder.run(None, {name: audio[name] for name in names})[0]
@@ -79,13 +81,13 @@ class MoonshineModel:
         return {name: value for name, value in context.items() if name in self._inputs}
 
     def _decode(self, tokens: Sequence[int], context: Arrays, cache: Arrays) -> tuple[NDArray[np.int64], Arrays]:
-        """Return the best token after each of these, and the attention keys and values."""
+        """Return the best next token after each token, and the new key-value caches."""
         has_cache = next(iter(cache.values())).shape[2] > 0
         inputs = {"input_ids": np.array([tokens], np.int64), "use_cache_branch": np.array([has_cache])}
         logits, *values = self._decoder.run(None, {**inputs, **context, **cache})
         return logits[0].argmax(-1), dict(zip(self._caches, values, strict=True))
 
-    def _no_cache(self) -> Arrays:
+    def _empty_cache(self) -> Arrays:
         shapes = {name: self._inputs[name] for name in self._caches}
         return {name: np.zeros((1, heads, 0, size), np.float32) for name, (_, heads, _, size) in shapes.items()}
 
@@ -94,15 +96,15 @@ def _session(path: Path, threads: int) -> Session:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # what goes wrong is raised
+    options.log_severity_level = 4  # errors are raised as exceptions
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # what ONNX Runtime raises has no common type
+    except Exception as error:  # ONNX Runtime's errors have no common base class
         raise SpeechError(f"{path}: ONNX Runtime cannot load it: {str(error).splitlines()[0]}") from None
 
 
-def _grows(name: str) -> bool:
-    """Whether a cache grows with the output; those of the encoder's states do not."""
+def _is_self_attention(name: str) -> bool:
+    """Return whether this is a self-attention cache, which grows; cross-attention caches do not."""
     return ".decoder." in name
 
 

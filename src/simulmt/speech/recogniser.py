@@ -74,7 +74,7 @@ def check_name(name: str) -> tuple[str, Path | None]:
         raise ConfigError(f"recogniser {name}: expected the directory of a model, {kind}:DIR")
     directory = Path(path).expanduser()
     if not directory.is_dir():
-        raise SpeechError(f"{directory}: no such directory; expected that of a recogniser's model")
+        raise SpeechError(f"{directory}: no such directory; expected a model of the recogniser")
     return kind, directory
 
 

@@ -10,7 +10,7 @@ from simulmt.runtime.revisions import Hypothesis
 from simulmt.speech.audio import RATE, Samples
 
 PARTS = ("encoder", "decoder", "joiner")
-UPDATE_SAMPLES = RATE * 3 // 10  # between hypotheses, so that agreement means something
+UPDATE_SAMPLES = RATE * 3 // 10  # between hypotheses; more frequent ones agree too readily
 
 
 class SherpaRecogniser:
@@ -31,7 +31,7 @@ class SherpaRecogniser:
             self._recognizer = sherpa_onnx.OnlineRecognizer.from_transducer(
                 tokens=str(tokens), num_threads=threads, enable_endpoint_detection=True, **files
             )
-        except Exception as error:  # what the library raises
+        except Exception as error:  # the library's errors have no common base class
             raise SpeechError(f"{directory}: sherpa-onnx cannot load it: {str(error).splitlines()[0]}") from None
 
     def start(self) -> SherpaRecognition:
@@ -71,7 +71,7 @@ class SherpaRecognition:
 
     def _hypotheses(self, is_final: bool) -> list[Hypothesis]:
         text = self._recognizer.get_result(self._stream)
-        text = text.lower() if text.isupper() else text  # many models know capitals only
+        text = text.lower() if text.isupper() else text  # many models write capitals only
         found = [Hypothesis(text, is_final, self._segment)] if text else []
         if is_final:
             self._recognizer.reset(self._stream)

@@ -31,9 +31,9 @@ class Voice:
 
 
 def random_voice(seed: str) -> Voice:
-    """Choose an English voice, speed and pitch at random."""
-    chance = random.Random(seed)
-    return Voice(chance.choice(VOICES), chance.randint(130, 190), chance.randint(30, 70))
+    """Return a random English voice, speed and pitch."""
+    generator = random.Random(seed)
+    return Voice(generator.choice(VOICES), generator.randint(130, 190), generator.randint(30, 70))
 
 
 def synthesise(text: str, voice: Voice | None = None) -> Samples:

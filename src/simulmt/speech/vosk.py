@@ -13,7 +13,7 @@ from simulmt.runtime.revisions import Hypothesis
 from simulmt.speech.audio import RATE, Samples
 from simulmt.speech.events import EventReader
 
-UPDATE_SAMPLES = RATE * 3 // 10  # between hypotheses, so that agreement means something
+UPDATE_SAMPLES = RATE * 3 // 10  # between hypotheses; more frequent ones agree too readily
 MODEL_FILES = ("am/final.mdl", "final.mdl")  # one of them
 
 
@@ -27,13 +27,13 @@ class VoskRecogniser:
             import vosk
         except ImportError:
             raise SpeechError("the recogniser vosk is not installed: pip install vosk") from None
-        if not any((directory / name).is_file() for name in MODEL_FILES):  # the library would write lines of its own
+        if not any((directory / name).is_file() for name in MODEL_FILES):  # the library would log its own errors
             raise SpeechError(f"{directory}: no {MODEL_FILES[0]}; expected the directory of a Vosk model")
         vosk.SetLogLevel(-1)
         self._library = vosk
         try:
             self._model = vosk.Model(str(directory))
-        except Exception:  # what the library raises
+        except Exception:  # the library raises a plain Exception
             raise SpeechError(f"{directory}: Vosk cannot load it") from None
 
     def start(self) -> VoskRecognition:

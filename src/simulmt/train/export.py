@@ -425,7 +425,7 @@ def _seq2seq_found(decoder: Seq2SeqDecoder, tokens: Sequence[int], target: Seque
         visible = min(len(tokens), position + delay) if delay else len(tokens)
         decoder.read({sentence: visible})
         row = Row(sentence.slot, last, Due(position, visible, visible - 1, delay or 0))
-        found.append(log_softmax(decoder.follow([row], "scores")))
+        found.append(log_softmax(decoder.predict([row], "scores")))
     return np.concatenate(found)
 
 
