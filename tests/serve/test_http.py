@@ -48,7 +48,7 @@ def client(served: Served) -> Iterator[httpx.Client]:
 def test_a_text_for_a_text_and_a_list_for_a_list(client: httpx.Client, translator: Translator) -> None:
     texts = [TEXT, "", "kyo tsi\nmyi za", " "]
     one = client.post("/translate", json={"q": TEXT, **PAIR})
-    many = client.post("/translate", json={"q": texts, **PAIR, "delay": 1})
+    many = client.post("/translate", json={"q": texts, **PAIR, "delay": 1.0})  # a whole number all the same
     assert one.json() == {"translatedText": translator.translate(TEXT, 5)}
     assert many.json() == {"translatedText": [translator.translate(text, 1) for text in texts]}
 

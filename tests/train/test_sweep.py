@@ -267,7 +267,7 @@ def test_what_cannot_be_swept_is_refused_before_anything_is_written(
         with pytest.raises(ConfigError, match=message):
             sweep(run, directory, SweepConfig(1), "cpu")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="start simulmt sweep once for each"):
+    with pytest.raises(ConfigError, match="run simulmt sweep once per --device"):
         sweep(config, directory, SweepConfig(1), "cpu")
     assert not directory.exists()
 

@@ -154,7 +154,7 @@ class HttpApi:
                 return msgspec.convert(_url_encoded(body), kind)
             if media_type == MULTIPART:
                 return msgspec.convert(await _multipart(request, body), kind)
-            return msgspec.json.decode(body, type=kind)
+            return msgspec.convert(_with_whole_numbers(msgspec.json.decode(body)), kind)
         except (msgspec.DecodeError, ValueError, RecursionError, FormParserError, MultiPartException) as error:
             raise HTTPException(400, protocol.quotable(f"invalid body: {error}")) from None
 
@@ -230,6 +230,15 @@ async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -
 async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _with_whole_numbers(body: Any) -> Any:
+    """Turn 5.0 into 5: JSON Schema takes both for an integer."""
+    if not isinstance(body, dict):
+        return body
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in body.items()
+    }
 
 
 def _url_encoded(body: bytes) -> dict[str, Any]:
