@@ -239,7 +239,7 @@ def test_weighing(capsys: pytest.CaptureFixture[str]) -> None:
         ("2", 2, "expected LABEL=NUMBER"),
         ("=2", 2, "expected LABEL=NUMBER"),
         ("news=2 --weight news=3", 2, "given more than once for news"),
-        ("law=1", 1, "no line says law"),
+        ("law=1", 1, "no line has the label law"),
     ):
         arguments = f"{text} --weight {weights} --output other".split()
         failed = call("rewrite", "weigh", *arguments, capture=capsys)

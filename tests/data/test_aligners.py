@@ -215,7 +215,7 @@ def test_awesome_align_is_run_on_a_model_of_this_machine(model: Path) -> None:
     assert align_with_awesome(pairs, model) == [{(1, 1), (2, 2), (3, 3)}, {(1, 1)}, set()]
     with pytest.raises(SimulmtError, match="awesome-align failed: ValueError: asked to fail"):
         align_with_awesome([(["fail"], ["x"])], model)
-    with pytest.raises(SimulmtError, match="no model of awesome-align"):
+    with pytest.raises(SimulmtError, match="not an awesome-align model"):
         align_with_awesome([PAIR], model / "packages")
 
 

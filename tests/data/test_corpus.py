@@ -602,7 +602,7 @@ def test_a_missing_file_is_named(store_path: Path, name: str) -> None:
 def test_a_file_of_the_wrong_size_is_named_with_the_cure(store_path: Path, name: str, change: int) -> None:
     size = (store_path / name).stat().st_size
     os.truncate(store_path / name, size + change)
-    message = rf"{name}: {size + change} bytes long, expected {size} by the manifest; prepare the token store again"
+    message = rf"{name}: {size + change} bytes, but the manifest says {size}; prepare the token store again"
     with pytest.raises(DataError, match=message):
         TokenStore.open(store_path)
 
@@ -613,7 +613,9 @@ def test_verification_finds_a_changed_byte(store_path: Path, name: str) -> None:
     data[-1] ^= 1
     (store_path / name).write_bytes(data)
     TokenStore.open(store_path)  # which looks at sizes only
-    with pytest.raises(DataError, match=rf"{name}: its checksum is not the manifest's; prepare the token store again"):
+    with pytest.raises(
+        DataError, match=rf"{name}: checksum does not match the manifest; prepare the token store again"
+    ):
         TokenStore.open(store_path, verify=True)
 
 

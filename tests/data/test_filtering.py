@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simulmt.data import filtering
-from simulmt.data.filtering import HeldOut, filter_corpus, most_in_a_row, numbers_disagree, repeats_itself
+from simulmt.data.filtering import HeldOut, filter_corpus, has_repetition, max_repetitions, numbers_disagree
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_numbers_disagree(source: str, target: str, languages: str, disagree: bo
     ],
 )
 def test_phrases_in_a_row(words: str, times: int) -> None:
-    assert most_in_a_row(words.split()) == times
+    assert max_repetitions(words.split()) == times
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_phrases_in_a_row(words: str, times: int) -> None:
     ],
 )
 def test_a_target_repeats_itself_if_the_source_does_not(source: str, target: str, repeats: bool) -> None:
-    assert repeats_itself(target, source) is repeats
+    assert has_repetition(target, source) is repeats
 
 
 @pytest.mark.parametrize("languages", [None, ("de", "en")])

@@ -252,7 +252,7 @@ def test_old_test_sets_hold_one_set_a_system(tmp_path: Path, name: str) -> None:
     [
         ("<doc>\n<seg id=1>one</seg>\n<seg id=2>two\n<seg id=3>three</seg>", "line 3: <seg> without </seg>"),
         ("<doc>\n<seg id=1>one", "line 2: <seg> without </seg>"),
-        ("<doc>\n</doc>", "no <seg> in it"),
+        ("<doc>\n</doc>", "no <seg> found"),
     ],
 )
 def test_a_broken_old_test_set_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -80,7 +80,7 @@ class TestWeighing:
         ]
 
     def test_what_cannot_be_weighed_is_refused(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"no line says nwes; there are: news \(1,000\), law"):
+        with pytest.raises(DataError, match=r"no line has the label nwes; labels found: news \(1,000\), law"):
             weigh_corpus(*text, tmp_path / "out", WeighingConfig({"nwes": 2}))
         with pytest.raises(DataError, match="every label has weight 0"):
             weigh_corpus(*text, tmp_path / "out", WeighingConfig({"law": 0}, others=0))

@@ -290,7 +290,7 @@ def frames_by_steps(
             prefixes.extend([SourcePrefix(tokens[: seen(network, tokens, position + delay)])] * model.mu)
 
     for word, delay in zip(words, schedule, strict=True):
-        for pieces in network.source.part_words(network.source.encode_word(word)):
+        for pieces in network.source.split_to_word_tokens(network.source.encode_word(word)):
             step(pieces, delay)
     if state.read:
         step([END], schedule[-1], end=True)

@@ -488,7 +488,8 @@ def test_a_foreign_vocabulary_is_refused(options: dict[str, Any]) -> None:
         sentence_iterator=iter(LINES), model_writer=model, vocab_size=30, minloglevel=2, **options
     )
     with pytest.raises(
-        VocabularyError, match=r"^f\.model: its first pieces must be <pad> .* <mask>; train it with simulmt$"
+        VocabularyError,
+        match=r"^f\.model: the first pieces must be <pad> .* <mask>; train the vocabulary with simulmt$",
     ):
         Tokenizer(model.getvalue(), "f.model")
 
@@ -519,14 +520,16 @@ def test_pieces_are_parted_where_words_begin(source_tokenizer: Tokenizer) -> Non
     words = ["the", "bridge,", "河", "10:45", "wind's"]
     ids = [tokenizer.encode_word(word) for word in words]
     assert any(len(pieces) > 1 for pieces in ids)
-    assert tokenizer.part_words([token for pieces in ids for token in pieces]) == [list(pieces) for pieces in ids]
-    assert tokenizer.part_words([*ids[0], *ids[1][1:], END]) == [[*ids[0], *ids[1][1:]], [END]]
-    assert tokenizer.part_words([]) == []
+    assert tokenizer.split_to_word_tokens([token for pieces in ids for token in pieces]) == [
+        list(pieces) for pieces in ids
+    ]
+    assert tokenizer.split_to_word_tokens([*ids[0], *ids[1][1:], END]) == [[*ids[0], *ids[1][1:]], [END]]
+    assert tokenizer.split_to_word_tokens([]) == []
 
 
 def test_a_word_that_is_normalised_to_two_counts_as_two(source_tokenizer: Tokenizer) -> None:
     """A free-standing accent becomes a space and an accent above it."""
-    first, second = source_tokenizer.part_words(source_tokenizer.encode_word("it´s"))
+    first, second = source_tokenizer.split_to_word_tokens(source_tokenizer.encode_word("it´s"))
     assert source_tokenizer.decode(first) == "it"
     assert source_tokenizer.pieces[second[0]].startswith("▁")
 

@@ -89,7 +89,7 @@ def test_a_store_is_translated_as_streams_would_be(
     translated = translate_store(ctc, store, delay, batch_tokens=150, blank_penalty=blank_penalty)
     assert ctc.training  # as it was before
     ctc.eval()
-    part = dataset.source_tokenizer.part_words
+    part = dataset.source_tokenizer.split_to_word_tokens
     expected = [stream(ctc, part(source[0].tolist()), delay, blank_penalty) for source in sentences(dataset)]
     ctc.train()
     assert translated == dict(enumerate(expected))
@@ -118,7 +118,7 @@ def test_rules_see_what_a_stream_has_read(dataset: Dataset, whole_words: bool) -
     in_order = dict(zip((int(row) for batch in store.in_order(150) for row in batch.rows), rules.sources, strict=True))
     for number, (sentence,) in enumerate(sentences(dataset)):
         stream = Sentence(whole_words)
-        for word in source.part_words(sentence.tolist()[:-1]):
+        for word in source.split_to_word_tokens(sentence.tolist()[:-1]):
             stream.read(word, 2)
         stream.close(2)
         assert in_order[number] == [stream.tokens[: due.visible] for due in stream.due for _ in range(model.mu)]

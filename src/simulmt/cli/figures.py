@@ -278,7 +278,7 @@ def _eflomal() -> Aligner | None:
     """Return eflomal if it is installed; otherwise warn."""
     if find_spec("eflomal") is None:
         typer.echo(
-            f"hallucinations will not be marked: {MissingExtraError('word alignment by eflomal', 'align')}", err=True
+            f"hallucinations will not be marked: {MissingExtraError('word alignment with eflomal', 'align')}", err=True
         )
         return None
     from simulmt.data.aligners import align_with_eflomal

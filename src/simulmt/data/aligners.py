@@ -29,8 +29,8 @@ WordPair = tuple[Words, Words]
 Gold = tuple[set[Link], set[Link]]  # sure and possible links
 UnitChoice = Unit | Literal["auto"]
 
-GUESSED_FROM = 10_000  # lines, to see whether text is written without spaces
-LONGEST_WORD_IN_IDEOGRAPHS = 4.0  # a larger mean means that the text is not segmented
+SAMPLE_LINES = 10_000  # lines read to detect text without spaces
+MAX_MEAN_WORD_LENGTH = 4.0  # ideographs; a larger mean means that the text is not segmented
 
 
 def alignment_words(text: str, unit: Unit) -> list[str]:
@@ -39,10 +39,10 @@ def alignment_words(text: str, unit: Unit) -> list[str]:
 
 
 def guess_unit(lines: Iterable[str]) -> Unit:
-    """Guess whether text is counted in characters: if runs of ideographs are too long to be words."""
-    sizes = (len(split_words(word)) for line in islice(lines, GUESSED_FROM) for word in line.split())
+    """Guess the unit of a text: characters if its runs of ideographs are too long to be words."""
+    sizes = (len(split_words(word)) for line in islice(lines, SAMPLE_LINES) for word in line.split())
     runs = [size for size in sizes if size > 1]
-    return "char" if sum(runs) > LONGEST_WORD_IN_IDEOGRAPHS * len(runs) else "word"
+    return "char" if sum(runs) > MAX_MEAN_WORD_LENGTH * len(runs) else "word"
 
 
 def find_unit(path: Path, choice: UnitChoice = "auto") -> Unit:
@@ -63,7 +63,7 @@ def cut_chinese(lines: Iterable[str]) -> Iterator[list[str]]:
     try:
         import jieba  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
-        raise MissingExtraError("cutting Chinese into words", "align") from None
+        raise MissingExtraError("Chinese word segmentation", "align") from None
     jieba.setLogLevel("ERROR")  # type: ignore[no-untyped-call]
     for line in lines:
         yield [word for word in jieba.cut(line) if word.strip()]  # type: ignore[no-untyped-call]
@@ -93,7 +93,7 @@ def align_with_eflomal(
     try:
         from eflomal import Aligner
     except ImportError:
-        raise MissingExtraError("word alignment by eflomal", "align") from None
+        raise MissingExtraError("word alignment with eflomal", "align") from None
     everything = [*pairs, *more]
     if not everything:
         return []
@@ -137,7 +137,7 @@ def _check_fit(path: Path, alignments: Sequence[set[Link]], pairs: Sequence[Word
             if i > len(source) or j > len(target):
                 raise DataError(
                     f"{path}:{number}: links source unit {i} to target unit {j}, counted from 1, but the pair has "
-                    f"{len(source)} and {len(target)}; is the text tokenised as it was when it was aligned?"
+                    f"{len(source)} and {len(target)}; is the tokenisation the one that was aligned?"
                 )
 
 
@@ -146,10 +146,10 @@ def align_with_awesome(pairs: Sequence[WordPair], model: Path) -> list[set[Link]
     if find_spec("awesome_align") is None:
         raise SimulmtError("awesome-align is not installed: pip install awesome-align, or use --aligner eflomal")
     if not (model / "config.json").is_file():
-        raise SimulmtError(f"{model}: no model of awesome-align; expected a directory with config.json and its weights")
+        raise SimulmtError(f"{model}: not an awesome-align model; expected a directory with config.json and weights")
     with TemporaryDirectory() as directory:
         text, links = Path(directory, "text"), Path(directory, "links")
-        # "|||" parts the sides, so a word may not be that.
+        # "|||" separates source and target, so it must not occur in a word.
         sides = ((" ".join(word.replace("|||", "||") for word in side) for side in pair) for pair in pairs)
         text.write_text("".join(" ||| ".join(pair) + "\n" for pair in sides), encoding="utf-8")
         options = {"model_name_or_path": model, "data_file": text, "output_file": links, "num_workers": 0}

@@ -129,10 +129,10 @@ def read_references(path: Path) -> list[list[str]]:
             raise DataError(f"{path}: line {line}: <seg> without </seg>")
         else:
             systems.setdefault(system, []).append(
-                tidy(_SGM_ENTITY.sub(lambda each: html.unescape(each[0]), element[2]))
+                collapse_whitespace(_SGM_ENTITY.sub(lambda each: html.unescape(each[0]), element[2]))
             )
     if not systems:
-        raise DataError(f"{path}: no <seg> in it; expected an .sgm file with <seg id=...>...</seg>")
+        raise DataError(f"{path}: no <seg> found; expected an .sgm file with <seg id=...>...</seg>")
     return list(systems.values())
 
 
@@ -146,7 +146,7 @@ def read_development(source: Path, targets: Sequence[Path]) -> tuple[ParallelFil
     return ParallelFiles(source, targets[0]), [references for _, references in sets[1:]]
 
 
-def tidy(text: str) -> str:
+def collapse_whitespace(text: str) -> str:
     """Collapse white space."""
     return " ".join(text.split())
 
@@ -172,7 +172,7 @@ def _is_sgm(path: Path) -> bool:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert errors of opening, reading or decompressing a file to DataError."""
+    """Convert read and decompression errors to DataError."""
     try:
         yield
     except FileNotFoundError:

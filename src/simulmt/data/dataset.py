@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 from simulmt.data.corpus import Corpus, Pair, read_lines
-from simulmt.data.store import Filters, SideManifest, TokenStore, prepare, refuse_to_lose
+from simulmt.data.store import Filters, SideManifest, TokenStore, prepare, refuse_to_overwrite
 from simulmt.errors import DataError, VocabularyError
 from simulmt.files import write_whole
 from simulmt.text import BACK_TRANSLATED, Tokenizer, VocabularySpec
@@ -72,7 +72,7 @@ def prepare_dataset(
     data directory to copy them from. `progress` is called with the stage and the number of pairs done.
     `more_references` are further references of the development set.
     """
-    _begin(directory, overwrite, {} if vocabularies is None else _read_models(vocabularies))
+    _write_vocabularies(directory, overwrite, {} if vocabularies is None else _read_models(vocabularies))
     progress("vocabularies", 0)
     sources = (pair.source.removeprefix(BACK_TRANSLATED) for pair in _pairs(train))
     source = _vocabulary(directory / "source.model", source_spec, sources)
@@ -119,7 +119,7 @@ def _read_references(directory: Path, count: int) -> list[list[str]]:
 def _read_development(path: Path, count: int) -> list[str]:
     lines = list(read_lines(path))
     if len(lines) != count:
-        raise DataError(f"{path}: {len(lines)} lines for {count} pairs; prepare it again")
+        raise DataError(f"{path}: {len(lines)} lines for {count} pairs; prepare the data again")
     return lines
 
 
@@ -129,27 +129,27 @@ def _reference_path(directory: Path, number: int) -> Path:
 
 def _check_vocabulary(path: Path, tokenizer: Tokenizer, encoded: SideManifest) -> None:
     if hashlib.sha256(tokenizer.model).hexdigest() != encoded.tokenizer_sha256:
-        raise VocabularyError(f"{path}: not the vocabulary that the data beside it was encoded with; prepare it again")
+        raise VocabularyError(f"{path}: not the vocabulary that the data was encoded with; prepare the data again")
 
 
-def _begin(directory: Path, overwrite: bool, models: Mapping[str, bytes]) -> None:
+def _write_vocabularies(directory: Path, overwrite: bool, models: Mapping[str, bytes]) -> None:
     """Write the vocabularies, unless that would overwrite stores or other vocabularies."""
     try:
         for name in ("train", "dev"):
-            refuse_to_lose(directory / name, overwrite)
-        missing = [name for name, model in models.items() if not _is_there(directory / name, model)]
+            refuse_to_overwrite(directory / name, overwrite)
+        missing = [name for name, model in models.items() if not _has_vocabulary(directory / name, model)]
         for name in missing:
             write_whole(directory / name, models[name])
     except OSError as error:
         raise DataError(f"{directory}: cannot be written: {error}") from None
 
 
-def _is_there(path: Path, model: bytes) -> bool:
+def _has_vocabulary(path: Path, model: bytes) -> bool:
     """Return whether this vocabulary already exists; raise DataError if a different one does."""
     if not path.exists():
         return False
     if path.read_bytes() != model:
-        raise DataError(f"{path}: not the one in --vocabularies; choose another --output, or remove it on purpose")
+        raise DataError(f"{path}: differs from the one in --vocabularies; choose another --output, or remove the file")
     return True
 
 

@@ -26,7 +26,7 @@ from simulmt.errors import ConfigError, DataError
 from simulmt.files import lock, replacing, write_whole
 
 SIDES = ("source", "target")
-WRITTEN = (*SIDES, "json", "shards")  # suffixes of the files a job may replace
+OUTPUT_SUFFIXES = (*SIDES, "json", "shards")  # suffixes of the files a job may replace
 LINES_BETWEEN_REPORTS = SHARD_LINES = 65_536
 
 
@@ -37,7 +37,7 @@ class Dropped(NamedTuple):
     line: int = 0
 
 
-Rewritten = tuple[str, str] | Dropped  # of a line
+Rewritten = tuple[str, str] | Dropped  # result of a line
 
 
 class Progress(NamedTuple):
@@ -58,10 +58,10 @@ class Job:
     facts: Mapping[str, Any]  # settings and checksums of the inputs
     inputs: Sequence[Path]  # never replaced, not even with `overwrite`
     overwrite: bool = False
-    shard_lines: int = SHARD_LINES  # of a job in shards; part of every identity, so that earlier results are recognised
+    shard_lines: int = SHARD_LINES  # of a sharded job; part of the identity of every job
 
     def __post_init__(self) -> None:
-        refuse_own_inputs(self.prefix, self.inputs)
+        refuse_to_overwrite_inputs(self.prefix, self.inputs)
 
     @staticmethod
     def on_files(
@@ -86,7 +86,7 @@ class Job:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def refuse_own_inputs(prefix: Path, inputs: Iterable[Path], written: Sequence[str] = WRITTEN) -> None:
+def refuse_to_overwrite_inputs(prefix: Path, inputs: Iterable[Path], written: Sequence[str] = OUTPUT_SUFFIXES) -> None:
     """Raise ConfigError if an output file is also an input, or a directory that contains one."""
     replaced = [prefix.with_name(f"{prefix.name}.{ending}") for ending in written]
     for path in inputs:
@@ -147,7 +147,7 @@ def remove_previous(job: Job) -> None:
     shards = job.path("shards")
     begun = list(shards.iterdir()) if shards.is_dir() else []
     foreign = [path for path in begun if path.name != job.identity]
-    if not begun and read_record(job).get("identity") != job.identity:  # or they come from this job, which was killed
+    if not begun and read_record(job).get("identity") != job.identity:  # otherwise this job was killed
         foreign += [path for path in map(job.path, ("json", *SIDES)) if path.exists()]
     if foreign and not job.overwrite:
         raise _exists_error(foreign[0])
@@ -157,9 +157,9 @@ def remove_previous(job: Job) -> None:
 
 @contextmanager
 def publishing(job: Job) -> Iterator[tuple[dict[str, Any], BinaryIO, BinaryIO]]:
-    """Yield the record to fill in and two files; all appear under their names if the block succeeds.
+    """Yield the record to fill in and two files; publish all three atomically if the block succeeds.
 
-    The record is written first, after earlier files are removed, so that files next to a record belong to it.
+    Earlier files are removed and the record is written first, so that files next to a record belong to it.
     """
     record = {"identity": job.identity, **job.facts, "lines": 0, "kept": 0, "left": {}}
     with replacing(job.path("source")) as source, replacing(job.path("target")) as target:
@@ -171,7 +171,7 @@ def publishing(job: Job) -> Iterator[tuple[dict[str, Any], BinaryIO, BinaryIO]]:
 
 @contextmanager
 def writing(prefix: Path) -> Iterator[None]:
-    """Convert errors of writing to DataError."""
+    """Convert write errors to DataError."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,4 @@
-"""Leave out sentence pairs whose translation is wrong in a way that shows, and pairs of the test sets.
-
-A translation shows that it is wrong by other numbers than its source has, or by words in a loop.
-"""
+"""Filter sentence pairs: drop mismatched numbers, repetition loops and overlap with test sets."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ from simulmt.text.languages import guess_language
 from simulmt.text.numbers import find_numbers, unmatched
 from simulmt.text.words import HAN
 
-NUMBERS, REPEATS, HELD_OUT = "numbers", "repeats", "held_out"  # why a pair is left out
-CHUNK_PAIRS = 4096  # judged together, in about a second
-LONGEST_PHRASE = 12  # words or ideographs of a phrase that is looked for in a row
-LONG_PHRASE = 4  # of one that is never written twice in a row on purpose; shorter ones may be, as in "very, very"
-SHARED_WORDS = 10  # in a row that only a sentence taken from a test set has in common with it
-SHORTEST_SENTENCE = 4  # words of a test sentence that is kept out as a whole; anybody may say a shorter one
+NUMBERS, REPEATS, HELD_OUT = "numbers", "repeats", "held_out"  # reasons to drop a pair
+CHUNK_PAIRS = 4096  # about a second of work
+LONGEST_PHRASE = 12  # words or ideographs; longer repeated phrases are not searched for
+LONG_PHRASE = 4  # repeating a phrase of this length twice is an error; shorter ones may be meant, as in "very, very"
+SHARED_WORDS = 10  # length of the n-grams that count as overlap with a test set
+SHORTEST_SENTENCE = 4  # words; shorter test sentences are too common to count as overlap
 
 _UNIT = re.compile(rf"[{HAN}]|[^\W_{HAN}]+")
 _ONE = frozenset({Fraction(1)})  # often an article of the other language
@@ -41,10 +38,10 @@ def filter_corpus(
     report: Report = lambda _: None,
     held_out: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Keep the pairs whose numbers agree and whose target does not repeat itself; languages not given are guessed.
+    """Keep pairs whose numbers agree and whose target has no repetition loop; languages not given are guessed.
 
-    Of a back-translation, the source must not repeat itself either.
-    Pairs that share a sentence of at least four words, or ten words in a row, with a file of `held_out` are left out,
+    The source of a back-translation must have no repetition loop, either.
+    Pairs that share a sentence of at least four words, or ten consecutive words, with a `held_out` file are dropped,
     too.
     """
     languages = languages or (guess_language(read_lines(source)), guess_language(read_lines(target)))
@@ -53,13 +50,13 @@ def filter_corpus(
         inputs["held out"] = " ".join(map(file_sha256, held_out))
     facts = {"rewrite": "filter", "settings": {"languages": [*languages]}, "inputs": inputs}
     job = Job(prefix, facts, [source, target, *held_out], overwrite)
-    judge = _Judge(languages, HeldOut(chain.from_iterable(map(read_lines, held_out))))
+    pair_filter = _PairFilter(languages, HeldOut(chain.from_iterable(map(read_lines, held_out))))
 
-    def judged() -> Iterator[Rewritten]:
-        chunks = map_chunks(judge, ParallelFiles(source, target).pairs(), CHUNK_PAIRS, cores())
-        return chain.from_iterable(verdicts for _, verdicts in chunks)
+    def filtered() -> Iterator[Rewritten]:
+        chunks = map_chunks(pair_filter, ParallelFiles(source, target).pairs(), CHUNK_PAIRS, cores())
+        return chain.from_iterable(results for _, results in chunks)
 
-    return write_pairs(job, judged, report)
+    return write_pairs(job, filtered, report)
 
 
 class HeldOut:
@@ -71,7 +68,7 @@ class HeldOut:
         self._passages = {passage for sentence in sentences for passage in _passages(sentence)}
 
     def __contains__(self, text: str) -> bool:
-        """Whether a text is one of the sentences, or shares SHARED_WORDS words in a row with one."""
+        """Return whether a text is one of the sentences, or shares SHARED_WORDS consecutive words with one."""
         words = tuple(_words(text))
         return words in self._sentences or not self._passages.isdisjoint(_passages(words))
 
@@ -85,21 +82,21 @@ def _passages(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _PairFilter:
     """Decides which pairs to keep."""
 
     languages: tuple[str, str]
     held_out: HeldOut
 
     def __call__(self, pairs: Sequence[Pair]) -> list[Rewritten]:
-        return [*map(self._judge, pairs)]
+        return [*map(self._filter, pairs)]
 
-    def _judge(self, pair: Pair) -> Rewritten:
+    def _filter(self, pair: Pair) -> Rewritten:
         if pair.source in self.held_out or pair.target in self.held_out:
             return Dropped(HELD_OUT, pair.line)
-        if repeats_itself(pair.target, pair.source):
+        if has_repetition(pair.target, pair.source):
             return Dropped(REPEATS, pair.line)
-        if pair.source.startswith(BACK_TRANSLATED) and repeats_itself(pair.source, pair.target):
+        if pair.source.startswith(BACK_TRANSLATED) and has_repetition(pair.source, pair.target):
             return Dropped(REPEATS, pair.line)
         if numbers_disagree(pair.source, pair.target, self.languages):
             return Dropped(NUMBERS, pair.line)
@@ -107,18 +104,18 @@ class _Judge:
 
 
 def numbers_disagree(source: str, target: str, languages: tuple[str, str]) -> bool:
-    """Whether one side has a number, by value, that the other does not have."""
-    there, here = find_numbers(source, languages[0]), find_numbers(target, languages[1])
-    return any(number.values != _ONE for number in (*unmatched(there, here), *unmatched(here, there)))
+    """Return whether one side has a number, by value, that the other does not have."""
+    ours, theirs = find_numbers(source, languages[0]), find_numbers(target, languages[1])
+    return any(number.values != _ONE for number in (*unmatched(ours, theirs), *unmatched(theirs, ours)))
 
 
-def repeats_itself(target: str, source: str) -> bool:
-    """Whether a phrase of the target stands more often in a row than any of the source."""
-    return most_in_a_row(_words(target)) > most_in_a_row(_words(source))
+def has_repetition(target: str, source: str) -> bool:
+    """Return whether the target repeats a phrase more often in a row than the source does."""
+    return max_repetitions(_words(target)) > max_repetitions(_words(source))
 
 
-def most_in_a_row(words: Sequence[str]) -> int:
-    """How often a phrase is written in a row, at most; twice counts for a long phrase only."""
+def max_repetitions(words: Sequence[str]) -> int:
+    """Return how often a phrase is repeated in a row, at most; twice counts for long phrases only."""
     most = 1
     for length in range(1, min(LONGEST_PHRASE, len(words) // 2) + 1):
         same = 0

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from simulmt.data.corpus import Pair, open_binary, reading, tidy
+from simulmt.data.corpus import Pair, collapse_whitespace, open_binary, reading
 from simulmt.errors import DataError
 
 BLOCK = 1 << 16
@@ -24,7 +24,7 @@ NATIVE_CODES = {"bpt", "ept", "it", "ph", "ut"}  # TMX elements that hold editor
 def read_elements(path: Path, tag: str) -> Iterator[tuple[int, Element]]:
     """Yield the elements with this tag, each with its line; raise DataError with file and line if XML is invalid.
 
-    `ElementTree.iterparse` knows no lines.
+    `ElementTree.iterparse` does not report line numbers.
     """
     parser = _ElementParser(path, tag)
     with reading(path), open_binary(path) as file:
@@ -106,12 +106,12 @@ class TranslationMemory:
 
 
 def _variants(unit: Element) -> dict[str, str]:
-    """Return the segments of a translation unit by language; the first of a language counts."""
+    """Return the segments of a translation unit by language, using the first of each."""
     variants: dict[str, str] = {}
     for variant in unit.iter("tuv"):
         language = variant.get("xml:lang", variant.get("lang", ""))
         for segment in variant.iter("seg"):
-            variants.setdefault(language, tidy("".join(_texts(segment))))
+            variants.setdefault(language, collapse_whitespace("".join(_texts(segment))))
     return variants
 
 
@@ -173,7 +173,7 @@ class WmtTestSet:
     def _documents(self) -> list[_Document]:
         documents = [_read_document(self.path, *found) for found in read_elements(self.path, "doc")]
         if not documents:
-            raise DataError(f"{self.path}: no <doc> with <src> and <ref>; expected a test set as WMT publishes them")
+            raise DataError(f"{self.path}: no <doc> with <src> and <ref>; expected a WMT test set")
         for document in documents:
             for translator, segments in document.references.items():
                 if segments.keys() != document.source.keys():
@@ -197,5 +197,5 @@ def _read_document(path: Path, line: int, element: Element) -> _Document:
             number = segment.get("id", str(len(segments)))
             if number in segments:
                 raise DataError(f"{path}: document at line {line}: <{part.tag}> has two segments with id {number}")
-            segments[number] = tidy("".join(segment.itertext()))
+            segments[number] = collapse_whitespace("".join(segment.itertext()))
     return document

@@ -1,4 +1,4 @@
-"""Work on the lines of a text in several processes."""
+"""Parallel map over chunks of lines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ R = TypeVar("R")
 def map_chunks(
     work: Callable[[list[T]], R], items: Iterable[T], size: int, processes: int
 ) -> Iterator[tuple[list[T], R]]:
-    """Yield chunks of items and what `work` makes of each, in order; several processes share more than one chunk.
+    """Yield each chunk of items with the result of `work`, in order.
 
-    `work` must be picklable.
+    A single chunk is processed in this process, more are shared by several. `work` must be picklable.
     """
     remaining = iter(items)
     chunks = iter(lambda: list(islice(remaining, size)), [])
@@ -28,27 +28,27 @@ def map_chunks(
     if len(head) < 2:
         yield from ((chunk, work(chunk)) for chunk in chain(head, chunks))
         return
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("forkserver"), _join_pool, (work,)) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("forkserver"), _init_worker, (work,)) as pool:
         pending: deque[tuple[list[T], Future[R]]] = deque()
         for chunk in chain(head, chunks):
-            pending.append((chunk, pool.submit(_do, chunk)))
-            if len(pending) > 2 * processes:  # or the whole text would wait in memory
+            pending.append((chunk, pool.submit(_run_chunk, chunk)))
+            if len(pending) > 2 * processes:  # bounds memory
                 first, result = pending.popleft()
                 yield first, result.result()
         yield from ((chunk, result.result()) for chunk, result in pending)
 
 
 def cores() -> int:
-    """Number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_work: list[Callable[[Any], Any]] = []  # what a process of a pool does
+_worker_function: list[Callable[[Any], Any]] = []  # set once in each worker
 
 
-def _join_pool(work: Callable[[Any], Any]) -> None:
+def _init_worker(work: Callable[[Any], Any]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _work[:] = [work]
+    _worker_function[:] = [work]
 
 
 def _end_with_parent() -> None:
@@ -59,5 +59,5 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _do(chunk: list[Any]) -> Any:
-    return _work[0](chunk)
+def _run_chunk(chunk: list[Any]) -> Any:
+    return _worker_function[0](chunk)

@@ -13,13 +13,13 @@ from simulmt.data.aligners import UnitChoice, alignment_words, find_unit, read_w
 from simulmt.data.alignment import Link, format_pharaoh, parse_pharaoh, read_alignments, reorder_target
 from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
 from simulmt.data.derived import (
-    WRITTEN,
+    OUTPUT_SUFFIXES,
     Dropped,
     Job,
     Report,
     Rewritten,
     exclusive_lock,
-    refuse_own_inputs,
+    refuse_to_overwrite_inputs,
     write_once,
     write_pairs,
     writing,
@@ -28,7 +28,7 @@ from simulmt.errors import DataError
 from simulmt.text import split_words
 from simulmt.text.words import Unit
 
-EMPTY = "empty"  # why a pair is left out
+EMPTY = "empty"  # reason to drop a pair
 
 
 def align_and_reorder(
@@ -43,12 +43,12 @@ def align_and_reorder(
     report: Report = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Reorder a corpus, and align it with eflomal first if there are no `links`.
+    """Reorder a corpus, aligning it with eflomal first unless `links` are given.
 
-    Links are kept as PREFIX.links, since eflomal's are random. `cut_chinese` segments the target into words, which are
-    kept as PREFIX.words.
+    Links are saved as PREFIX.links, since eflomal is not deterministic. `cut_chinese` segments the target into words,
+    saved as PREFIX.words.
     """
-    refuse_own_inputs(prefix, (source, target), (*WRITTEN, "words", "links"))
+    refuse_to_overwrite_inputs(prefix, (source, target), (*OUTPUT_SUFFIXES, "words", "links"))
     with writing(prefix), exclusive_lock(prefix):
         if cut_chinese:
             target, units = _cut(target, prefix.with_name(f"{prefix.name}.words"), overwrite), (units[0], "word")
@@ -110,7 +110,7 @@ def _reorder(pair: Pair, links: set[Link], path: Path, units: tuple[Unit, Unit])
     if furthest[0] > len(source) or furthest[1] > len(target):
         raise DataError(
             f"{path}:{pair.line}: links source unit {furthest[0]} and target unit {furthest[1]}, counted from 1, but "
-            f"the pair has {len(source)} and {len(target)}; is the text tokenised as it was when it was aligned?"
+            f"the pair has {len(source)} and {len(target)}; is the tokenisation the one that was aligned?"
         )
     order = reorder_target(range(len(target)), links)
     return pair.source, _write_units(target, order, pair.target)

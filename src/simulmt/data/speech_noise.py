@@ -25,7 +25,7 @@ from unicodedata import category, normalize
 from simulmt.config import require
 
 Language = Literal["en"]
-Event = Callable[[str, random.Random], Sequence[str]]  # a word into what is recognised for it
+Event = Callable[[str, random.Random], Sequence[str]]  # maps a word to the recognised words
 
 FILLERS = ("uh", "um", "uh", "um", "er", "ah")
 INSERTED = ("and", "the", "to", "a", "of", "it", "in")
@@ -56,7 +56,7 @@ _DIGIT = re.compile(r"\d")
 _CORE = re.compile(r"\A(\W*)(.*?)(\W*)\Z", re.DOTALL)
 _PLURAL = re.compile(r"[a-z]{3,}[^siu']s\Z")
 
-# Vowel signs and accents are no \w, yet part of a word; all that Unicode has lie in these two ranges.
+# Combining vowel signs and accents do not match \w but are part of a word; all lie in these two ranges of Unicode.
 _MARKS = "".join(c for c in map(chr, chain(range(0x300, 0x20000), range(0xE0100, 0xE01F0))) if category(c)[0] == "M")
 _IN_WORD = rf"[\w{_MARKS}]"
 _NOT_SPOKEN = re.compile(
@@ -73,15 +73,15 @@ def unpunctuated(text: str) -> str:
 class NoiseRates:
     """Probabilities; the last three are per sentence, the others per word."""
 
-    filler: float = 0.015  # "uh" before it
+    filler: float = 0.015  # preceded by "uh"
     repeat: float = 0.008  # said twice
-    cut_off: float = 0.003  # begun, broken off and said again
-    misheard: float = 0.02  # replaced by a word of similar sound
+    cut_off: float = 0.003  # broken off and said again
+    misheard: float = 0.02  # replaced by a similar-sounding word
     lost_plural: float = 0.004
     dropped: float = 0.01  # of the short words in DROPPED only
     inserted: float = 0.002
     restart: float = 0.03  # the first two or three words said twice
-    spelled: float = 0.6  # numbers as words; otherwise, as often, number words as digits
+    spelled: float = 0.6  # digits to number words; otherwise, with the same probability, number words to digits
     unpunctuated: float = 0.7  # neither punctuation nor capitals
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class NoiseRates:
 
 
 class SpeechNoise:
-    """Turns written sentences into recognised speech."""
+    """Makes written sentences look like recognised speech."""
 
     def __init__(
         self,
@@ -187,9 +187,10 @@ def misheard_words(language: Language) -> Mapping[str, Sequence[str]]:
 
 
 def learn_misheard(pairs: Iterable[tuple[str, str]], least: int = 2) -> Mapping[str, Sequence[str]]:
-    """Learn which words are recognised as which others, `least` times or more, from what was said and what was heard.
+    """Learn a confusion table from pairs of reference and recognised text.
 
-    A word is listed as often as it was heard. Numbers and negations are left out.
+    It maps a word to those recognised in its place at least `least` times, each listed as often as it occurred. Numbers
+    and negations are excluded.
     """
     counts: Counter[tuple[str, str]] = Counter()
     for said, heard in pairs:

@@ -39,7 +39,7 @@ DATA_FILES = ("source.tokens", "source.offsets", "target.tokens", "target.offset
 DROP_REASONS = ("empty", "too_long", "ratio", "duplicate")
 
 CHUNK_PAIRS = 16_384  # pairs per chunk; some ten megabytes
-_CURE = "prepare the token store again"
+_HINT = "prepare the token store again"
 
 TokenType = Literal["<u2", "<u4"]  # numpy's names of little-endian uint16 and uint32
 OFFSET_TYPE = "<i8"
@@ -119,7 +119,7 @@ def prepare(
         if pair_filter.kept == 0:
             raise DataError(
                 f"{directory}: all {pair_filter.read} pairs were dropped: {pair_filter.dropped}; "
-                "check that the files translate each other, or loosen the filters"
+                "check that the files are translations of each other, or loosen the filters"
             )
         manifest = Manifest(
             format_version=FORMAT_VERSION,
@@ -159,7 +159,7 @@ class TokenStore:
         )
         for name in DATA_FILES if verify else ():
             if file_sha256(path / name) != manifest.files.get(name):
-                raise DataError(f"{path / name}: its checksum is not the manifest's; {_CURE}")
+                raise DataError(f"{path / name}: checksum does not match the manifest; {_HINT}")
         return store
 
     def __len__(self) -> int:
@@ -248,7 +248,7 @@ class _PairFilter:
         return None
 
     def _was_kept(self, pair: Pair) -> bool:
-        # 64 bits: among ten million pairs, the odds that any two share a hash are one in 370,000.
+        # With 64 bits, the probability of any collision among ten million pairs is one in 370,000.
         digest = hashlib.blake2b(f"{pair.source}\n{pair.target}".encode(), digest_size=8).digest()
         known = len(self._kept_hashes)
         self._kept_hashes.add(int.from_bytes(digest))
@@ -277,9 +277,9 @@ class _SideWriter:
     def append(self, sentences: list[list[int]]) -> None:
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
         tokens = np.fromiter(chain.from_iterable(sentences), np.int64, lengths.sum())
-        strange = tokens[(tokens < 0) | (tokens >= self._tokenizer.size)]
-        if strange.size:
-            raise VocabularyError(f"token id {strange[0]} is not in 0..{self._tokenizer.size - 1}")
+        invalid = tokens[(tokens < 0) | (tokens >= self._tokenizer.size)]
+        if invalid.size:
+            raise VocabularyError(f"token id {invalid[0]} is not in 0..{self._tokenizer.size - 1}")
         self._token_file.write(tokens.astype(self._dtype).tobytes())
         self._offset_file.write((self._tokens + np.cumsum(lengths)).astype(OFFSET_TYPE).tobytes())
         self._tokens += len(tokens)
@@ -307,22 +307,24 @@ def _replacing(directory: Path, overwrite: bool) -> Iterator[Path]:
     """Yield a temporary directory that replaces `directory` if the block succeeds."""
     directory = directory.resolve()  # replace the target of a symbolic link, not the link
     try:
-        refuse_to_lose(directory, overwrite)
+        refuse_to_overwrite(directory, overwrite)
         with replacing_directory(directory) as partial:
             yield partial
-            refuse_to_lose(directory, overwrite)  # it may have appeared meanwhile
+            refuse_to_overwrite(directory, overwrite)  # it may have appeared meanwhile
     except OSError as error:
         raise DataError(f"{directory}: cannot be written: {error}") from error
 
 
-def refuse_to_lose(directory: Path, overwrite: bool) -> None:
+def refuse_to_overwrite(directory: Path, overwrite: bool) -> None:
     """Raise DataError if `directory` exists, unless it is a token store that may be overwritten."""
     if not directory.exists():
         return
     if not overwrite:
         raise DataError(f"{directory}: already exists; choose another directory or replace it with --overwrite")
     if not directory.is_dir() or {path.name for path in directory.iterdir()} - {MANIFEST, *DATA_FILES}:
-        raise DataError(f"{directory}: is not (only) a token store, so it is not overwritten; choose another directory")
+        raise DataError(
+            f"{directory}: contains other files than a token store, so it is not overwritten; choose another directory"
+        )
 
 
 def _read_manifest(directory: Path) -> Manifest:
@@ -332,21 +334,21 @@ def _read_manifest(directory: Path) -> Manifest:
     try:
         table = json.loads(text)
     except ValueError:
-        raise DataError(f"{path}: not valid JSON; {_CURE}") from None
+        raise DataError(f"{path}: not valid JSON; {_HINT}") from None
     version = table.get("format_version") if isinstance(table, dict) else None
     if version != FORMAT_VERSION:
-        raise DataError(f"{path}: format version {version}, expected {FORMAT_VERSION}; {_CURE}")
+        raise DataError(f"{path}: format version {version}, expected {FORMAT_VERSION}; {_HINT}")
     try:
         return build(Manifest, table, str(path))
     except ConfigError as error:
-        raise DataError(f"{error}; {_CURE}") from None
+        raise DataError(f"{error}; {_HINT}") from None
 
 
 def _map_array(path: Path, dtype: str, count: int) -> NDArray[Any]:
     if not path.is_file():
-        raise DataError(f"{path}: no such file; {_CURE}")
+        raise DataError(f"{path}: no such file; {_HINT}")
     size, expected = path.stat().st_size, count * np.dtype(dtype).itemsize
     if size != expected:
-        raise DataError(f"{path}: {size} bytes long, expected {expected} by the manifest; {_CURE}")
-    # The plain array type, because slicing a memmap costs several times as much.
+        raise DataError(f"{path}: {size} bytes, but the manifest says {expected}; {_HINT}")
+    # A plain array, because slicing a memmap is several times slower.
     return np.asarray(np.memmap(path, dtype, mode="r", shape=(count,)))

@@ -29,7 +29,7 @@ from typing import NamedTuple, TextIO
 from simulmt.data.alignment import Link, format_pharaoh
 from simulmt.errors import ConfigError, DataError
 
-LONGEST = 25  # words in a source sentence, punctuation included; the grammar makes none of fewer than 4
+LONGEST = 25  # words in a source sentence, punctuation included; the shortest have 4
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ def _refuse_to_overwrite(directory: Path, names: Iterable[str]) -> None:
 
 
 def _pairs(mirrored: frozenset[Construction], seed: int) -> Iterator[SyntheticPair]:
-    speaker = _Speaker(Random(seed))
+    generator = _SentenceGenerator(Random(seed))
     while True:
-        pair = _translate(speaker.sentence(), mirrored)
+        pair = _translate(generator.sentence(), mirrored)
         if len(pair.source.split()) <= LONGEST:
             yield pair
 
@@ -112,7 +112,7 @@ def _write_split(directory: Path, name: str, pairs: Iterator[SyntheticPair]) -> 
             links.write(format_pharaoh(pair.links) + "\n")
 
 
-# --- Trees, and how the target reads them ------------------------------------------------------------------
+# --- Trees and their target order --------------------------------------------------------------------------
 
 
 @unique
@@ -157,7 +157,7 @@ _Part = Word | _Phrase
 
 def _mirrored_at(reorder: float) -> frozenset[Construction]:
     if not 0 <= reorder <= 1:
-        raise ConfigError(f"reorder = {reorder}: the dial goes from 0 (source order) to 1 (head-final)")
+        raise ConfigError(f"reorder = {reorder}: expected a number from 0 (source order) to 1 (head-final)")
     return frozenset(construction for construction in Construction if construction.value <= reorder)
 
 
@@ -197,7 +197,7 @@ def _flatten(part: _Part, mirrored: frozenset[Construction], words: list[Word]) 
 # --- The grammar of the source language --------------------------------------------------------------------
 
 
-class _Speaker:
+class _SentenceGenerator:
     """Generates random sentences as trees whose leaves, from left to right, are the source words.
 
     To keep sentences unambiguous, a noun phrase takes at most one kind of modifier, and relative clauses have no
@@ -398,7 +398,7 @@ def _content_word(kind: str, number: int, source: _Coiner, target: _Coiner) -> W
         return Word(kind, source.coin(2).capitalize(), (target.coin(2).capitalize(),))
     after = {}
     if kind == "adjective" and number % 6 == 0:
-        after["person"] = (target.coin(2),)  # a heavy stone is not heavy the way a heavy uncle is
+        after["person"] = (target.coin(2),)  # a heavy stone, but a heavy uncle
     if kind == "thing" and number % 12 == 0:
         after["number"] = (target.coin(2),)  # the glass on the table, but three glasses of water
     forms = (target.coin(2), target.coin(1)) if number % 8 == 5 else (target.coin(2),)

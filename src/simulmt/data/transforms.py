@@ -1,4 +1,4 @@
-"""Derive training text line by line: speech, weighting, joins.
+"""Derive training text line by line: speech noise, weighting, concatenation.
 
 Each function writes PREFIX.source, PREFIX.target and PREFIX.json, the record of inputs, settings and dropped lines (see
 simulmt.data.derived), and returns the record.
@@ -21,7 +21,7 @@ from simulmt.data.derived import Dropped, Job, Report, Rewritten, write_pairs
 from simulmt.data.speech_noise import Language, SpeechNoise, learn_misheard, unpunctuated
 from simulmt.errors import ConfigError, DataError
 
-EMPTY = "empty"  # why a pair is left out
+EMPTY = "empty"  # reason to drop a pair
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def speech_corpus(
     """Copy a share of the pairs with sources like the output of a speech recogniser.
 
     Joined with the original pairs, they make a model robust to missing punctuation, disfluencies and misheard words.
-    Misheard words are learnt from `examples`, what was said and what was heard, if there are any.
+    Misheard words are learnt from `examples`, pairs of reference and recognised text, if given.
     """
     inputs = {"source": source, "target": target}
     misheard = None
@@ -58,18 +58,18 @@ def speech_corpus(
     job = Job.on_files(prefix, "speech", as_table(config), inputs, overwrite)
     noise = SpeechNoise(config.noise, misheard=misheard) if config.noise else None
 
-    def hear(pair: Pair) -> Rewritten:
-        """Return the pair as recognised; random per line, so independent of the others."""
+    def add_noise(pair: Pair) -> Rewritten:
+        """Add noise to the source, seeded by the line number, so independent of other lines."""
         if noise is None:
             heard = unpunctuated(pair.source)
         else:
             heard = noise.apply(pair.source, random.Random(f"{config.seed}:{pair.line}"))
         return (heard, pair.target) if heard and pair.target else Dropped(EMPTY, pair.line)
 
-    return write_pairs(job, lambda: map(hear, draw_pairs(source, target, config.share, config.seed)), report)
+    return write_pairs(job, lambda: map(add_noise, sample_pairs(source, target, config.share, config.seed)), report)
 
 
-def draw_pairs(source: Path, target: Path, share: float, seed: int) -> Iterator[Pair]:
+def sample_pairs(source: Path, target: Path, share: float, seed: int) -> Iterator[Pair]:
     """Yield a random share of the pairs."""
     chance = random.Random(seed)
     return (pair for pair in ParallelFiles(source, target).pairs() if chance.random() < share)
@@ -102,9 +102,9 @@ def weigh_corpus(
     unknown = sorted(config.weights.keys() - known.keys())
     if unknown:
         found = ", ".join(f"{label} ({count:,})" for label, count in known.most_common(20))
-        raise DataError(f"{labels}: no line says {', '.join(unknown)}; there are: {found}")
+        raise DataError(f"{labels}: no line has the label {', '.join(unknown)}; labels found: {found}")
     if not any(config.weights.get(label, config.others) for label in known):
-        raise DataError(f"{labels}: every label has weight 0, so nothing is left")
+        raise DataError(f"{labels}: every label has weight 0, so no pairs remain")
     inputs = {"source": source, "target": target, "labels": labels}
     job = Job.on_files(prefix, "weigh", as_table(config), inputs, overwrite)
 

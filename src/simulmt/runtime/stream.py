@@ -287,7 +287,7 @@ class Stream:
         while pieces:
             unfinished = self._open_sentence()
             free = limit - len(unfinished.words)
-            for tokens in self._translator.bundle.source.part_words(pieces[:free]):
+            for tokens in self._translator.bundle.source.split_to_word_tokens(pieces[:free]):
                 unfinished.read(tokens, self._delay, self._words, arrived, recognition)
             if len(unfinished.words) == limit:
                 self._close(arrived)

@@ -1,4 +1,4 @@
-"""Which language a text is in, as far as simulmt knows its words."""
+"""Language identification for English, German and Chinese."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import islice
 from simulmt.text.words import HAN
 
 _SAMPLE = 1000  # lines
-_LEAST_SHARE = 0.05  # of all words that are common ones
+_MIN_COMMON_SHARE = 0.05  # of all words
 _IDEOGRAPH = re.compile(f"[{HAN}]")
 _WORD = re.compile(r"[^\W\d_]+")
 _KANA = re.compile("[ぁ-ヿ]")
@@ -20,7 +20,7 @@ _COMMON_WORDS = {
 
 
 def guess_language(lines: Iterable[str]) -> str:
-    """The code of a text's language, or nothing if it is none of en, de and zh."""
+    """Return the language code of a text: en, de or zh, or an empty string for any other."""
     text = "\n".join(islice(lines, _SAMPLE)).lower()
     words = len(_WORD.findall(text))
     ideographs = len(_IDEOGRAPH.findall(text))
@@ -28,4 +28,4 @@ def guess_language(lines: Iterable[str]) -> str:
         return "zh"
     counts = {language: len(common.findall(text)) for language, common in _COMMON_WORDS.items()}
     likeliest = max(counts, key=lambda language: counts[language])
-    return likeliest if counts[likeliest] > _LEAST_SHARE * words else ""
+    return likeliest if counts[likeliest] > _MIN_COMMON_SHARE * words else ""

@@ -1,4 +1,4 @@
-"""Whether a sentence says that something is not so."""
+"""Negation detection by word lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class _Markers(NamedTuple):
-    """What negates, what looks like it but does not, and what may say the same in other words."""
+    """Negation words, idioms that contain one but do not negate, and indirect negations (unable, 难以)."""
 
     plain: re.Pattern[str]
     apparent: re.Pattern[str]
@@ -53,7 +53,7 @@ _MARKERS = {
 
 
 def is_negated(text: str, language: str) -> bool:
-    """Whether a sentence of English, German or Chinese has a word that negates; False in other languages."""
+    """Return whether a sentence contains a negation word; always False for languages other than en, de and zh."""
     if language not in _MARKERS:
         return False
     markers = _MARKERS[language]
@@ -61,7 +61,7 @@ def is_negated(text: str, language: str) -> bool:
 
 
 def may_be_negated(text: str, language: str) -> bool:
-    """Whether a sentence negates, be it in other words: unable, 难以."""
+    """Return whether a sentence contains a negation word or an indirect negation (unable, 难以)."""
     if language not in _MARKERS:
         return False
     return is_negated(text, language) or _MARKERS[language].indirect.search(text.casefold()) is not None

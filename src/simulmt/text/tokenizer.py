@@ -21,12 +21,12 @@ from simulmt.text.words import is_spaceless, split_runs, split_words
 PAD, UNK, START, END, BLANK, MASK = range(6)
 SPECIAL_SYMBOLS = ("<pad>", "<unk>", "<s>", "</s>", "<blank>", "<mask>")
 
-# A training source that was translated back begins with this tag, which is encoded as START: no other source has that
-# symbol and no text encodes to it, so a user who types the tag gets the pieces of its characters.
+# Back-translated training sources begin with this tag, which is encoded as START. No other source contains START and
+# no text encodes to it, so a user who types the tag gets the pieces of its characters.
 BACK_TRANSLATED = "<bt> "
 
 UNSPACED_LANGUAGES = ("zh", "ja", "yue")  # written without spaces between words
-SPACE = "▁"  # how SentencePiece writes a space inside a piece
+SPACE = "▁"  # SentencePiece's symbol for a space inside a piece
 WORD_CACHE_SIZE = 1 << 16
 LONGEST_CACHED_WORD = 24  # characters; bounds memory for untrusted input
 
@@ -53,7 +53,7 @@ class VocabularySpec:
 
     @staticmethod
     def for_target(language: str, size: int = 32_000, uncased: bool = False, sample: int = 2_000_000) -> VocabularySpec:
-        """Return the settings of a target vocabulary; languages without spaces keep their text as it is written."""
+        """Return the settings of a target vocabulary; text of languages without spaces is not normalised."""
         if re.split("[-_]", language.lower())[0] in UNSPACED_LANGUAGES:
             folding: Normalization = "nmt_nfkc_cf" if uncased else "identity"
             return VocabularySpec(size, folding, character_coverage=0.9995, spaced=False, sample=sample)
@@ -74,7 +74,7 @@ class Tokenizer:
             raise VocabularyError(f"{origin}: not a SentencePiece model") from None
         if tuple(self.pieces[: len(SPECIAL_SYMBOLS)]) != SPECIAL_SYMBOLS:
             raise VocabularyError(
-                f"{origin}: its first pieces must be {' '.join(SPECIAL_SYMBOLS)}; train it with simulmt"
+                f"{origin}: the first pieces must be {' '.join(SPECIAL_SYMBOLS)}; train the vocabulary with simulmt"
             )
         # Models for text without spaces are trained without a leading space before each word.
         self.spaced: bool = self._processor.normalize("a").startswith(SPACE)
@@ -145,7 +145,7 @@ class Tokenizer:
         detokenizer = Detokenizer(self)
         return "".join(detokenizer.push(token) for token in ids)
 
-    def part_words(self, ids: Sequence[int]) -> list[list[int]]:
+    def split_to_word_tokens(self, ids: Sequence[int]) -> list[list[int]]:
         """Split ids at word starts."""
         words: list[list[int]] = []
         for token in ids:
@@ -177,7 +177,7 @@ class Detokenizer:
         if token < len(SPECIAL_SYMBOLS):
             return ""
         text = self._pieces[token].replace(SPACE, " ")
-        # A space is held back until something follows it, so no sentence begins or ends with one.
+        # A space is written only when text follows, so no sentence begins or ends with one.
         body = text.lstrip(" ")
         self._space_due |= len(body) < len(text)
         if not body:
@@ -198,7 +198,7 @@ def _unspaced_text(text: str) -> str:
 
 
 def _training_text(lines: Iterable[str], spaced: bool, failures: list[BaseException]) -> Iterator[str]:
-    """Yield lines as `encode` sees them, and keep any error, which the trainer would hide in its own."""
+    """Yield lines split as in `encode`; collect errors, which the trainer would replace by its own."""
     try:
         for line in lines:
             yield " ".join(split_words(line)) if spaced else _unspaced_text(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-Unit = Literal["word", "char"]  # what a text is counted in: space-separated words, or characters
+Unit = Literal["word", "char"]  # unit of text length: space-separated words, or characters
 
 LONGEST_WORD = 128  # longer runs are cut, so that a stream without spaces stays bounded
 

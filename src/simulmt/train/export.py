@@ -403,7 +403,7 @@ def _ctc_found(
 ) -> list[Array]:
     """By the runtime, all sentences side by side and word by word."""
     recorded = [_Recorded(decoder.config.whole_words, scores) for _ in sentences]
-    parted = [source.part_words(tokens[:-1]) for tokens in sentences]
+    parted = [source.split_to_word_tokens(tokens[:-1]) for tokens in sentences]
     for index in range(max(map(len, parted)) + 1):
         for sentence, words in zip(recorded, parted, strict=True):
             if index < len(words):

@@ -26,7 +26,7 @@ from simulmt.config import as_table, require
 from simulmt.data.corpus import Pair, file_sha256, read_lines
 from simulmt.data.derived import Dropped, Job, Report, Rewritten, finished
 from simulmt.data.speech_noise import unpunctuated
-from simulmt.data.transforms import EMPTY, draw_pairs
+from simulmt.data.transforms import EMPTY, sample_pairs
 from simulmt.errors import CheckpointError, ConfigError
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.sampling import Sampler, SamplingConfig
@@ -239,7 +239,7 @@ def recognised_corpus(
         return heard, pair.target
 
     return rewrite(
-        job, lambda: draw_pairs(source, target, config.share, config.seed), lambda pairs: [*map(hear, pairs)], report
+        job, lambda: sample_pairs(source, target, config.share, config.seed), lambda pairs: [*map(hear, pairs)], report
     )
 
 

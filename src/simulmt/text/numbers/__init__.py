@@ -1,4 +1,4 @@
-"""Numbers by value, whatever the language writes them in: 3,000 is 3.000 and 三千, 1.5 billion is 15亿."""
+"""Extract numbers by value, independent of language and notation: 3,000 equals 3.000 and 三千, 1.5 billion 15亿."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from types import ModuleType
 from typing import NamedTuple
 
 from simulmt.text.numbers import chinese, english, german, other
-from simulmt.text.numbers.composing import FIGURES, words
+from simulmt.text.numbers.composing import DECIMAL, words
 
 _LANGUAGES: Mapping[str, ModuleType] = {"en": english, "de": german, "zh": chinese}
 _NUMBER = re.compile(
     r"(?P<hour>\d{1,2}):(?P<minute>[0-5]\d)(?!\d)"
     r"|(?P<numerator>\d{1,30}+)(?P<slash>[/⁄])(?P<denominator>[1-9]\d{0,30}+)"
-    rf"|(?P<figures>{FIGURES})(?P<suffix>\s?%|[a-z]+|年代|世纪|成|月)?"
+    rf"|(?P<figures>{DECIMAL})(?P<suffix>\s?%|[a-z]+|年代|世纪|成|月)?"
 )
-_MAGNITUDES = {"k": 10**3, "m": 10**6}  # or a distance
+_MAGNITUDES = {"k": 10**3, "m": 10**6}  # "m" may also mean metres
 _UNITS = frozenset(words("km kg g mg cm mm ml l c f x h mph kmh gb mb tb am pm"))
 _HALF = re.compile(r"(?P<whole>\d+)\s?½")
 _IN_NAME = re.compile(r"[a-z][-.]?$")  # before the figures of mp3 or COVID-19
 
 
 class Number(NamedTuple):
-    """A number in a text: the values it may have, and whether it is certain to be a number.
+    """A number in a text: its possible values, and whether it is certainly a number.
 
-    Words such as "one", "second" or 一 are not: they may translate a number, but need not be translated as one.
+    Ambiguous words such as "one", "second" or 一 are not certain: they may match a number, but need no match.
     """
 
     values: frozenset[Fraction]
@@ -34,19 +34,19 @@ class Number(NamedTuple):
 
 
 def find_numbers(text: str, language: str) -> list[Number]:
-    """The numbers in a text; in languages other than en, de and zh those in figures only."""
+    """Return the numbers in a text; in languages other than en, de and zh only those written in digits."""
     module = _LANGUAGES.get(language, other)
-    plain = module.in_figures(_HALF.sub(r"\g<whole>.5", text.casefold()))
-    return [*_in_figures(plain), *_vague(plain, module)]
+    plain = module.to_digits(_HALF.sub(r"\g<whole>.5", text.casefold()))
+    return [*_digit_numbers(plain), *_ambiguous(plain, module)]
 
 
 def unmatched(numbers: Sequence[Number], others: Sequence[Number]) -> list[Number]:
-    """The certain ones of some numbers that none of the others can stand for."""
+    """Return the certain numbers that share no value with any of the others."""
     known = frozenset[Fraction]().union(*(other.values for other in others))
     return [number for number in numbers if number.is_certain and not number.values & known]
 
 
-def _in_figures(text: str) -> Iterator[Number]:
+def _digit_numbers(text: str) -> Iterator[Number]:
     for match in _NUMBER.finditer(text):
         is_certain = _IN_NAME.search(text, max(0, match.start() - 2), match.start()) is None
         if match["hour"]:
@@ -60,12 +60,12 @@ def _in_figures(text: str) -> Iterator[Number]:
 
 
 def _hours(hour: int) -> frozenset[Fraction]:
-    """An hour on a clock of 12 hours and on one of 24."""
+    """Return an hour on the 12-hour and the 24-hour clock."""
     return frozenset({Fraction(hour), Fraction(hour - 12 if hour > 12 else hour + 12)})
 
 
 def _fraction(numerator: int, denominator: int, is_certain: bool) -> Iterator[Number]:
-    """A fraction, which may be written with its two numbers: a quarter is one in four."""
+    """Yield a fraction, which may also be written as two numbers: a quarter is one in four."""
     yield Number(frozenset({Fraction(numerator, denominator), Fraction(denominator)}), is_certain)
     yield Number(frozenset({Fraction(numerator)}), is_certain=False)
 
@@ -87,6 +87,6 @@ def _plain(value: Fraction, suffix: str, is_certain: bool) -> Number:
     return Number(frozenset(values), is_certain)
 
 
-def _vague(text: str, module: ModuleType) -> Iterator[Number]:
-    for match in module.VAGUE_WORD.finditer(text):
-        yield Number(frozenset(map(Fraction, module.VAGUE[match[0]])), is_certain=False)
+def _ambiguous(text: str, module: ModuleType) -> Iterator[Number]:
+    for match in module.AMBIGUOUS_WORD.finditer(text):
+        yield Number(frozenset(map(Fraction, module.AMBIGUOUS[match[0]])), is_certain=False)

@@ -1,4 +1,4 @@
-"""Chinese numbers in figures."""
+"""Convert Chinese numbers to digits."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from simulmt.text.numbers.composing import FIGURES, VERSION, Part, Vague, compose, figures, meaning
+from simulmt.text.numbers.composing import DECIMAL, VERSION, Ambiguous, Part, compose, format_number, with_values
 from simulmt.text.words import HAN
 
 _DIGITS = {character: value for value, character in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2}
 _SMALL_UNITS = {"十": 10, "百": 100, "千": 1000}
 _UNITS = {**_SMALL_UNITS, "万": 10**4, "亿": 10**8, "兆": 10**12}
 _DIGIT = f"[{''.join(_DIGITS)}]"
-_NUMERAL = rf"(?:{FIGURES}|[{''.join(_DIGITS)}{''.join(_UNITS)}]){{1,24}}"
-_TOKEN = re.compile(rf"{FIGURES}|.")
+_NUMERAL = rf"(?:{DECIMAL}|[{''.join(_DIGITS)}{''.join(_UNITS)}]){{1,24}}"
+_TOKEN = re.compile(rf"{DECIMAL}|.")
 
 # One character alone is often part of a word.
-VAGUE: Vague = {
+AMBIGUOUS: Ambiguous = {
     **{character: (value,) for character, value in {**_DIGITS, **_SMALL_UNITS}.items()},
-    **meaning("首", 1),
-    **meaning("俩 双", 2),
-    **meaning("仨", 3),
-    **meaning("刻", 15),
-    **meaning("半", Fraction(1, 2), 30),
+    **with_values("首", 1),
+    **with_values("俩 双", 2),
+    **with_values("仨", 3),
+    **with_values("刻", 15),
+    **with_values("半", Fraction(1, 2), 30),
 }
-VAGUE_WORD = re.compile(f"[{''.join(VAGUE)}]")
+AMBIGUOUS_WORD = re.compile(f"[{''.join(AMBIGUOUS)}]")
 
-_FIRST = rf"(?<![\d{''.join(_DIGITS)}{''.join(_UNITS)}])"  # no numeral goes on here
+_FIRST = rf"(?<![\d{''.join(_DIGITS)}{''.join(_UNITS)}])"  # not inside a numeral
 _NOT_NUMBERS = re.compile(
     r"(?:星期|礼拜|周)[一二三四五六](?![次个])"
     rf"|{_FIRST}(?:十分(?![之钟])|千万(?=[别不要记小注])|万一|亿万|万千|百姓|百万富翁|一万步|三明治|四川)"
@@ -37,13 +37,13 @@ _NOT_NUMBERS = re.compile(
 
 
 def _value(text: str) -> Fraction:
-    """The value of one numeral: 三千五百, 3万5千, 1.5亿, 二〇二六, 三万五."""
+    """Return the value of a numeral: 三千五百, 3万5千, 1.5亿, 二〇二六, 三万五."""
     tokens = _TOKEN.findall(text)
     if all(token in _DIGITS for token in tokens):
         return Fraction(int("".join(str(_DIGITS[token]) for token in tokens)))
     if tokens[-1] in _DIGITS and tokens[-2] in _UNITS and _UNITS[tokens[-2]] > 10:
-        tokens.append(figures(Fraction(_UNITS[tokens[-2]], 10)))  # 三万五 is 35,000
-        tokens[-2:] = [figures(_DIGITS[tokens[-2]] * Fraction(tokens[-1]))]
+        tokens.append(format_number(Fraction(_UNITS[tokens[-2]], 10)))  # 三万五 is 35,000
+        tokens[-2:] = [format_number(_DIGITS[tokens[-2]] * Fraction(tokens[-1]))]
     parts = []
     for token in tokens:
         if token in _UNITS:
@@ -54,11 +54,15 @@ def _value(text: str) -> Fraction:
 
 
 def _numeral(match: re.Match[str]) -> str:
-    """A numeral in figures; a single character stays, and so do two digits, which mean about so many (三四个)."""
+    """Convert a numeral to digits, except single characters and two digits in a row, which are approximate (三四个)."""
     text = match[0]
-    if text in VAGUE or text.isdecimal() or (len(text) == 2 and all(c in _DIGITS and c not in "零〇" for c in text)):
+    if (
+        text in AMBIGUOUS
+        or text.isdecimal()
+        or (len(text) == 2 and all(c in _DIGITS and c not in "零〇" for c in text))
+    ):
         return text
-    return text if text in "万亿兆" else figures(_value(text))
+    return text if text in "万亿兆" else format_number(_value(text))
 
 
 def _clock(match: re.Match[str]) -> str:
@@ -67,15 +71,15 @@ def _clock(match: re.Match[str]) -> str:
         return match[0]  # 一点, a little
     value = _value(hour)
     if minute and all(c in _DIGITS for c in minute) and not match["mark"]:
-        return f"{figures(value)}.{''.join(str(_DIGITS[c]) for c in minute)}"  # 三点五
+        return f"{format_number(value)}.{''.join(str(_DIGITS[c]) for c in minute)}"  # 三点五
     if value > 24:
-        return f"{figures(value)}{match[0][len(hour) :]}"
+        return f"{format_number(value)}{match[0][len(hour) :]}"
     minutes = {"半": 30, "一刻": 15, "三刻": 45}.get(match["rest"] or "") or (int(_value(minute)) if minute else 0)
-    return f"{figures(value)}:{minutes:02d} " if minutes < 60 else match[0]
+    return f"{format_number(value)}:{minutes:02d} " if minutes < 60 else match[0]
 
 
 def _decimals(match: re.Match[str]) -> str:
-    return f"{figures(_value(match[1]))}.{''.join(str(_DIGITS.get(c, c)) for c in match[2])}"
+    return f"{format_number(_value(match[1]))}.{''.join(str(_DIGITS.get(c, c)) for c in match[2])}"
 
 
 _RULES: list[tuple[str | re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
@@ -86,13 +90,16 @@ _RULES: list[tuple[str | re.Pattern[str], str | Callable[[re.Match[str]], str]]]
     (r"(?<=[\d十百千])[多余来](?=[万亿])|(?<=\d)个(?=[万亿])", ""),
     (rf"{_NUMERAL}世纪(?={_NUMERAL}年代)", ""),
     (
-        rf"(?<![\d.])({FIGURES}|{_DIGIT}+)(\s*(?:到|至|-|–|—|~|、)\s*)({FIGURES}|[十百千]|{_DIGIT}+)(万亿|[百千万亿%])",
+        rf"(?<![\d.])({DECIMAL}|{_DIGIT}+)(\s*(?:到|至|-|–|—|~|、)\s*)({DECIMAL}|[十百千]|{_DIGIT}+)(万亿|[百千万亿%])",
         r"\1\4\2\3\4",
     ),
     (rf"百分之({_NUMERAL})点({_DIGIT}+)", lambda match: f"{_decimals(match)}%"),
-    (rf"百分之({_NUMERAL})", lambda match: f"{figures(_value(match[1]))}%"),
-    (rf"({_NUMERAL})个百分点", lambda match: f"{figures(_value(match[1]))}%"),
-    (rf"({_NUMERAL})分之({_NUMERAL})", lambda match: f"{figures(_value(match[2]))}⁄{figures(_value(match[1]))}"),
+    (rf"百分之({_NUMERAL})", lambda match: f"{format_number(_value(match[1]))}%"),
+    (rf"({_NUMERAL})个百分点", lambda match: f"{format_number(_value(match[1]))}%"),
+    (
+        rf"({_NUMERAL})分之({_NUMERAL})",
+        lambda match: f"{format_number(_value(match[2]))}⁄{format_number(_value(match[1]))}",
+    ),
     (rf"差一刻({_NUMERAL})点", lambda match: f"{int(_value(match[1])) - 1 or 12}:45"),
     (
         rf"(?P<hour>{_NUMERAL})(?:点|(?<=\d)时)(?P<rest>半|[一三]刻|钟|整|(?P<minute>{_NUMERAL})(?P<mark>分?))?(?!{_DIGIT})",
@@ -100,19 +107,19 @@ _RULES: list[tuple[str | re.Pattern[str], str | Callable[[re.Match[str]], str]]]
     ),
     (
         rf"({_NUMERAL})(个|年|天|周|星期|小时|岁|倍|公里|里)半",
-        lambda match: f"{figures(_value(match[1]) + Fraction(1, 2))}{match[2]}",
+        lambda match: f"{format_number(_value(match[1]) + Fraction(1, 2))}{match[2]}",
     ),
     (rf"({_NUMERAL})块({_DIGIT}|\d)(?=美元|钱|的|$|[，。！？、；])", _decimals),
-    (rf"({_NUMERAL})千(?=[米克瓦卡])", lambda match: f"{figures(_value(match[1]))}k"),
-    (rf"({_NUMERAL})(?=成(?![为了功员立本人就长交绩果熟年]))", lambda match: figures(_value(match[1]))),
+    (rf"({_NUMERAL})千(?=[米克瓦卡])", lambda match: f"{format_number(_value(match[1]))}k"),
+    (rf"({_NUMERAL})(?=成(?![为了功员立本人就长交绩果熟年]))", lambda match: format_number(_value(match[1]))),
     (_NUMERAL, _numeral),
 ]
 _COMPILED = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
 _FULL_WIDTH = {ord("０") + value: str(value) for value in range(10)} | {ord("％"): "%", ord("．"): ".", ord("："): ":"}
 
 
-def in_figures(text: str) -> str:
-    """A text with its numbers in figures: 15亿 as 1500000000, 百分之十 as 10%, 三点半 as 3:30."""
+def to_digits(text: str) -> str:
+    """Convert all numbers in a text to digits: 15亿 to 1500000000, 百分之十 to 10%, 三点半 to 3:30."""
     text = text.translate(_FULL_WIDTH)
     for pattern, replacement in _COMPILED:
         text = pattern.sub(replacement, text)

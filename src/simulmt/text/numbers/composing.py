@@ -1,4 +1,4 @@
-"""The arithmetic of number words: two hundred fifty thousand is ((2 * 100) + 50) * 1000."""
+"""Compute the value of number words: two hundred fifty thousand is ((2 * 100) + 50) * 1000."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
-Vague = dict[str, tuple[Fraction | int, ...]]  # words that may be numbers or not, with their values
-FIGURES = r"\d{1,30}+(?:\.\d{1,30}+)?+"  # possessive and bounded, so that no text takes long
-VERSION = r"\d{1,30}+(?:\.\d{1,30}+){2,}"  # or a date: several numbers
+Ambiguous = dict[str, tuple[Fraction | int, ...]]  # words that may or may not be numbers, with their values
+DECIMAL = r"\d{1,30}+(?:\.\d{1,30}+)?+"  # possessive and bounded, to avoid quadratic backtracking
+VERSION = r"\d{1,30}+(?:\.\d{1,30}+){2,}"  # or a date; read as several numbers
 _YEAR_BEGINNINGS = range(13, 21)  # nineteen ninety-five, twenty twenty-six
 
 
 class Part(NamedTuple):
-    """A word or figure of a number; a multiplier (hundred, 万) takes all smaller terms before it."""
+    """A word or digit string of a number; a multiplier (hundred, 万) applies to all smaller terms before it."""
 
     value: Fraction
     multiplies: bool = False
@@ -22,7 +22,7 @@ class Part(NamedTuple):
 
 
 def compose(parts: Iterable[Part]) -> list[Fraction]:
-    """The numbers that parts in a row make: mostly one, several where one cannot continue another."""
+    """Combine consecutive parts into numbers: usually one, several where a part cannot continue the last."""
     numbers: list[Fraction] = []
     terms: list[Fraction] = []
     last = Part(Fraction(0))
@@ -45,7 +45,7 @@ def compose(parts: Iterable[Part]) -> list[Fraction]:
 
 
 def _continues(last: Part, part: Part) -> bool:
-    """Twenty is continued by one to nine, a multiplier by what is smaller."""
+    """Return whether `part` continues a number: one to nine after tens, any smaller value after a multiplier."""
     if last.multiplies:
         return part.value < last.value
     return last.is_word and part.is_word and last.value >= 20 and last.value % 10 == 0 and 0 < part.value < 10
@@ -57,8 +57,8 @@ def _is_year(terms: list[Fraction], last: Part, part: Part) -> bool:
     return terms == [last.value] and last.value in _YEAR_BEGINNINGS and 10 <= part.value < 100
 
 
-def figures(value: Fraction) -> str:
-    """A value in figures: 1500, 0.25, or 1⁄3 where no decimal ends."""
+def format_number(value: Fraction) -> str:
+    """Format a value in digits: 1500, 0.25, or 1⁄3 if there is no finite decimal."""
     if value.denominator == 1:
         return str(value.numerator)
     places = next((n for n in range(1, 13) if 10**n % value.denominator == 0), 0)
@@ -69,15 +69,15 @@ def figures(value: Fraction) -> str:
 
 
 def words(text: str) -> list[str]:
-    """A list of words, written as a text."""
+    """Split a string of words."""
     return text.split()
 
 
-def meaning(text: str, *values: Fraction | int) -> Vague:
-    """Words of one meaning, with the values they may stand for."""
+def with_values(text: str, *values: Fraction | int) -> Ambiguous:
+    """Map each word of a string to the given values."""
     return dict.fromkeys(text.split(), values)
 
 
 def any_of(words: Iterable[str]) -> str:
-    """A pattern for any of the words, the longest first."""
+    """Return a pattern that matches any of the words, longest first."""
     return "|".join(map(re.escape, sorted(words, key=len, reverse=True)))

@@ -1,4 +1,4 @@
-"""English numbers in figures."""
+"""Convert English numbers to digits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from simulmt.text.numbers.composing import FIGURES, VERSION, Part, Vague, any_of, compose, figures, meaning, words
+from simulmt.text.numbers.composing import (
+    DECIMAL,
+    VERSION,
+    Ambiguous,
+    Part,
+    any_of,
+    compose,
+    format_number,
+    with_values,
+    words,
+)
 
 _ONES = words("one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen")
 _ONES += words("seventeen eighteen nineteen")
@@ -28,32 +38,32 @@ _VALUES = {
 }
 _COUNTS = {word: value for word, value in _VALUES.items() if word in {*_ONES, *_TENS}}
 _MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_BEHIND_NUMBERS = {f"{word}s": value for word, value in _MULTIPLIERS.items()}  # "hundreds" alone is no number
-_BEHIND_NUMBERS |= {"dozen": 12, "decades": 10, "mn": 10**6, "bn": 10**9, "tn": 10**12}
-_PARTS = {f"{word}s": value for value, word in enumerate(_ORDINALS, start=3)} | {"quarters": 4}
+_AFTER_NUMBER = {f"{word}s": value for word, value in _MULTIPLIERS.items()}  # "hundreds" alone is not a number
+_AFTER_NUMBER |= {"dozen": 12, "decades": 10, "mn": 10**6, "bn": 10**9, "tn": 10**12}
+_FRACTIONS = {f"{word}s": value for value, word in enumerate(_ORDINALS, start=3)} | {"quarters": 4}
 
-VAGUE: Vague = {
-    **meaning("zero", 0),
-    **meaning("one once first single", 1),
-    **meaning("second twice both couple pair double doubled", 2),
-    **meaning("triple tripled", 3),
-    **meaning("decade", 10),
-    **meaning("dozen noon", 12),
-    **meaning("midnight", 0, 12, 24),
-    **meaning("half", Fraction(1, 2), 30),
-    **meaning("quarter", Fraction(1, 4), 15),
+AMBIGUOUS: Ambiguous = {
+    **with_values("zero", 0),
+    **with_values("one once first single", 1),
+    **with_values("second twice both couple pair double doubled", 2),
+    **with_values("triple tripled", 3),
+    **with_values("decade", 10),
+    **with_values("dozen noon", 12),
+    **with_values("midnight", 0, 12, 24),
+    **with_values("half", Fraction(1, 2), 30),
+    **with_values("quarter", Fraction(1, 4), 15),
     **{word: (value, Fraction(1, value)) for value, word in enumerate(_ORDINALS, start=3)},
     **{word: (value,) for value, month in enumerate(_MONTHS, start=1) for word in (month, month[:3])},
-    **meaning("sept", 9),
+    **with_values("sept", 9),
 }
-VAGUE_WORD = re.compile(rf"\b(?:{any_of(VAGUE)})\b")
+AMBIGUOUS_WORD = re.compile(rf"\b(?:{any_of(AMBIGUOUS)})\b")
 
-_VALUE = rf"(?:{FIGURES}|\b(?:{any_of(_COUNTS)})\b)"
+_VALUE = rf"(?:{DECIMAL}|\b(?:{any_of(_COUNTS)})\b)"
 _SMALL = rf"(?:(?<![\d.])\d{{1,3}}(?:\.\d+)?|\b(?:{any_of(_COUNTS)})\b)"
-_FIRST = rf"(?:{FIGURES}|\b(?:{any_of([*_VALUES, *_MULTIPLIERS])})\b)"
-_NEXT = rf"(?:{FIGURES}|\b(?:{any_of([*_VALUES, *_MULTIPLIERS, *_BEHIND_NUMBERS])})\b)"
+_FIRST = rf"(?:{DECIMAL}|\b(?:{any_of([*_VALUES, *_MULTIPLIERS])})\b)"
+_NEXT = rf"(?:{DECIMAL}|\b(?:{any_of([*_VALUES, *_MULTIPLIERS, *_AFTER_NUMBER])})\b)"
 _RUN = rf"{_FIRST}(?:[\s-]+{_NEXT}|\s+and\s+\b(?:{any_of(_VALUES)})\b)*"
-_TOKEN = re.compile(rf"{FIGURES}|{any_of([*_VALUES, *_MULTIPLIERS, *_BEHIND_NUMBERS])}")
+_TOKEN = re.compile(rf"{DECIMAL}|{any_of([*_VALUES, *_MULTIPLIERS, *_AFTER_NUMBER])}")
 _SCALE = rf"(?:\s?%|\s+per\s?cent\b|\s+(?:{any_of([*_MULTIPLIERS, 'mn', 'bn', 'tn'])})\b)"
 _HOUR = rf"(\d{{1,2}}|{any_of(_ONES[:12])})\b"
 _DIGITS = rf"(?:{any_of(['zero', *_ONES[:9]])})"
@@ -73,15 +83,15 @@ def _clock(match: re.Match[str]) -> str:
 
 
 def _run(match: re.Match[str]) -> str:
-    """The numbers that words in a row make; "one" alone stays a word."""
+    """Convert a run of number words to digits; "one" alone is left as it is."""
     if match[0] == "one" or match[0].isdecimal():
         return match[0]
     parts = []
     for token in _TOKEN.findall(match[0]):
-        multiplier = _MULTIPLIERS.get(token) or _BEHIND_NUMBERS.get(token)
+        multiplier = _MULTIPLIERS.get(token) or _AFTER_NUMBER.get(token)
         value = Fraction(multiplier) if multiplier else _value(token)
         parts.append(Part(value, bool(multiplier), is_word=not token[0].isdecimal()))
-    return " ".join(map(figures, compose(parts)))
+    return " ".join(map(format_number, compose(parts)))
 
 
 _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
@@ -95,12 +105,12 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (rf"\b(?:several|few|many|some|of)\s+(?:{any_of(_MULTIPLIERS)})\b", ""),
     (r"\bhalf\s+an?\s+(?=[mbtr]+illion|dozen)", "0.5 "),
     (r"\b(?:an?|one)\s+([a-z]+)\s+and\s+a\s+half\b", r"1.5 \1"),
-    (rf"({_VALUE})[\s-]and[\s-](?:a[\s-])?half\b", lambda match: figures(_value(match[1]) + Fraction(1, 2))),
+    (rf"({_VALUE})[\s-]and[\s-](?:a[\s-])?half\b", lambda match: format_number(_value(match[1]) + Fraction(1, 2))),
     (rf"\b(half past|quarter past|quarter to)\s+{_HOUR}", _clock),
     (rf"({_VALUE})\s+point\s+({_DIGITS}(?:\s{_DIGITS})*)\b", _point),
-    (rf"({_VALUE})[\s-]({any_of(_PARTS)})\b", lambda match: f"{_value(match[1])}⁄{_PARTS[match[2]]}"),
+    (rf"({_VALUE})[\s-]({any_of(_FRACTIONS)})\b", lambda match: f"{_value(match[1])}⁄{_FRACTIONS[match[2]]}"),
     (rf"\bone\s+(?:in|out\s+of)\s+({_VALUE})", lambda match: f"1⁄{_value(match[1])}"),
-    (r"\bone[\s-](third|quarter|fifth)\b", lambda match: f"1⁄{_PARTS[match[1] + 's']}"),
+    (r"\bone[\s-](third|quarter|fifth)\b", lambda match: f"1⁄{_FRACTIONS[match[1] + 's']}"),
     (_RUN, _run),
     (r"(?<=\d)\s*(?:per\s?cent(?:age\s+points?)?|pct)\b", "%"),
     (r"(?<![\d:.])(\d{1,2})(?=\s?[ap]\.?m\b|\s?o'?\s?clock\b)", r"\1:00"),
@@ -109,8 +119,8 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
 _COMPILED = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
 
 
-def in_figures(text: str) -> str:
-    """A case-folded text with all its numbers in figures: 3,000 as 3000, half past three as 3:30."""
+def to_digits(text: str) -> str:
+    """Convert all numbers in a case-folded text to digits: 3,000 to 3000, half past three to 3:30."""
     text = text.replace("’", "'")
     for pattern, replacement in _COMPILED:
         text = pattern.sub(replacement, text)

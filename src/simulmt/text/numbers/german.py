@@ -1,4 +1,4 @@
-"""German numbers in figures."""
+"""Convert German numbers to digits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from simulmt.text.numbers.composing import FIGURES, VERSION, Part, Vague, any_of, compose, figures, meaning, words
+from simulmt.text.numbers.composing import (
+    DECIMAL,
+    VERSION,
+    Ambiguous,
+    Part,
+    any_of,
+    compose,
+    format_number,
+    with_values,
+    words,
+)
 
 # Case-folded, hence with ss for ß.
 _ONES = words("ein zwei drei vier fünf sechs sieben acht neun")
@@ -26,9 +36,9 @@ _VALUES = {
 }
 _VALUES |= {word.replace("ü", "ue").replace("ö", "oe"): value for word, value in _VALUES.items()}
 _MULTIPLIERS = {"hundert": 10**2, "tausend": 10**3, "million": 10**6, "milliarde": 10**9, "billion": 10**12}
-_BEHIND_NUMBERS = {"millionen": 10**6, "milliarden": 10**9, "billionen": 10**12, "tsd": 10**3, "mio": 10**6}
-_BEHIND_NUMBERS |= {"mrd": 10**9, "dutzend": 12, "jahrzehnte": 10, "jahrzehnten": 10}
-_PARTS = {
+_AFTER_NUMBER = {"millionen": 10**6, "milliarden": 10**9, "billionen": 10**12, "tsd": 10**3, "mio": 10**6}
+_AFTER_NUMBER |= {"mrd": 10**9, "dutzend": 12, "jahrzehnte": 10, "jahrzehnten": 10}
+_FRACTIONS = {
     "drittel": 3,
     "viertel": 4,
     "fünftel": 5,
@@ -39,21 +49,21 @@ _PARTS = {
     "zehntel": 10,
 }
 
-VAGUE: Vague = {
-    **meaning("null", 0),
-    **meaning("ein eine einen einem einer eines eins einmal erste ersten erster erstes erstem", 1),
-    **meaning("beide beiden beider beides paar doppelt doppelte zweit", 2),
-    **meaning("dritt", 3),
-    **meaning("jahrzehnt", 10),
-    **meaning("dutzend mittag", 12),
-    **meaning("mitternacht", 0, 12, 24),
-    **meaning("halb halbe halben halbem halber halbes hälfte", Fraction(1, 2), 30),
-    **meaning("drittel", Fraction(1, 3)),
-    **meaning("viertel", Fraction(1, 4), 15),
+AMBIGUOUS: Ambiguous = {
+    **with_values("null", 0),
+    **with_values("ein eine einen einem einer eines eins einmal erste ersten erster erstes erstem", 1),
+    **with_values("beide beiden beider beides paar doppelt doppelte zweit", 2),
+    **with_values("dritt", 3),
+    **with_values("jahrzehnt", 10),
+    **with_values("dutzend mittag", 12),
+    **with_values("mitternacht", 0, 12, 24),
+    **with_values("halb halbe halben halbem halber halbes hälfte", Fraction(1, 2), 30),
+    **with_values("drittel", Fraction(1, 3)),
+    **with_values("viertel", Fraction(1, 4), 15),
     **{f"{word}{ending}": (value,) for value, word in enumerate(_ORDINALS, start=2) for ending in _ENDINGS},
     **{word: (value,) for value, word in enumerate(_MONTHS, start=1)},
 }
-VAGUE_WORD = re.compile(rf"\b(?:{any_of(VAGUE)})\b")
+AMBIGUOUS_WORD = re.compile(rf"\b(?:{any_of(AMBIGUOUS)})\b")
 
 _MORPHEMES = any_of([*_VALUES, "hundert", "tausend"])
 _COMPOUND = (  # but not "ein" or "einfach"
@@ -61,13 +71,13 @@ _COMPOUND = (  # but not "ein" or "einfach"
     r"(?:einhalb|(?:mal|malig|fach|spurig|jährig|stündig|tägig|wöchig|monatig|köpfig|stellig)(?:e[nrsm]?)?|s?te[nrsm]?)?"
 )
 _WORD = rf"\b(?:{_COMPOUND}|million|milliarde|billion)\b"
-_NEXT = rf"\b(?:{_COMPOUND}|{any_of([*_MULTIPLIERS, *_BEHIND_NUMBERS])})\b"
-_RUN = rf"(?:{FIGURES}|{_WORD})(?:[\s-]+(?:{FIGURES}|{_NEXT}))*"
-_TOKEN = re.compile(rf"{FIGURES}|einhalb|{any_of([*_VALUES, *_MULTIPLIERS, *_BEHIND_NUMBERS])}")
-_SCALE = rf"(?:\s?%|\s+prozent\b|\s+(?:{any_of([*_MULTIPLIERS, *_BEHIND_NUMBERS])})\b)"
+_NEXT = rf"\b(?:{_COMPOUND}|{any_of([*_MULTIPLIERS, *_AFTER_NUMBER])})\b"
+_RUN = rf"(?:{DECIMAL}|{_WORD})(?:[\s-]+(?:{DECIMAL}|{_NEXT}))*"
+_TOKEN = re.compile(rf"{DECIMAL}|einhalb|{any_of([*_VALUES, *_MULTIPLIERS, *_AFTER_NUMBER])}")
+_SCALE = rf"(?:\s?%|\s+prozent\b|\s+(?:{any_of([*_MULTIPLIERS, *_AFTER_NUMBER])})\b)"
 _SMALL = rf"(?:(?<![\d.,])\d{{1,3}}(?:\.\d+)?|\b(?:{any_of(_VALUES)})\b)"
 _HOUR = rf"(\d{{1,2}}|{any_of([*_ONES, 'eins', *_TEENS[:3]])})\b"
-_VALUE = rf"(?:{FIGURES}|\b(?:{any_of(_VALUES)})\b)"
+_VALUE = rf"(?:{DECIMAL}|\b(?:{any_of(_VALUES)})\b)"
 
 
 def _value(text: str) -> Fraction:
@@ -85,20 +95,20 @@ def _clock(match: re.Match[str]) -> str:
 
 
 def _run(match: re.Match[str]) -> str:
-    """The numbers that words in a row make; "ein" and the smaller ordinals stay words."""
-    if match[0] in VAGUE or match[0].isdecimal():
+    """Convert a run of number words to digits; "ein" and small ordinals are left as they are."""
+    if match[0] in AMBIGUOUS or match[0].isdecimal():
         return match[0]
     parts = []
     half = Fraction(0)
     for token in _TOKEN.findall(match[0]):
-        multiplier = _MULTIPLIERS.get(token) or _BEHIND_NUMBERS.get(token)
+        multiplier = _MULTIPLIERS.get(token) or _AFTER_NUMBER.get(token)
         if token == "einhalb":
             half = Fraction(1, 2)
         else:
             value = Fraction(multiplier) if multiplier else _value(token)
             parts.append(Part(value, bool(multiplier), token.isalpha()))
     *numbers, last = compose(parts)
-    return " ".join(map(figures, [*numbers, last + half]))
+    return " ".join(map(format_number, [*numbers, last + half]))
 
 
 _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
@@ -115,7 +125,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\beine[rn]?\s+(?=million|milliarde|billion)", "1 "),
     (rf"\b(halb|viertel nach|viertel vor)\s+{_HOUR}", _clock),
     (rf"({_VALUE})\s+komma\s+(\d+|{any_of(_ONES)})\b", lambda m: f"{_value(m[1])}.{_value(m[2])}"),
-    (rf"({_VALUE})\s+({any_of(_PARTS)})\b", lambda m: f"{_value(m[1])}⁄{_PARTS[m[2]]}"),
+    (rf"({_VALUE})\s+({any_of(_FRACTIONS)})\b", lambda m: f"{_value(m[1])}⁄{_FRACTIONS[m[2]]}"),
     (_RUN, _run),
     (r"(?<=\d)[\s-]*prozent(?:punkten?)?\b", "%"),
     (r"(?<![\d:.])(\d{1,2})(?=\s*uhr\b)", r"\1:00"),
@@ -124,8 +134,8 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
 _COMPILED = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
 
 
-def in_figures(text: str) -> str:
-    """A case-folded text with all its numbers in figures: 1.000,5 as 1000.5, halb vier as 3:30."""
+def to_digits(text: str) -> str:
+    """Convert all numbers in a case-folded text to digits: 1.000,5 to 1000.5, halb vier to 3:30."""
     for pattern, replacement in _COMPILED:
         text = pattern.sub(replacement, text)
     return text
