@@ -16,7 +16,7 @@ from simulmt.model.transducer import TransducerConfig, TransducerModel
 from simulmt.runtime.bundle import Kind
 from simulmt.runtime.stream import Commit, Translator, load
 from simulmt.text import BLANK, END, MASK, Tokenizer
-from simulmt.train.export import ExportConfig, Trained, export
+from simulmt.train.export import ExportConfig, TrainedModel, export
 from simulmt.train.graph import Precision
 
 DELAYS = (1, 2, 3, 5)
@@ -24,7 +24,7 @@ BONUS = -3.0  # a penalty below zero: untrained networks hardly ever choose the 
 LONGEST = 40
 
 
-def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False) -> Trained:
+def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False) -> TrainedModel:
     """An untrained network in which no zero bias or unit gain can hide a mistake."""
     vocabularies = (source.size, target.size)
     model: CTCModel | Seq2SeqModel
@@ -47,7 +47,7 @@ def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool 
             model.target_embedding.weight[BLANK] = contrast
             model.target_embedding.weight[MASK] = -contrast
             model.target_embedding.weight[END] *= 2  # or nothing would end before its limit
-    return Trained(model.eval(), source, target)
+    return TrainedModel(model.eval(), source, target)
 
 
 def export_config(kind: Kind, precision: Precision, **settings: object) -> ExportConfig:
@@ -58,7 +58,7 @@ def export_config(kind: Kind, precision: Precision, **settings: object) -> Expor
 
 
 def translator(
-    model: Trained, kind: Kind, precision: Precision, directory: Path, name: str = "", **settings: object
+    model: TrainedModel, kind: Kind, precision: Precision, directory: Path, name: str = "", **settings: object
 ) -> Translator:
     path = directory / (name or f"{kind}-{precision}")
     export(model, path, export_config(kind, precision, **settings))
@@ -66,7 +66,7 @@ def translator(
 
 
 @torch.inference_mode()
-def reference(model: Trained, sentence: str, delay: int | None, beam: int = 1, stop_at_end: bool = False) -> str:
+def reference(model: TrainedModel, sentence: str, delay: int | None, beam: int = 1, stop_at_end: bool = False) -> str:
     """What PyTorch makes of a whole sentence."""
     tokens = [*model.source.encode(sentence), END]
     source, lengths = torch.tensor([tokens]), torch.tensor([len(tokens)])

@@ -24,7 +24,7 @@ from simulmt.runtime.rules import Context, DecodingRules, RulesConfig, SourcePre
 from simulmt.runtime.stream import Commit, Lag, Stream, StreamState, Translator, load
 from simulmt.text import BLANK, END, Tokenizer, split_words
 from simulmt.text.segmentation import ends_sentence
-from simulmt.train.export import Trained
+from simulmt.train.export import TrainedModel
 from tiny_models import DELAYS, LONGEST, collapse, facts, joined, penalty_of, reference, trained, translator
 
 SYSTEMS: list[tuple[Kind, str]] = [
@@ -59,20 +59,20 @@ fuzz = settings(max_examples=25, deadline=None)
 
 
 @pytest.fixture(scope="session")
-def networks(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[Kind, Trained]:
+def networks(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[Kind, TrainedModel]:
     kinds: tuple[Kind, ...] = ("ctc", "transducer", "wait-k", "full-sentence")
     return {kind: trained(kind, source_tokenizer, target_tokenizer) for kind in kinds}
 
 
 @pytest.fixture(scope="session")
-def seeing_words(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Trained:
+def seeing_words(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> TrainedModel:
     """A CTC network that sees words whole."""
     return trained("ctc", source_tokenizer, target_tokenizer, whole_words=True)
 
 
 @pytest.fixture(scope="session")
 def translators(
-    networks: dict[Kind, Trained], seeing_words: Trained, tmp_path_factory: pytest.TempPathFactory
+    networks: dict[Kind, TrainedModel], seeing_words: TrainedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], Translator]:
     folder = tmp_path_factory.mktemp("bundles")
     made: dict[tuple[str, str], Translator] = {
@@ -125,7 +125,7 @@ class TestAgainstPyTorch:
     @given(text=texts, delay=delays)
     @fuzz
     def test_whole_sentences(
-        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], text: str, delay: int
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, TrainedModel], text: str, delay: int
     ) -> None:
         for kind, network in networks.items():
             k = delay_for((kind, ""), delay)
@@ -138,7 +138,7 @@ class TestAgainstPyTorch:
     @example(text=BLANK_DECIDES, delay=3)
     @fuzz
     def test_decoding_rules(
-        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], text: str, delay: int
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, TrainedModel], text: str, delay: int
     ) -> None:
         network = networks["ctc"]
         for sentence in sentences_of(text, network.source):
@@ -150,7 +150,7 @@ class TestAgainstPyTorch:
     @example(text="driver bridge closed, driver.", delay=1)
     @fuzz
     def test_whole_words_are_seen(
-        self, translators: dict[tuple[str, str], Translator], seeing_words: Trained, text: str, delay: int
+        self, translators: dict[tuple[str, str], Translator], seeing_words: TrainedModel, text: str, delay: int
     ) -> None:
         network, model = seeing_words, translators["ctc", "whole words"]
         assert model.config.whole_words
@@ -159,7 +159,7 @@ class TestAgainstPyTorch:
                 found = joined(at_once(model, sentence, delay))
                 assert found == RULES.filter_text(network.target.decode(by_rules(network, sentence, delay)))
 
-    def test_to_see_whole_words_matters(self, networks: dict[Kind, Trained], seeing_words: Trained) -> None:
+    def test_to_see_whole_words_matters(self, networks: dict[Kind, TrainedModel], seeing_words: TrainedModel) -> None:
         """The two networks have the same weights."""
         sentence = "driver bridge closed, driver."
         assert by_rules(networks["ctc"], sentence, 1) != by_rules(seeing_words, sentence, 1)
@@ -167,7 +167,7 @@ class TestAgainstPyTorch:
         assert torch.equal(plain, whole)
 
     def test_a_word_that_is_too_long_for_a_sentence_is_cut(
-        self, translators: dict[tuple[str, str], Translator], seeing_words: Trained
+        self, translators: dict[tuple[str, str], Translator], seeing_words: TrainedModel
     ) -> None:
         word = 30 * "xz"
         pieces = seeing_words.source.encode_word(word)
@@ -180,11 +180,11 @@ class TestAgainstPyTorch:
         found = joined(at_once(translators["ctc", "whole words"], word, 1))
         assert found == " ".join(map(RULES.filter_text, parts))
 
-    def test_a_rule_changes_something(self, networks: dict[Kind, Trained]) -> None:
+    def test_a_rule_changes_something(self, networks: dict[Kind, TrainedModel]) -> None:
         network = networks["ctc"]
         assert network.target.decode(by_rules(network, RULED, 1)) != reference(network, RULED, 1)
 
-    def test_the_blank_penalty_changes_something(self, networks: dict[Kind, Trained]) -> None:
+    def test_the_blank_penalty_changes_something(self, networks: dict[Kind, TrainedModel]) -> None:
         network = networks["ctc"]
         raw, scores = logits_of(network, BLANK_DECIDES, 3), penalised(logits_of(network, BLANK_DECIDES, 3), 3)
         read, symbols = read_at_frames(network, BLANK_DECIDES, 3), scores.argmax(-1).tolist()
@@ -195,7 +195,7 @@ class TestAgainstPyTorch:
     @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
     @fuzz
     def test_steps_with_changing_delays(
-        self, ctc: Translator, networks: dict[Kind, Trained], text: str, changes: list[int], every: int
+        self, ctc: Translator, networks: dict[Kind, TrainedModel], text: str, changes: list[int], every: int
     ) -> None:
         """The delay changes every few words, in the stream as in the network's own `step`."""
         words = [word for word in split_words(text) if not ends_sentence(word, "en")][:12]
@@ -212,8 +212,8 @@ class TestAgainstPyTorch:
     def test_decoding_rules_with_changing_delays(
         self,
         translators: dict[tuple[str, str], Translator],
-        networks: dict[Kind, Trained],
-        seeing_words: Trained,
+        networks: dict[Kind, TrainedModel],
+        seeing_words: TrainedModel,
         text: str,
         changes: list[int],
         every: int,
@@ -233,7 +233,7 @@ class TestAgainstPyTorch:
     @given(text=texts, beam=st.integers(2, 3))
     @settings(max_examples=10, deadline=None)
     def test_beam_search_of_whole_sentences(
-        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, Trained], text: str, beam: int
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, TrainedModel], text: str, beam: int
     ) -> None:
         network = networks["full-sentence"]
         sentences = [s for s in sentences_of(text, network.source) if len(network.source.encode(s)) < LONGEST][:2]
@@ -261,14 +261,14 @@ def test_a_mark_waits_for_what_follows_it_if_doubled_ones_are_dropped(
     assert not stream.is_due
 
 
-def by_steps(network: Trained, words: Sequence[str], schedule: Sequence[int]) -> str:
+def by_steps(network: TrainedModel, words: Sequence[str], schedule: Sequence[int]) -> str:
     scores, _ = frames_by_steps(network, words, schedule)
     return network.target.decode(collapse(scores, 0.0)) if len(scores) else ""
 
 
 @torch.inference_mode()
 def frames_by_steps(
-    network: Trained, words: Sequence[str], schedule: Sequence[int]
+    network: TrainedModel, words: Sequence[str], schedule: Sequence[int]
 ) -> tuple[torch.Tensor, list[SourcePrefix]]:
     """The scores [F V] of the network's own steps, and what each frame looks at."""
     model = network.model
@@ -297,7 +297,7 @@ def frames_by_steps(
     return torch.cat(frames), prefixes
 
 
-def seen(network: Trained, tokens: Sequence[int], count: int) -> int:
+def seen(network: TrainedModel, tokens: Sequence[int], count: int) -> int:
     """How many of the tokens are looked at where the first `count` were waited for."""
     assert isinstance(network.model, CTCModel)
     if network.model.encoder.word_starts is not None:
@@ -306,39 +306,39 @@ def seen(network: Trained, tokens: Sequence[int], count: int) -> int:
     return count
 
 
-def logits_of(network: Trained, sentence: str, delay: int) -> torch.Tensor:
+def logits_of(network: TrainedModel, sentence: str, delay: int) -> torch.Tensor:
     """The scores [F V] of a whole sentence."""
     return logits_of_tokens(network, [*network.source.encode(sentence), END], delay)
 
 
 @torch.inference_mode()
-def logits_of_tokens(network: Trained, tokens: Sequence[int], delay: int) -> torch.Tensor:
+def logits_of_tokens(network: TrainedModel, tokens: Sequence[int], delay: int) -> torch.Tensor:
     assert isinstance(network.model, CTCModel)
     return network.model(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay)[0]
 
 
-def read_at_frames(network: Trained, sentence: str, delay: int) -> list[SourcePrefix]:
+def read_at_frames(network: TrainedModel, sentence: str, delay: int) -> list[SourcePrefix]:
     """What each frame of a sentence may look at."""
     assert isinstance(network.model, CTCModel)
     return read_at_frames_of(network, [*network.source.encode(sentence), END], delay)
 
 
-def read_at_frames_of(network: Trained, tokens: Sequence[int], delay: int) -> list[SourcePrefix]:
+def read_at_frames_of(network: TrainedModel, tokens: Sequence[int], delay: int) -> list[SourcePrefix]:
     assert isinstance(network.model, CTCModel)
     prefixes = [SourcePrefix(tokens[: seen(network, tokens, position + delay)]) for position in range(len(tokens))]
     return [each for each in prefixes for _ in range(network.model.mu)]
 
 
-def rules_of(network: Trained) -> DecodingRules:
+def rules_of(network: TrainedModel) -> DecodingRules:
     return DecodingRules.of(RULES, network.source, network.target, KNOWN)
 
 
-def by_rules(network: Trained, sentence: str, delay: int) -> list[int]:
+def by_rules(network: TrainedModel, sentence: str, delay: int) -> list[int]:
     """Translate a sentence with all rules."""
     return by_rules_of(network, [*network.source.encode(sentence), END], delay)
 
 
-def by_rules_of(network: Trained, tokens: Sequence[int], delay: int) -> list[int]:
+def by_rules_of(network: TrainedModel, tokens: Sequence[int], delay: int) -> list[int]:
     scores = penalised(logits_of_tokens(network, tokens, delay), delay)
     return choose_by_rules(rules_of(network), scores, read_at_frames_of(network, tokens, delay))
 
@@ -426,7 +426,7 @@ class TestContract:
     @given(text=texts)
     @fuzz
     def test_sentences_are_translated_apart_and_joined_by_spaces(
-        self, ctc: Translator, networks: dict[Kind, Trained], text: str
+        self, ctc: Translator, networks: dict[Kind, TrainedModel], text: str
     ) -> None:
         sentences = sentences_of(text, networks["ctc"].source)
         short = [s for s in sentences if len(networks["ctc"].source.encode(s)) < LONGEST]
@@ -465,7 +465,7 @@ class TestContract:
 
 
 class TestSentences:
-    def test_an_endless_sentence_is_cut_at_the_bound(self, ctc: Translator, networks: dict[Kind, Trained]) -> None:
+    def test_an_endless_sentence_is_cut_at_the_bound(self, ctc: Translator, networks: dict[Kind, TrainedModel]) -> None:
         network = networks["ctc"]
         words = ["window"] * 100
         pieces = len(network.source.encode_word("window"))
@@ -502,7 +502,9 @@ class TestSentences:
         stream.end_sentence()
         assert stream.sentences_finished == 1
 
-    def test_end_sentence_ends_it_without_a_full_stop(self, ctc: Translator, networks: dict[Kind, Trained]) -> None:
+    def test_end_sentence_ends_it_without_a_full_stop(
+        self, ctc: Translator, networks: dict[Kind, TrainedModel]
+    ) -> None:
         stream = open_stream(ctc, 3)
         written = joined(stream.push("the old bridge") + stream.end_sentence())
         assert written == reference(networks["ctc"], "the old bridge", 3)

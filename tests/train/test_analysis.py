@@ -24,7 +24,7 @@ from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.text import BLANK, END, Tokenizer
 from simulmt.train import analysis
-from simulmt.train.analysis import NO_LABEL, Sorter, align_words, heat_map, oracle_order, sort_pairs, viterbi
+from simulmt.train.analysis import BLANK_LABEL, Sorter, align_words, heat_map, oracle_order, sort_pairs, viterbi
 from simulmt.train.record import record_run
 
 from .helpers import ALONE, run, tiny
@@ -142,7 +142,7 @@ def test_rows_are_labelled_with_the_whole_target_in_order(sorter: Sorter) -> Non
         assert len(labels) == len(tokens) * sorter.model.translator.mu
         pieces = [sorter.target.pieces[token] for token in [*sorter.target.encode(target), END]]
         fits = sorting.path is not None
-        assert [label for label, _ in groupby(labels) if label != NO_LABEL] == (pieces if fits else [])
+        assert [label for label, _ in groupby(labels) if label != BLANK_LABEL] == (pieces if fits else [])
     assert [sorting.path is None for sorting in sort_pairs(sorter, PAIRS, 1)] == [False, True, False, False]
 
 
@@ -249,7 +249,7 @@ def test_a_run_that_cannot_be_loaded(
     finished: Path, data: Path, tmp_path: Path, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
 ) -> None:
     (tmp_path / "lost").symlink_to(finished / "final")
-    with pytest.raises(CheckpointError, match=r"lost: no run.json that says where its data is"):
+    with pytest.raises(CheckpointError, match=r"lost: no run.json with its data directory"):
         Sorter.load(tmp_path / "lost")
     with pytest.raises(VocabularyError, match="no such vocabulary file"):
         Sorter.load(finished, tmp_path)

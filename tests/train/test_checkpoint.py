@@ -271,5 +271,5 @@ def test_a_checkpoint_is_safetensors_and_json(folder: CheckpointFolder) -> None:
 
 
 def test_without_a_validation_there_is_no_best(folder: CheckpointFolder) -> None:
-    with pytest.raises(CheckpointError, match=r"no update was validated yet; raise training\.max_updates"):
-        folder.whole([], warn=lambda _: None)
+    with pytest.raises(CheckpointError, match=r"no update has been validated yet; raise training\.max_updates"):
+        folder.intact([], warn=lambda _: None)

@@ -20,7 +20,7 @@ from simulmt.errors import ConfigError
 from simulmt.train.batches import DeviceStore
 from simulmt.train.checkpoint import CheckpointFolder
 from simulmt.train.decode import translate_store
-from simulmt.train.loop import system_of, train
+from simulmt.train.loop import system_config, train
 from simulmt.train.monitor import UpdateReport
 from simulmt.train.settings import RunConfig
 from simulmt.train.state import Progress
@@ -61,7 +61,7 @@ def translate_shard(config: RunConfig, world: World) -> dict[int, list[int]]:
     """This process's share of the development set, in batches so small that each has several."""
     dataset = Dataset.open(config.data)
     torch.manual_seed(4)
-    model = translator_of(build_model(system_of(config, dataset)))
+    model = translator_of(build_model(system_config(config, dataset)))
     store = DeviceStore(dataset.dev, world.device)
     return translate_store(model, store, 2, batch_tokens=150, shard=(world.rank, world.size))
 
@@ -227,7 +227,7 @@ def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken == [1, 0, 1]
     monkeypatch.setenv("LOCAL_RANK", "2")
     for name, found in (("cuda", "cuda:2"), ("cuda:2", "cuda:2"), ("cuda:256", "cuda:256")):
-        message = f"^--device {found}: there is no such GPU; the last one here is cuda:1$"
+        message = f"^--device {found}: no such GPU; the last one is cuda:1$"
         with pytest.raises(ConfigError, match=message), join_world(name):
             pass
 

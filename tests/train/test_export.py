@@ -15,7 +15,7 @@ from simulmt.runtime.bundle import Bundle, Kind
 from simulmt.runtime.rules import Context, RulesConfig, SourcePrefix
 from simulmt.text import Tokenizer
 from simulmt.train import export as module
-from simulmt.train.export import ExportConfig, Trained, export
+from simulmt.train.export import ExportConfig, TrainedModel, export
 from simulmt.train.graph import Graph, Precision, ctc_graph
 from tiny_models import export_config, trained
 
@@ -27,20 +27,20 @@ DEVELOPMENT = [
 
 
 @pytest.fixture(scope="module")
-def network(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Trained:
+def network(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> TrainedModel:
     return trained("ctc", source_tokenizer, target_tokenizer)
 
 
 UNKNOWN_WORD = RulesConfig(unknown_word=1.0)
 
 
-def test_unknown_words_need_known_ones(network: Trained, tmp_path: Path) -> None:
+def test_unknown_words_need_known_ones(network: TrainedModel, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the rule unknown_word needs words"):
         export(network, tmp_path / "bundle", export_config("ctc", "fp32", rules=UNKNOWN_WORD))
     assert not list(tmp_path.iterdir())
 
 
-def test_words_are_put_in_order(network: Trained, tmp_path: Path) -> None:
+def test_words_are_put_in_order(network: TrainedModel, tmp_path: Path) -> None:
     export(
         replace(network, words=["zwei", "eins"]), tmp_path / "bundle", export_config("ctc", "fp32", rules=UNKNOWN_WORD)
     )
@@ -62,7 +62,11 @@ def test_a_target_without_spaces_needs_no_words(
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_bundle_sees_words_whole_if_its_model_does(
-    network: Trained, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path, precision: Precision
+    network: TrainedModel,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    tmp_path: Path,
+    precision: Precision,
 ) -> None:
     seeing = trained("ctc", source_tokenizer, target_tokenizer, whole_words=True)
     for name, model in (("pieces", network), ("words", seeing)):
@@ -76,7 +80,7 @@ def test_a_model_that_sees_words_whole_must_know_its_words(
 ) -> None:
     seeing = trained("ctc", source_tokenizer, target_tokenizer, whole_words=True)
     seeing.model.encoder.mark_words([True] * source_tokenizer.size)
-    with pytest.raises(ConfigError, match="sees words whole, but not those of this source vocabulary"):
+    with pytest.raises(ConfigError, match="sees whole words of another source vocabulary"):
         replace(seeing)
 
 
@@ -96,7 +100,7 @@ def test_every_kind_is_exported_in_every_precision(
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_what_was_measured_is_in_the_card(network: Trained, tmp_path: Path) -> None:
+def test_what_was_measured_is_in_the_card(network: TrainedModel, tmp_path: Path) -> None:
     config = export_config("ctc", "int8", most_bleu_lost=100)
     described = export(network, tmp_path / "bundle", config, "## Data\n\nNone at all.", DEVELOPMENT)
     card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
@@ -106,7 +110,7 @@ def test_what_was_measured_is_in_the_card(network: Trained, tmp_path: Path) -> N
     assert card.endswith("\n## Data\n\nNone at all.\n")
 
 
-def test_who_may_read_a_graph_may_read_its_weights(network: Trained, tmp_path: Path) -> None:
+def test_who_may_read_a_graph_may_read_its_weights(network: TrainedModel, tmp_path: Path) -> None:
     export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
     modes = {path.name: path.stat().st_mode for path in (tmp_path / "bundle").iterdir()}
     assert len(set(modes.values())) == 1, modes
@@ -125,7 +129,7 @@ def test_a_model_that_is_very_sure_of_itself_may_be_exported(
 
 @pytest.mark.parametrize("error", [1e-2, math.nan])
 def test_a_graph_that_differs_from_the_model_is_not_written(
-    error: float, network: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: float, network: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(model: CTCModel, longest: int, precision: Precision) -> Graph:
         right = model.length_projection.bias[0].clone()
@@ -135,13 +139,13 @@ def test_a_graph_that_differs_from_the_model_is_not_written(
         return graph
 
     monkeypatch.setattr(module, "ctc_graph", wrong)
-    with pytest.raises(BundleError, match=r"export refused: onnxruntime is .* off the trained model"):
+    with pytest.raises(BundleError, match=r"export failed: onnxruntime differs from the trained model by"):
         export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_graph_that_chooses_other_symbols_is_not_written(
-    network: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rewarding(graph: Graph, *arguments: Any, **options: Any) -> None:
         """The penalty is given instead of taken; the scores, which come before it, stay as they are."""
@@ -153,12 +157,14 @@ def test_a_graph_that_chooses_other_symbols_is_not_written(
 
     choose = Graph.choose
     monkeypatch.setattr(Graph, "choose", rewarding)
-    with pytest.raises(BundleError, match="export refused: at delay 1 onnxruntime chooses other symbols"):
+    with pytest.raises(
+        BundleError, match="export failed: at delay 1 onnxruntime and the model choose different symbols"
+    ):
         export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_beside_the_bundle_is_touched(network: Trained, tmp_path: Path) -> None:
+def test_nothing_beside_the_bundle_is_touched(network: TrainedModel, tmp_path: Path) -> None:
     (tmp_path / "bundle.draft").mkdir()
     (tmp_path / "bundle.draft" / "thesis.txt").write_text("mine")
     export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
@@ -166,27 +172,31 @@ def test_nothing_beside_the_bundle_is_touched(network: Trained, tmp_path: Path) 
     assert (tmp_path / "bundle.draft" / "thesis.txt").read_text() == "mine"
 
 
-def test_int8_that_chooses_other_symbols_is_not_written(network: Trained, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"export refused: int8 chooses .* less than 100.0%; export in fp32"):
+def test_int8_that_chooses_other_symbols_is_not_written(network: TrainedModel, tmp_path: Path) -> None:
+    with pytest.raises(
+        BundleError, match=r"export failed: int8 and the trained model agree on .* less than 100.0%; export in fp32"
+    ):
         export(network, tmp_path / "bundle", export_config("ctc", "int8", least_agreement=1.0))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_int8_that_loses_bleu_is_not_written(network: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_that_loses_bleu_is_not_written(
+    network: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scores = iter([20.0, 19.0])
     monkeypatch.setattr(module, "bleu", lambda *_: next(scores))
-    with pytest.raises(BundleError, match=r"export refused: int8 loses 1\.00 BLEU"):
+    with pytest.raises(BundleError, match=r"export failed: int8 loses 1\.00 BLEU"):
         export(network, tmp_path / "bundle", export_config("ctc", "int8"), development=DEVELOPMENT)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_overwritten(network: Trained, tmp_path: Path) -> None:
+def test_nothing_is_overwritten(network: TrainedModel, tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
-    with pytest.raises(BundleError, match="exists already"):
+    with pytest.raises(BundleError, match="already exists"):
         export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
 
 
-def test_the_first_delay_is_the_default(network: Trained, tmp_path: Path) -> None:
+def test_the_first_delay_is_the_default(network: TrainedModel, tmp_path: Path) -> None:
     config = ExportConfig("en", "de", delays=(3, 1), precision="fp32", longest=12)
     assert export(network, tmp_path / "bundle", config).default_delay == 3
 
@@ -195,9 +205,9 @@ def test_vocabularies_must_be_the_models_own(
     source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer
 ) -> None:
     model = trained("ctc", source_tokenizer, target_tokenizer).model
-    with pytest.raises(ConfigError, match="vocabularies of 150 and 150 pieces, not of 150 and 170"):
-        Trained(model, source_tokenizer, ideograph_tokenizer)
+    with pytest.raises(ConfigError, match="vocabularies of 150 and 150 pieces, got 150 and 170"):
+        TrainedModel(model, source_tokenizer, ideograph_tokenizer)
     unspaced = trained("ctc", source_tokenizer, target_tokenizer).model
     unspaced.encoder.embedding = torch.nn.Embedding(170, 16)  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="spaced"):
-        Trained(unspaced, ideograph_tokenizer, target_tokenizer)
+        TrainedModel(unspaced, ideograph_tokenizer, target_tokenizer)

@@ -18,11 +18,11 @@ from simulmt.model.asn import SortedCTCModel
 from simulmt.model.ctc import CTCModel
 from simulmt.model.output import Loss
 from simulmt.train import loop
-from simulmt.train.analysis import statistics_of_store
+from simulmt.train.analysis import sorting_statistics
 from simulmt.train.batches import BatchPlan, DeviceStore
 from simulmt.train.checkpoint import CheckpointFolder
 from simulmt.train.decode import translate_store
-from simulmt.train.loop import batches_in_update, larger_updates, learning_rate
+from simulmt.train.loop import batches_in_update, learning_rate, update_size_warning
 from simulmt.train.monitor import Monitor
 from simulmt.train.settings import TrainingConfig
 from simulmt.train.state import RunState
@@ -93,12 +93,12 @@ def test_an_update_is_a_whole_number_of_batches_for_each_process(
 ) -> None:
     settings = TrainingConfig(batch_tokens=batch_tokens, update_tokens=update_tokens)
     assert batches_in_update(settings, processes) == batches
-    warning = larger_updates(settings, processes)
+    warning = update_size_warning(settings, processes)
     assert bool(warning) == (batches * batch_tokens >= 1.25 * update_tokens)
     if warning:  # its advice helps
         advised = TrainingConfig(batch_tokens=update_tokens // processes, update_tokens=update_tokens)
         assert f"training.batch_tokens to {advised.batch_tokens:,}" in warning
-        assert not larger_updates(advised, processes)
+        assert not update_size_warning(advised, processes)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_updates_are_the_plain_arithmetic(data: Path, dataset: Dataset, tmp_path
 
     settings = config.training
     torch.manual_seed(settings.seed)
-    model = build_model(loop.system_of(config, dataset))
+    model = build_model(loop.system_config(config, dataset))
     assert isinstance(model, CTCModel)
     assert same(recorder.weights[0], snapshot(model))
     store = DeviceStore(dataset.train, ALONE.device)
@@ -226,7 +226,7 @@ def test_a_sorted_run_reports_how_far_it_is_from_the_identity(data: Path, datase
     model, _ = load_model(outcome.model)
     best = max(recorder.scores, key=lambda update: sum(recorder.scores[update].values()))
     assert isinstance(model, SortedCTCModel)
-    expected = statistics_of_store(model, DeviceStore(dataset.dev, ALONE.device), delay=1, batch_tokens=64)
+    expected = sorting_statistics(model, DeviceStore(dataset.dev, ALONE.device), delay=1, batch_tokens=64)
     assert recorder.sorted[best] == pytest.approx(expected, rel=1e-4)
     assert 0 < expected.diagonal < 1
     plain = Recorder()
@@ -496,7 +496,7 @@ def test_a_run_directory_of_another_configuration_is_refused(ctc_run: Path, data
 
 def test_a_run_directory_of_another_system_is_refused_even_if_its_tensors_fit(data: Path, tmp_path: Path) -> None:
     run(tiny(data, "wait-k", max_updates=1), tmp_path)
-    with pytest.raises(CheckpointError, match=f"{tmp_path}: a run of wait-k; choose another for teacher"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: a wait-k run; choose another for teacher"):
         run(tiny(data, "teacher", max_updates=2), tmp_path)
 
 

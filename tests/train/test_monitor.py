@@ -91,7 +91,7 @@ def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capsys: pytest.Capt
     monitor.stopped(503)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("resuming after update 500")
-    assert lines[1] == "stopped after update 503; run the same command to go on"
+    assert lines[1] == "stopped after update 503; run the same command to resume"
 
 
 def test_a_quiet_monitor_says_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,4 +208,4 @@ def test_a_full_disk_ends_the_curves_and_not_the_run(tmp_path: Path, capsys: pyt
         with monitor:
             monitor.update(report(1), Progress())
             monitor.update(report(2), Progress())
-        assert capsys.readouterr().err.count("no more curves: [Errno 28] No space left on device") == 1
+        assert capsys.readouterr().err.count("cannot write curves any more: [Errno 28] No space left on device") == 1

@@ -50,18 +50,18 @@ def test_the_best_updates_are_those_of_the_highest_scores_later_ones_first_among
 def test_the_average_loss_begins_with_the_first_and_follows_slowly() -> None:
     progress = Progress()
     assert math.isinf(progress.average_loss)
-    progress.took_step(4.0)
+    progress.record_step(4.0)
     assert progress.average_loss == 4.0
-    progress.took_step(2.0)
+    progress.record_step(2.0)
     assert progress.average_loss == pytest.approx(3.98)
 
 
 def test_skipped_steps_are_counted_in_all_and_in_a_row() -> None:
     progress = Progress()
-    progress.skipped_step()
-    progress.skipped_step()
-    progress.took_step(1.0)
-    progress.skipped_step()
+    progress.record_skipped_step()
+    progress.record_skipped_step()
+    progress.record_step(1.0)
+    progress.record_skipped_step()
     assert (progress.skipped_in_a_row, progress.skipped_updates) == (1, 3)
 
 

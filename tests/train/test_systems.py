@@ -264,7 +264,7 @@ class TestVocabularies:
     ) -> None:
         model, data = Path("runs/a"), Path("data/b")
         check_vocabularies(model, known, data, source_tokenizer, target_tokenizer)
-        with pytest.raises(VocabularyError, match=r"data/b: target\.model .* but is another; give the data"):
+        with pytest.raises(VocabularyError, match=r"data/b: target\.model .* despite its size; pass the data"):
             check_vocabularies(model, known, data, source_tokenizer, source_tokenizer)
         older = replace(known, vocabulary_sha256=None)
         check_vocabularies(model, older, data, source_tokenizer, source_tokenizer)

@@ -210,7 +210,7 @@ def reorder(
         cut_chinese=cut_chinese,
         overwrite=overwrite,
         report=display,
-        say=partial(typer.echo, err=True),
+        log=partial(typer.echo, err=True),
     )
     display.summarise(output, record)
 

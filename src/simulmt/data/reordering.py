@@ -41,7 +41,7 @@ def align_and_reorder(
     cut_chinese: bool = False,
     overwrite: bool = False,
     report: Report = lambda _: None,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Reorder a corpus, aligning it with eflomal first unless `links` are given.
 
@@ -53,7 +53,7 @@ def align_and_reorder(
         if cut_chinese:
             target, units = _cut(target, prefix.with_name(f"{prefix.name}.words"), overwrite), (units[0], "word")
         found = find_unit(source, units[0]), find_unit(target, units[1])
-        aligned = links or _align(source, target, found, prefix.with_name(f"{prefix.name}.links"), overwrite, say)
+        aligned = links or _align(source, target, found, prefix.with_name(f"{prefix.name}.links"), overwrite, log)
     return reorder_corpus(source, target, aligned, prefix, found, overwrite, report)
 
 
@@ -63,10 +63,10 @@ def _cut(target: Path, words: Path, overwrite: bool) -> Path:
 
 
 def _align(
-    source: Path, target: Path, units: tuple[Unit, Unit], links: Path, overwrite: bool, say: Callable[[str], None]
+    source: Path, target: Path, units: tuple[Unit, Unit], links: Path, overwrite: bool, log: Callable[[str], None]
 ) -> Path:
     def align() -> Iterator[str]:
-        say(f"{links}: aligning with eflomal ...")
+        log(f"{links}: aligning with eflomal ...")
         return map(format_pharaoh, aligners.align_with_eflomal(read_word_pairs(source, target, units)))
 
     facts = {"source": file_sha256(source), "target": file_sha256(target), "units": [*units]}

@@ -1,7 +1,7 @@
 """Analyse the sorting network: oracle order, heat maps of Z, word alignments; results are plain arrays.
 
-All of this shows the network the reference, so it explains a model but does not translate. Axis letters: B batch, S
-source with END, T target with END, U = S * mu frames, V vocabulary.
+All analyses need the reference: they explain a model but do not translate. Axis letters: B batch, S source with END, T
+target with END, U = S * mu frames, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from simulmt.train.decode import collapse
 from simulmt.train.systems import check_vocabularies, load_model
 
 BATCH_TOKENS = 1024  # source tokens in one forward pass; its logits over 32,000 pieces take a quarter of a gigabyte
-NO_LABEL = "·"  # how a blank frame is shown
+BLANK_LABEL = "·"  # of a blank frame
 
 FloatArray = NDArray[np.float32]
 Words = Sequence[str]
@@ -74,7 +74,7 @@ class Sorting(NamedTuple):
     source: list[int]
     target: list[int]
     Z: FloatArray
-    path: list[int] | None  # for each frame, the number of its target token from 1, 0 for blank; None if none fits
+    path: list[int] | None  # target token of each frame, from 1, 0 for blank; None if the target does not fit
     mu: int
 
 
@@ -116,7 +116,7 @@ def oracle_order(
 
 
 @torch.inference_mode()
-def statistics_of_store(
+def sorting_statistics(
     model: SortedCTCModel, store: DeviceStore, delay: int, batch_tokens: int = 4096
 ) -> SortingStatistics:
     """Measure the distance of Z from the identity on a token store."""
@@ -138,7 +138,7 @@ def sort_pairs(sorter: Sorter, pairs: Sequence[tuple[str, str]], delay: int) -> 
 
 def heat_map(sorter: Sorter, sorting: Sorting) -> HeatMap:
     """Return Z of a sentence with its labels."""
-    symbols = [NO_LABEL, *(sorter.target.pieces[token] for token in sorting.target)]
+    symbols = [BLANK_LABEL, *(sorter.target.pieces[token] for token in sorting.target)]
     frames = [symbols[label] for label in sorting.path or [0] * (len(sorting.source) * sorting.mu)]
     rows = [" ".join(frames[start : start + sorting.mu]) for start in range(0, len(frames), sorting.mu)]
     return HeatMap(sorting.Z, [sorter.source.pieces[token] for token in sorting.source], rows)
@@ -166,7 +166,7 @@ def viterbi(scores: NDArray[Any], labels: Sequence[int]) -> list[int] | None:
     """
     columns = np.zeros(2 * len(labels) + 1, np.int64)  # the states: blank, 1, blank, 2, ..., blank
     columns[1::2] = np.arange(1, len(labels) + 1)
-    may_skip = np.zeros(len(columns), bool)  # a blank may be left out between two labels that differ
+    may_skip = np.zeros(len(columns), bool)  # a blank may be skipped between two different labels
     may_skip[3::2] = np.not_equal(labels[1:], labels[:-1])
     best = np.full(len(columns), -np.inf)
     best[:2] = scores[0, columns[:2]]
@@ -212,7 +212,7 @@ def _sort(
         logits = translator.logits(translator.frames(batch.Z.to(batch.H.dtype) @ batch.H))
         for row, number in enumerate(batch.numbers):
             source, target = encoded[number]
-            # Every path has one symbol a frame, so the frames' normalisers change no comparison between paths.
+            # Every path has one symbol per frame, so unnormalised logits rank paths like log-probabilities.
             scores = logits[row, : len(source) * translator.mu, [BLANK, *target]].float().cpu().numpy()
             Z = batch.Z[row, : len(source), : len(source)].cpu().numpy()
             sortings[number] = Sorting(source, target, Z, viterbi(scores, target), translator.mu)
@@ -289,4 +289,4 @@ def _data_directory(run: Path) -> Path:
     try:
         return Path(json.loads(record.read_text(encoding="utf-8"))["config"]["data"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{run}: no run.json that says where its data is; name the data directory") from None
+        raise CheckpointError(f"{run}: no run.json with its data directory; pass the data directory") from None

@@ -78,7 +78,7 @@ class BatchPlan:
         seed: int,
     ) -> None:
         if not len(source_lengths):
-            raise TrainingError("the training store holds no sentence pairs: check what its manifest says was dropped")
+            raise TrainingError("the training store is empty: see in its manifest why pairs were dropped")
         self._source_lengths, self._target_lengths = source_lengths, target_lengths
         self._seed = seed
         self._cuts = cut_by_length(np.bincount(source_lengths), batch_tokens)
@@ -153,7 +153,7 @@ def cut_by_length(counts: NDArray[np.int64], batch_tokens: int) -> NDArray[np.in
     cuts, waiting, seen = [0], 0, 0
     for length in np.flatnonzero(counts):
         capacity = max(1, batch_tokens // int(length))
-        if waiting > capacity:  # the batch that was waiting is full at this length
+        if waiting > capacity:  # the open batch is full at this length
             cuts.append(seen)
             waiting = 0
         waiting += int(counts[length])
@@ -177,9 +177,9 @@ def draw_delay(delays: tuple[int, ...], seed: int, number: int) -> int:
 def _to_device(
     tokens: NDArray[np.unsignedinteger], offsets: NDArray[np.int64], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    # Torch has few operations on unsigned integers: carry them as signed ones of the same size, see _gather.
+    # PyTorch supports few operations on unsigned integers: store them as signed ones, see _gather.
     signed = tokens.view(np.int16 if tokens.itemsize == 2 else np.int32)
-    with warnings.catch_warnings():  # torch warns that the mapped file cannot be written; nobody will
+    with warnings.catch_warnings():  # torch warns that the mapped file is read-only
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(signed).to(device), torch.from_numpy(offsets).to(device)
 

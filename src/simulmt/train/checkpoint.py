@@ -55,7 +55,7 @@ class CheckpointFolder:
             last = f"the last good checkpoint is update {kept[-1]}" if kept else "there is no earlier checkpoint"
             raise CheckpointError(
                 f"{self.folder}: cannot write the checkpoint of update {update}: {error}; {last}; "
-                "free some space or mend the permissions and run the same command again"
+                "free disk space or fix the permissions, then run the same command again"
             ) from None
 
     def load_latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -65,23 +65,23 @@ class CheckpointFolder:
             try:
                 return self.load(update)
             except CheckpointError as error:
-                warn(f"{error}; going back to the checkpoint before it")
+                warn(f"{error}; using the previous checkpoint")
         if updates:
-            raise CheckpointError(f"{self.folder}: every checkpoint is damaged; to start anew, remove the directory")
+            raise CheckpointError(f"{self.folder}: every checkpoint is damaged; to start over, remove the directory")
         return None
 
-    def whole(self, updates: list[int], warn: Callable[[str], None]) -> list[int]:
+    def intact(self, updates: list[int], warn: Callable[[str], None]) -> list[int]:
         """Return the updates whose checkpoints are intact, at least one; report the others."""
         found = []
         for update in updates:
             try:
                 found.append(self.load(update).update)
             except CheckpointError as error:
-                warn(f"{error}; going on without it")
+                warn(f"{error}; ignoring it")
         if not updates:
-            raise CheckpointError(f"{self.folder}: no update was validated yet; raise training.max_updates")
+            raise CheckpointError(f"{self.folder}: no update has been validated yet; raise training.max_updates")
         if not found:
-            raise CheckpointError(f"{self.folder}: none of the best checkpoints is left, of updates {updates}")
+            raise CheckpointError(f"{self.folder}: none of the best checkpoints is intact (updates {updates})")
         return found
 
     def load(self, update: int) -> Checkpoint:

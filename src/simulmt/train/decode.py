@@ -36,7 +36,7 @@ def translate_store(
     blank_penalty: float = 0.0,
     shard: tuple[int, int] = (0, 1),
 ) -> dict[int, list[int]]:
-    """Return the target ids of every sentence by its number; with shard (i, n), of every n-th batch from the i-th."""
+    """Return target ids by sentence number; with shard (i, n), of every n-th batch starting at the i-th."""
     was_training = model.training
     model.eval()
     results: dict[int, list[int]] = {}
@@ -58,9 +58,9 @@ def translate_batch(model: Translator, batch: Batch, delay: int | None, blank_pe
         logits = model(batch.source, batch.source_lengths, delay or 1)
         logits[:, :, BLANK] -= blank_penalty
         return collapse(logits.argmax(-1), (batch.source_lengths * model.mu).tolist())
-    # Training compiles the layers for the shapes of its batches; a search has other shapes at every step.
-    as_they_are = torch.compiler.set_stance("force_eager") if batch.source.is_cuda else nullcontext()
-    with as_they_are:
+    # Layers are compiled for training batches; beam search has other shapes at every step and would recompile.
+    eager = torch.compiler.set_stance("force_eager") if batch.source.is_cuda else nullcontext()
+    with eager:
         searched = beam_search(model, batch.source, batch.source_lengths, GREEDY, delay)
     return [hypotheses[0].tokens for hypotheses in searched]
 
@@ -76,9 +76,9 @@ def scores_by_blank_penalty(
     batch_tokens: int = 4096,
     rules: DecodingRules = NO_RULES,
 ) -> dict[float, float]:
-    """Return the greedy BLEU of a store for every blank penalty, under decoding rules, from one pass of the network.
+    """Return the greedy BLEU of a store for every blank penalty, under decoding rules, from one forward pass.
 
-    A transducer's symbols depend on each other, so there it is one pass for each.
+    A transducer needs one pass per penalty, because its symbols depend on each other.
     """
     if isinstance(model, TransducerModel):
         return {
@@ -116,9 +116,9 @@ def _bleu_of_store(
 
 
 def _apply(rules: DecodingRules, symbols: Tensor, scores: Tensor, batch: Batch, seen: Tensor, mu: int) -> Tensor:
-    """Return the symbols [B F] that a stream would choose, given the best without rules and all scores [B F V].
+    """Return the symbols [B F] chosen under the rules, given those chosen without and all scores [B F V].
 
-    `seen` [B S] is how many tokens had been read for each state.
+    `seen` [B S] is the number of tokens read for each state.
     """
     chosen = symbols.cpu().numpy().copy()
     sources = zip(batch.source.tolist(), batch.source_lengths.tolist(), seen.tolist(), strict=True)
@@ -131,7 +131,7 @@ def _apply(rules: DecodingRules, symbols: Tensor, scores: Tensor, batch: Batch, 
 
 
 def collapse(symbols: Tensor, frame_lengths: Sequence[int]) -> list[list[int]]:
-    """Drop blanks and symbols that equal the one of the frame before."""
+    """Collapse repeated symbols and drop blanks."""
     frames: NDArray[np.int64] = symbols.cpu().numpy()
     changed = np.ones_like(frames, dtype=bool)
     changed[:, 1:] = frames[:, 1:] != frames[:, :-1]
@@ -140,7 +140,7 @@ def collapse(symbols: Tensor, frame_lengths: Sequence[int]) -> list[list[int]]:
 
 
 def without_blanks(symbols: Tensor, frame_lengths: Sequence[int]) -> list[list[int]]:
-    """Return the symbols that the frames of a transducer write."""
+    """Drop blanks; a transducer does not collapse repeated symbols."""
     rows = zip(symbols.tolist(), frame_lengths, strict=True)
     return [[symbol for symbol in row[:n] if symbol != BLANK] for row, n in rows]
 

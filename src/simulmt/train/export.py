@@ -1,7 +1,7 @@
-"""From a trained model to a bundle that runs without PyTorch; nothing is written unless the two agree.
+"""Export a trained model to a bundle that runs without PyTorch, after checking that their outputs match.
 
-A bundle is first built in fp32 and held to the trained model number by number, which proves the graphs; an int8 bundle
-is then held to the trained model by the symbols it chooses and, where there is development text, by its BLEU.
+The fp32 bundle must match the log-probabilities of the trained model, which verifies the graphs. An int8 bundle must
+choose the same symbols for most frames and, given development text, reach nearly the same BLEU.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ from simulmt.train.tune import target_lexicon, tune_blank_penalties
 
 Model = CTCModel | Seq2SeqModel
 
-TOLERANCE = 1e-4  # in log-probability, between fp32 in PyTorch and in onnxruntime, see `_rounding`
+TOLERANCE = 1e-4  # of log-probabilities between PyTorch and onnxruntime in fp32, see `_rounding`
 RANDOM_SENTENCES = 8
 LONGEST_RANDOM = 48
-TOGETHER = 6  # sentences compared side by side
+BATCH_SIZE = 6  # sentences compared in one batch
 
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """How a bundle is to run, and how far int8 may be from the trained model."""
+    """Settings of a bundle, and tolerances of its int8 checks."""
 
     source_language: str
     target_language: str
-    delays: tuple[int, ...] = ()  # none for a full-sentence model
-    default_delay: int | None = None  # the first of the delays, if none is given
+    delays: tuple[int, ...] = ()  # empty for a full-sentence model
+    default_delay: int | None = None  # by default the first of the delays
     blank_penalties: tuple[float, ...] = ()
     rules: RulesConfig = field(default_factory=RulesConfig)
     precision: Precision = "int8"
     longest: int = 256
-    least_agreement: float = 0.95  # share of symbols that int8 must choose like the trained model
+    least_agreement: float = 0.95  # minimum share of symbols on which int8 and the trained model agree
     most_bleu_lost: float = 0.5
 
     def __post_init__(self) -> None:
@@ -73,15 +73,15 @@ class ExportConfig:
 
 
 class Pair(NamedTuple):
-    """The tokens of a source sentence and of a translation, each with its END."""
+    """Tokens of a source sentence and its translation, each with END."""
 
     source: list[int]
     target: list[int]
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A trained model in eval mode, its vocabularies, and for the rule unknown_word the words that it may write."""
+class TrainedModel:
+    """A trained model in eval mode, its vocabularies and, for the rule unknown_word, its lexicon."""
 
     model: Model
     source: Tokenizer
@@ -92,20 +92,20 @@ class Trained:
         sizes = (self.model.encoder.embedding.num_embeddings, self.model.target_embedding.num_embeddings)
         require(
             sizes == (self.source.size, self.target.size),
-            f"the model is for vocabularies of {sizes[0]} and {sizes[1]} pieces, "
-            f"not of {self.source.size} and {self.target.size}",
+            f"the model has vocabularies of {sizes[0]} and {sizes[1]} pieces, "
+            f"got {self.source.size} and {self.target.size}",
         )
-        require(self.source.spaced, "the source vocabulary must be learnt with spaced = true")
+        require(self.source.spaced, "the source vocabulary must be trained with spaced = true")
         starts = self.model.encoder.word_starts
         require(
             starts is None or starts.bool().tolist() == self.source.word_starts,
-            "the model sees words whole, but not those of this source vocabulary: give the one it was trained with",
+            "the model sees whole words of another source vocabulary; use the one it was trained with",
         )
 
 
 @torch.inference_mode()
 def export(
-    trained: Trained,
+    trained: TrainedModel,
     directory: Path,
     config: ExportConfig,
     card: str = "",
@@ -113,7 +113,7 @@ def export(
 ) -> BundleConfig:
     """Write a bundle; `card` (data, scores, licences) is added to its README, `development` is (source, reference)."""
     if directory.exists():
-        raise BundleError(f"{directory}: exists already; remove it or export to another place")
+        raise BundleError(f"{directory}: already exists; remove it or choose another directory")
     with replacing_directory(directory) as new, TemporaryDirectory(prefix=".", dir=directory.parent) as exact:
         return _export_checked(trained, new, Path(exact), config, card, development)
 
@@ -130,10 +130,11 @@ def export_run(
     development: int = 200,
     report: Callable[[str], None] = lambda _: None,
 ) -> BundleConfig:
-    """Export a finished run, given the data directory it was trained on; `development` sentences of it check int8.
+    """Export a finished run, given its data directory; int8 is checked on the first `development` dev sentences.
 
-    The delays of `config` are those of the run. `tune_penalty` chooses the blank penalty of each by development BLEU.
-    `context_weight` scales a transducer's label context, as a language model's weight in shallow fusion.
+    The delays of `config` are replaced by those of the run. `tune_penalty` chooses the blank penalty of each by BLEU on
+    the development set. `context_weight` scales a transducer's label context, like the language model weight in shallow
+    fusion.
     """
     network, system = load_model(run)
     dataset = Dataset.open(data)
@@ -152,7 +153,7 @@ def export_run(
     pairs = (
         list(zip(dataset.dev_sources(), dataset.dev_references[0], strict=True))[:development] if development else []
     )
-    trained = Trained(model, dataset.source_tokenizer, dataset.target_tokenizer, words)
+    trained = TrainedModel(model, dataset.source_tokenizer, dataset.target_tokenizer, words)
     described = export(trained, directory, config, card, pairs)
     write_system_configs(directory)
     return described
@@ -178,15 +179,15 @@ def _check_options(model: Model, config: ExportConfig, tune_penalty: bool) -> No
 
 
 def _export_checked(
-    trained: Trained,
+    trained: TrainedModel,
     directory: Path,
     exact_directory: Path,
     config: ExportConfig,
     card: str,
     development: Sequence[tuple[str, str]],
 ) -> BundleConfig:
-    has_words = bool(trained.words) or not trained.target.spaced  # where words in letters are the source's
-    require(has_words or not config.rules.unknown_word, "the rule unknown_word needs words: give Trained some")
+    has_words = bool(trained.words) or not trained.target.spaced  # whose Latin words are copied from the source
+    require(has_words or not config.rules.unknown_word, "the rule unknown_word needs TrainedModel.words")
     described = _describe(trained.model, config)
     is_exact = config.precision == "fp32"
     exact = _write(trained, directory if is_exact else exact_directory, replace(described, precision="fp32"))
@@ -221,8 +222,8 @@ def _describe(model: Model, config: ExportConfig) -> BundleConfig:
     )
 
 
-def _write(trained: Trained, directory: Path, described: BundleConfig) -> Bundle:
-    """A bundle with no card yet."""
+def _write(trained: TrainedModel, directory: Path, described: BundleConfig) -> Bundle:
+    """Write a bundle without a model card."""
     (directory / SOURCE).write_bytes(trained.source.model)
     (directory / TARGET).write_bytes(trained.target.model)
     if described.rules.unknown_word:
@@ -239,37 +240,37 @@ def _write(trained: Trained, directory: Path, described: BundleConfig) -> Bundle
     return Bundle(directory)
 
 
-def _check_fp32(trained: Trained, bundle: Bundle) -> dict[str, Any]:
-    """Hold every log-probability of some random streams to the trained model's."""
+def _check_fp32(trained: TrainedModel, bundle: Bundle) -> dict[str, Any]:
+    """Check that all log-probabilities of random streams match the trained model."""
     largest = worst = 0.0
     for delay in bundle.config.delays or (None,):
         for expected, found in _log_probabilities(trained, bundle, _random_pairs(trained, bundle), delay):
             errors = np.abs(expected - found).max(-1)
-            largest = float(np.maximum(largest, errors.max()))  # unlike max() it passes on NaN
+            largest = float(np.maximum(largest, errors.max()))  # unlike max(), propagates NaN
             worst = float(np.maximum(worst, (errors / _rounding(expected)).max()))
     if not worst <= TOLERANCE:
         allowed = TOLERANCE * largest / worst
         raise BundleError(
-            f"export refused: onnxruntime is {largest:.1e} off the trained model, more than {allowed:.1e}"
+            f"export failed: onnxruntime differs from the trained model by {largest:.1e}, more than {allowed:.1e}"
         )
     _check_symbols(trained, bundle)
     return {"fp32_largest_difference": largest}
 
 
 def _rounding(log_probs: Array) -> Array:
-    """How much coarser than usual fp32 is in each row [V]: it rounds by the largest numbers, usually about 10.
+    """Return the factor by which the tolerance of each row [V] grows, since fp32 rounding grows with magnitude.
 
-    A model that is very sure of itself says -60 to most symbols.
+    Log-probabilities are usually about -10, but those of a very confident model are about -60 for most symbols.
     """
     return np.maximum(np.abs(log_probs).max(-1) / 10, 1)
 
 
-def _check_symbols(trained: Trained, bundle: Bundle) -> None:
-    """Hold the symbols that greedy streams of a CTC model get from the graph to its own, where these are clear."""
+def _check_symbols(trained: TrainedModel, bundle: Bundle) -> None:
+    """Check that greedy streams of a CTC model choose its symbols, except for near ties."""
     if not isinstance(trained.model, CTCModel):
         return
     decoder = CTCDecoder(bundle, threads=0)
-    decoder.rules = NO_RULES  # which are not part of the graph
+    decoder.rules = NO_RULES  # rules are not part of the graph
     sources = [pair.source for pair in _random_pairs(trained, bundle)]
     for delay in bundle.config.delays:
         symbols = _ctc_found(decoder, trained.source, sources, delay, scores=False)
@@ -277,13 +278,13 @@ def _check_symbols(trained: Trained, bundle: Bundle) -> None:
             expected = _ctc_expected(trained.model, tokens, delay, bundle.config.blank_penalty(delay))
             second, best = np.partition(expected, -2)[:, -2:].T
             if np.any((expected.argmax(-1) != found) & (best - second > TOLERANCE * _rounding(expected))):
-                raise BundleError(f"export refused: at delay {delay} onnxruntime chooses other symbols than the model")
+                raise BundleError(f"export failed: at delay {delay} onnxruntime and the model choose different symbols")
 
 
 def _check_int8(
-    trained: Trained, exact: Bundle, small: Bundle, config: ExportConfig, development: Sequence[tuple[str, str]]
+    trained: TrainedModel, exact: Bundle, small: Bundle, config: ExportConfig, development: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Hold the symbols that int8 chooses, and its BLEU on development text, to those of full precision."""
+    """Check the symbols that int8 chooses, and its BLEU on development text, against full precision."""
     delay = small.config.default_delay
     pairs = _encoded(trained, development, config.longest) or _random_pairs(trained, small)
     compared = _log_probabilities(trained, small, pairs, delay)
@@ -291,7 +292,7 @@ def _check_int8(
     agreement = float(alike.mean())
     if agreement < config.least_agreement:
         raise BundleError(
-            f"export refused: int8 chooses {agreement:.1%} of the symbols like the trained model, "
+            f"export failed: int8 and the trained model agree on {agreement:.1%} of the symbols, "
             f"less than {config.least_agreement:.1%}; export in fp32"
         )
     checks: dict[str, Any] = {"int8_agreement": agreement, "int8_symbols_compared": len(alike)}
@@ -299,7 +300,7 @@ def _check_int8(
 
 
 def _check_bleu(
-    trained: Trained, exact: Bundle, small: Bundle, config: ExportConfig, development: Sequence[tuple[str, str]]
+    trained: TrainedModel, exact: Bundle, small: Bundle, config: ExportConfig, development: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     sources, references = zip(*development, strict=True)
     scores = {}
@@ -309,20 +310,20 @@ def _check_bleu(
     lost = scores["fp32"] - scores["int8"]
     if lost > config.most_bleu_lost:
         raise BundleError(
-            f"export refused: int8 loses {lost:.2f} BLEU on the development text, "
+            f"export failed: int8 loses {lost:.2f} BLEU on the development text, "
             f"more than {config.most_bleu_lost}; export in fp32"
         )
     return {f"{name}_bleu": score for name, score in scores.items()}
 
 
-def _encoded(trained: Trained, development: Sequence[tuple[str, str]], longest: int) -> list[Pair]:
+def _encoded(trained: TrainedModel, development: Sequence[tuple[str, str]], longest: int) -> list[Pair]:
     return [
         Pair([*trained.source.encode(source)[: longest - 1], END], [*trained.target.encode(reference)[:longest], END])
         for source, reference in development
     ]
 
 
-def _random_pairs(trained: Trained, bundle: Bundle) -> list[Pair]:
+def _random_pairs(trained: TrainedModel, bundle: Bundle) -> list[Pair]:
     generator = np.random.default_rng(0)
 
     def sentence(vocabulary: int) -> list[int]:
@@ -333,9 +334,9 @@ def _random_pairs(trained: Trained, bundle: Bundle) -> list[Pair]:
 
 
 def _log_probabilities(
-    trained: Trained, bundle: Bundle, pairs: Sequence[Pair], delay: int | None
+    trained: TrainedModel, bundle: Bundle, pairs: Sequence[Pair], delay: int | None
 ) -> Iterator[tuple[Array, Array]]:
-    """Of each sentence, the log-probabilities of all symbols by the trained model and by the bundle."""
+    """Yield the log-probabilities of each sentence by the trained model and by the bundle."""
     if isinstance(trained.model, CTCModel):
         assert delay is not None, "a CTC model has a delay"
         compared = _ctc_log_probabilities(trained, CTCDecoder(bundle, threads=0), pairs, delay)
@@ -346,11 +347,11 @@ def _log_probabilities(
 
 
 def _ctc_log_probabilities(
-    trained: Trained, decoder: CTCDecoder, pairs: Sequence[Pair], delay: int
+    trained: TrainedModel, decoder: CTCDecoder, pairs: Sequence[Pair], delay: int
 ) -> Iterator[tuple[Array, Array]]:
     assert isinstance(trained.model, CTCModel)
-    for start in range(0, len(pairs), TOGETHER):
-        group = [pair.source for pair in pairs[start : start + TOGETHER]]
+    for start in range(0, len(pairs), BATCH_SIZE):
+        group = [pair.source for pair in pairs[start : start + BATCH_SIZE]]
         for tokens, found in zip(group, _ctc_found(decoder, trained.source, group, delay), strict=True):
             yield _ctc_expected(trained.model, tokens, delay, decoder.config.blank_penalty(delay)), found
 
@@ -358,7 +359,7 @@ def _ctc_log_probabilities(
 def _with_context(
     model: TransducerModel, decoder: TransducerDecoder, compared: Iterator[tuple[Array, Array]]
 ) -> Iterator[tuple[Array, Array]]:
-    """Add the label context to the scores of frames; both histories are what the trained model writes."""
+    """Add the label context to the scores of frames; both use the history of the trained model."""
     embedding, table = model.target_embedding.weight, model.context.table
     for expected, found in compared:
         history: History = (START,) * decoder.symbols
@@ -385,8 +386,8 @@ def _seq2seq_log_probabilities(
         yield logits.log_softmax(-1).numpy(), _seq2seq_found(decoder, source, target, delay)
 
 
-class _Recorded(CTCSentence):
-    """A sentence that writes nothing and keeps its frames: symbols, or their log-probabilities."""
+class _RecordingSentence(CTCSentence):
+    """A sentence that records its frames, as symbols or log-probabilities, and writes nothing."""
 
     def __init__(self, whole_words: bool, scores: bool) -> None:
         super().__init__(whole_words=whole_words)
@@ -401,11 +402,11 @@ class _Recorded(CTCSentence):
 def _ctc_found(
     decoder: CTCDecoder, source: Tokenizer, sentences: Sequence[Sequence[int]], delay: int, scores: bool = True
 ) -> list[Array]:
-    """By the runtime, all sentences side by side and word by word."""
-    recorded = [_Recorded(decoder.config.whole_words, scores) for _ in sentences]
-    parted = [source.split_to_word_tokens(tokens[:-1]) for tokens in sentences]
-    for index in range(max(map(len, parted)) + 1):
-        for sentence, words in zip(recorded, parted, strict=True):
+    """Return the frames computed by the runtime, with all sentences in one batch, word by word."""
+    recorded = [_RecordingSentence(decoder.config.whole_words, scores) for _ in sentences]
+    split = [source.split_to_word_tokens(tokens[:-1]) for tokens in sentences]
+    for index in range(max(map(len, split)) + 1):
+        for sentence, words in zip(recorded, split, strict=True):
             if index < len(words):
                 sentence.read(words[index], delay)
             elif not sentence.closed:
@@ -416,7 +417,7 @@ def _ctc_found(
 
 
 def _seq2seq_found(decoder: Seq2SeqDecoder, tokens: Sequence[int], target: Sequence[int], delay: int | None) -> Array:
-    """By the runtime, forced to write `target`."""
+    """Return the log-probabilities computed by the runtime with forced decoding of `target`."""
     sentence = Seq2SeqSentence(beam=1)
     sentence.tokens = list(tokens)
     decoder.caches.reserve(sentence.slot, max(len(tokens), len(target)))
@@ -430,8 +431,8 @@ def _seq2seq_found(decoder: Seq2SeqDecoder, tokens: Sequence[int], target: Seque
 
 
 def _card(described: BundleConfig, text: str) -> str:
-    """The model card: what is known of the bundle itself, then what the caller says of data, scores and licences."""
-    delays = ", ".join(map(str, described.delays)) or "none: it waits for the end of each sentence"
+    """Return the model card: the settings of the bundle, then `text` on data, scores and licences."""
+    delays = ", ".join(map(str, described.delays)) or "none (full sentences)"
     lines = [
         f"# {described.source_language} to {described.target_language}, {described.kind}",
         "",

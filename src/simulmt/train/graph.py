@@ -40,12 +40,12 @@ Array = NDArray[Any]
 
 OPSET = 21
 IR_VERSION = 10
-MAPPED_FROM = 1024  # bytes; larger tensors go into the weights file, which onnxruntime maps into memory
+EXTERNAL_DATA_THRESHOLD = 1024  # bytes; larger tensors go into the weights file, which onnxruntime maps into memory
 
-# A processor without VNNI adds two products of bytes in 16 bits: 255 * 63 * 2 fits there, 255 * 127 * 2 does not.
+# Processors without VNNI add two int8 products in 16 bits: 255 * 63 * 2 fits, 255 * 127 * 2 overflows.
 WEIGHT_LEVELS = 63
 EMBEDDING_LEVELS = 127
-MIDDLE = 128  # the byte that stands for zero
+ZERO_POINT = 128
 
 
 class Rows(NamedTuple):
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
     tokens: str  # [B N]
     positions: str  # [B N]
     slots: str  # [B N heads 4]: where in a cache each head of each position is written
-    mask: str  # [B N 1 1 C]: 0 where the position may look, minus infinity elsewhere
+    mask: str  # [B N 1 1 C]: 0 where the position may attend, minus infinity elsewhere
 
 
 class Graph:
@@ -125,22 +125,22 @@ class Graph:
         if not self.int8:
             biases = [] if bias is None else [self.constant(_array(bias))]
             return self.add("Gemm", x, self.constant(_array(weight)), *biases, transB=1)
-        y = self._product_of_bytes(x, rows, _array(weight), nonnegative)
+        y = self._int8_matmul(x, rows, _array(weight), nonnegative)
         return y if bias is None else self.add("Add", y, self.constant(_array(bias)))
 
-    def _product_of_bytes(self, x: str, rows: str, weight: Array, nonnegative: bool) -> str:
+    def _int8_matmul(self, x: str, rows: str, weight: Array, nonnegative: bool) -> str:
         """Multiply in int8 with exact sums; rows of x and of the weight have their own scales."""
-        zero, levels = (0, 255) if nonnegative else (MIDDLE, 127)
+        zero, levels = (0, 255) if nonnegative else (ZERO_POINT, 127)
         sizes = x if nonnegative else self.add("Abs", x)
         largest = self.add("ReduceMax", sizes, self.constant(np.array([-1])), keepdims=0)
         steps = self.add("Mul", largest, self.constant(np.float32(1 / levels)))
-        # In a row of zeros 0 / 0 becomes some byte, whose products are multiplied by 0 again.
-        x = self.add("QuantizeLinear", x, steps, self._repeated(zero, rows, largest), axis=0)
+        # In a row of zeros, 0 / 0 becomes an arbitrary byte, but its products are multiplied by a scale of 0.
+        x = self.add("QuantizeLinear", x, steps, self._expand_byte(zero, rows, largest), axis=0)
         codes, scales = quantise(weight, WEIGHT_LEVELS)
         sums = self.add("MatMulInteger", x, self.constant(codes.T), self.constant(np.uint8(zero)))
         return self.add("Mul", self.add("DequantizeLinear", sums, steps, axis=0), self.constant(scales))
 
-    def _repeated(self, byte: int, rows: str, like: str) -> str:
+    def _expand_byte(self, byte: int, rows: str, like: str) -> str:
         """Return a byte per row, in the shape of `like`, computed once per row count."""
         key = (byte, rows)
         if key not in self._bytes:
@@ -153,7 +153,7 @@ class Graph:
         return self.add("Add", self.lookup(embedding, tokens), self.add("Gather", places, positions))
 
     def lookup(self, embedding: Embedding, tokens: str) -> str:
-        """Token embeddings times sqrt(D), [B N D]."""
+        """Return token embeddings times sqrt(D), [B N D]."""
         table = _array(embedding.weight) * np.float32(math.sqrt(self.width))
         if not self.int8:
             return self.add("Gather", self.constant(table), tokens)
@@ -217,15 +217,17 @@ class Graph:
         values = self.remember(f"{name}_values", values, rows.slots)
         return self.add("Add", x, self.attend(module, queries, keys, values, rows.mask, rows.tokens))
 
-    def choose(self, states: str, table: Tensor, rows: str, frames: int, held: int, forbidden: Sequence[int]) -> None:
-        """Output `scores`, the logits, and `symbols`, the argmax after subtracting `penalty` from symbol `held`."""
+    def choose(
+        self, states: str, table: Tensor, rows: str, frames: int, penalised: int, forbidden: Sequence[int]
+    ) -> None:
+        """Output `scores`, the logits, and `symbols`, the argmax after subtracting `penalty` from `penalised`."""
         V = table.shape[0]
         scores = self.linear(states, f"{rows} frames", table)
         scores = self.add("Reshape", scores, self._shape(rows, frames, V), name="scores")
         self.output(scores, TensorProto.FLOAT, ["B", "N", frames, V])
         never, once = np.zeros((2, V), dtype=np.float32)
         never[list(forbidden)] = -np.inf
-        once[held] = -1
+        once[penalised] = -1
         penalty = self.input("penalty", TensorProto.FLOAT, ["B", "N", 1, 1])
         change = self.add("Mul", self.constant(once), penalty)
         if forbidden:
@@ -239,8 +241,10 @@ class Graph:
         opset = helper.make_opsetid("", OPSET)
         model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="simulmt")
         weights = path.with_suffix(".weights")
-        onnx.save_model(model, path, save_as_external_data=True, location=weights.name, size_threshold=MAPPED_FROM)
-        shutil.copymode(path, weights)  # onnx makes them readable by the owner only
+        onnx.save_model(
+            model, path, save_as_external_data=True, location=weights.name, size_threshold=EXTERNAL_DATA_THRESHOLD
+        )
+        shutil.copymode(path, weights)  # onnx writes it readable by the owner only
 
     def _shape(self, rows: str, *tail: int) -> str:
         key = (rows, tail)
@@ -284,7 +288,7 @@ def ctc_graph(model: CTCModel, longest: int, precision: Precision) -> Graph:
     projection = model.length_projection
     states = graph.norm(encoder.final_norm, x)
     frames = graph.flatten(graph.linear(states, rows.tokens, projection.weight, projection.bias))
-    graph.choose(frames, model.target_embedding.weight, rows.tokens, model.mu, held=BLANK, forbidden=())
+    graph.choose(frames, model.target_embedding.weight, rows.tokens, model.mu, penalised=BLANK, forbidden=())
     return graph
 
 
@@ -302,7 +306,7 @@ def _embedded(graph: Graph, encoder: Encoder, read: Rows, rows: Rows, longest: i
 
 
 def _read_states(graph: Graph, encoder: Encoder, read: Rows, rows: Rows, longest: int) -> tuple[str, str, str]:
-    """The same with the states of the layers below the one that looks ahead, which are cached as they are read."""
+    """Like `_embedded`, but with the states of the layers below the one that looks ahead, which are cached."""
     reading = read._replace(mask=graph.mask("causal_mask", "R"))
     states = graph.flatten(graph.embed(encoder.embedding, read.tokens, read.positions, longest))
     for index, layer in enumerate(encoder.layers[: encoder.look_ahead_layer]):
@@ -315,7 +319,7 @@ def _read_states(graph: Graph, encoder: Encoder, read: Rows, rows: Rows, longest
 
 
 def context_graph(model: TransducerModel, precision: Precision) -> Graph:
-    """The scores [B V] that the last symbols written, newest first, add to those of any frame."""
+    """Build the label context: scores [B V] added to those of a frame, given the last symbols, newest first."""
     context, embedding = model.context, model.target_embedding
     graph = Graph(1, embedding.embedding_dim, precision)
     history = graph.input("history", TensorProto.INT64, ["B", context.symbols])
@@ -361,7 +365,7 @@ def decoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Gr
         x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x, rows.tokens)
     never = [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]
     states = graph.norm(model.final_norm, x)
-    graph.choose(states, model.target_embedding.weight, rows.tokens, 1, held=END, forbidden=never)
+    graph.choose(states, model.target_embedding.weight, rows.tokens, 1, penalised=END, forbidden=never)
     return graph
 
 

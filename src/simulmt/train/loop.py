@@ -1,7 +1,7 @@
 """The training loop, from top to bottom.
 
-A run is a function of its configuration and data: batch g, its delay and its random draws depend on g alone. So to go
-on after a kill takes only the newest checkpoint, and one process or many do the same arithmetic on the same batches.
+A run is a function of its configuration and data: batch g, its delay and its random draws depend on g alone. So a
+killed run resumes from its newest checkpoint, and any number of processes computes the same updates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from simulmt.model.layers import DecoderLayer, EncoderLayer
 from simulmt.model.output import Loss
 from simulmt.model.risk import risk_loss
 from simulmt.model.transducer import TransducerModel
-from simulmt.train.analysis import statistics_of_store
+from simulmt.train.analysis import sorting_statistics
 from simulmt.train.batches import Batch, BatchPlan, BatchQueue, DeviceStore, draw_delay
 from simulmt.train.checkpoint import CheckpointFolder, average
 from simulmt.train.decode import bleu, translate_store
@@ -46,26 +46,26 @@ from simulmt.train.systems import (
 )
 from simulmt.train.world import World
 
-FINAL = "final"  # the directory of the trained model, in that of its run
-EXPLOSION = 5.0  # a loss so many times its running average is taken for an accident
+FINAL = "final"  # subdirectory of a run that holds the trained model
+MAX_LOSS_RATIO = 5.0  # to the running average; updates with a larger loss are skipped
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of `train` ended; a stopped run goes on with the next call."""
+    """Result of a call of `train`; a stopped run resumes with the next call."""
 
     status: Literal["finished", "stopped"]
     update: int
     score: float | None
     model: Path | None = None
-    signal: int | None = None  # what stopped it, if it was a signal
+    signal: int | None = None  # that stopped it, if any
 
 
 def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) -> Outcome:
-    """Train until done, or until told to stop; on an existing run directory, go on where it was."""
+    """Train until finished or interrupted, resuming an existing run directory."""
     settings = config.training
     dataset = Dataset.open(config.data)
-    system = system_of(config, dataset)
+    system = system_config(config, dataset)
     checkpoints = CheckpointFolder(directory / "checkpoints")
     newest = checkpoints.load_latest(monitor.warn)
     if newest is None and (directory / FINAL).exists():
@@ -77,16 +77,16 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     mark_words(model, dataset.source_tokenizer)
     state = RunState.start(model.to(world.device).train(), settings)
     if newest is not None:
-        # The teacher and wait-k have the same tensors, so a mix-up of the two would go unnoticed.
+        # The teacher and wait-k have the same tensors, so loading one as the other would not fail.
         if newest.state["system"] != config.system:
-            raise CheckpointError(f"{directory}: a run of {newest.state['system']}; choose another for {config.system}")
+            raise CheckpointError(f"{directory}: a {newest.state['system']} run; choose another for {config.system}")
         state.restore(newest)
     progress = state.progress
 
     store, dev = DeviceStore(dataset.train, world.device), DeviceStore(dataset.dev, world.device)
     plan = BatchPlan(store.source_lengths, store.target_lengths, settings.batch_tokens, settings.seed)
     queue, batches = BatchQueue(store, plan), batches_in_update(settings, world.size)
-    if warning := larger_updates(settings, world.size):
+    if warning := update_size_warning(settings, world.size):
         monitor.warn(warning)
     compile_layers(model, settings, world.device)
     objective = world.distribute(_Objective(model, config, dataset.target_tokenizer.pieces))
@@ -97,7 +97,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
             update = progress.update + 1
             numbers = range(progress.batches + world.rank, progress.batches + batches, world.size)
             totals, timing = _accumulate(objective, queue, numbers, config, world)
-            # The wish to stop travels with the sums, so that all processes stop together.
+            # Stop requests are summed with the losses, so that all processes stop together.
             totals[4:] = torch.tensor([stop.out_of_time(), stop.signal is not None])
             loss, likelihood, tokens, skipped, out_of_time, interrupted = world.sum(totals).tolist()
             per_token = loss / tokens if tokens else math.nan  # no sentence could be aligned
@@ -114,41 +114,41 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
                     scores = _validate(model, dev, dataset, config, world)
                     if isinstance(model, SortedCTCModel) and world.is_first:
                         with precision(settings, world.device):
-                            monitor.sorting(update, statistics_of_store(model, dev, min(config.delays)))
+                            monitor.sorting(update, sorting_statistics(model, dev, min(config.delays)))
                 progress.scores[str(update)] = sum(scores.values()) / len(scores)
                 monitor.validation(update, scores, max(progress.scores.values()))
             if (validating or interrupted) and world.is_first:
                 checkpoints.save(update, state.tensors(), {"system": config.system, **state.facts()})
                 checkpoints.prune(set(progress.best(settings.keep_best)))
             if interrupted:
-                stop.obeyed = True
+                stop.handled = True
                 monitor.stopped(update)
                 return Outcome("stopped", update, max(progress.scores.values(), default=None), signal=stop.signal)
             if out_of_time:
                 break
 
     world.wait()  # until the last checkpoint is written
-    best = checkpoints.whole(progress.best(settings.keep_best), monitor.warn)
+    best = checkpoints.intact(progress.best(settings.keep_best), monitor.warn)
     outcome = _choose_final(best, state, checkpoints, dev, dataset, system, config, directory, world)
     monitor.finish(outcome.update, outcome.score, outcome.model)
     return outcome
 
 
-def system_of(config: RunConfig, dataset: Dataset) -> SystemConfig:
-    """The run's network with the vocabularies of its data."""
+def system_config(config: RunConfig, dataset: Dataset) -> SystemConfig:
+    """Return the configuration of a run's system, with the vocabularies of its data."""
     source, target = dataset.source_tokenizer, dataset.target_tokenizer
     checksums = vocabulary_checksums(source, target)
     return SystemConfig(config.system, source.size, target.size, config.model, config.asn, config.delays, checksums)
 
 
 def batches_in_update(settings: TrainingConfig, processes: int) -> int:
-    """How many batches make an update, over all processes: a multiple of their number."""
+    """Return the number of batches per update over all processes, a multiple of `processes`."""
     count = max(1, round(settings.update_tokens / settings.batch_tokens))
     return math.ceil(count / processes) * processes
 
 
-def larger_updates(settings: TrainingConfig, processes: int) -> str:
-    """What to tell the user if so many processes cannot share an update of the size that was asked for."""
+def update_size_warning(settings: TrainingConfig, processes: int) -> str:
+    """Return a warning if this many processes make updates larger than configured, or an empty string."""
     tokens = batches_in_update(settings, processes) * settings.batch_tokens
     if tokens < 1.25 * settings.update_tokens:
         return ""
@@ -159,7 +159,7 @@ def larger_updates(settings: TrainingConfig, processes: int) -> str:
 
 
 def learning_rate(update: int, settings: TrainingConfig) -> float:
-    """Linear warm-up to the peak, then falling with the inverse square root of the update, at last linearly to zero."""
+    """Return the learning rate: linear warm-up, inverse square root decay, linear cooldown to zero."""
     warmup = max(1, settings.warmup_updates)
     rate = settings.learning_rate * min(update / warmup, math.sqrt(warmup / update))
     cooldown = settings.cooldown * settings.max_updates
@@ -167,9 +167,9 @@ def learning_rate(update: int, settings: TrainingConfig) -> float:
 
 
 def compile_layers(model: nn.Module, settings: TrainingConfig, device: torch.device) -> None:
-    """Compile layer by layer: the layers share one compiled graph, and any batch shape fits it."""
+    """Compile layer by layer, so that all layers share one graph with dynamic shapes."""
     if device.type == "cuda":
-        # Up to some 128 tokens PyTorch's memory-efficient attention beats the others (1.3 to 2.4 times at 32).
+        # Up to about 128 tokens, memory-efficient attention is the fastest (1.3 to 2.4 times at 32 tokens).
         torch.backends.cuda.enable_flash_sdp(False)
         torch.backends.cuda.enable_cudnn_sdp(False)
     if settings.compile == "no":
@@ -181,7 +181,7 @@ def compile_layers(model: nn.Module, settings: TrainingConfig, device: torch.dev
 
 
 def precision(settings: TrainingConfig, device: torch.device) -> AbstractContextManager[Any]:
-    """bfloat16 autocast where the device has it, or as configured."""
+    """Return an autocast context: bfloat16 where supported, or as configured."""
     wanted = settings.precision
     if wanted == "auto":
         wanted = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
@@ -189,7 +189,7 @@ def precision(settings: TrainingConfig, device: torch.device) -> AbstractContext
 
 
 class _Objective(nn.Module):
-    """The loss as a forward pass, which is what distributed training wraps."""
+    """Computes the loss in its forward pass, as DistributedDataParallel requires."""
 
     def __init__(self, model: nn.Module, config: RunConfig, pieces: Sequence[str]) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class _Objective(nn.Module):
 def _accumulate(
     objective: nn.Module, queue: BatchQueue, numbers: range, config: RunConfig, world: World
 ) -> tuple[Tensor, dict[str, float]]:
-    """Add up the gradients of this process's batches; the sums of loss, likelihood, tokens, skipped, and two zeros."""
+    """Accumulate the gradients of this process; return sums of loss, likelihood, tokens, skipped, and two zeros."""
     totals = torch.zeros(6, dtype=torch.float64, device=world.device)
     timing = {"source_tokens": 0.0, "data_seconds": 0.0}
     for number in numbers:
@@ -226,7 +226,7 @@ def _accumulate(
         batch = queue.take(number)
         timing["data_seconds"] += time.perf_counter() - begun
         timing["source_tokens"] += float(batch.source_lengths.sum()) * world.size
-        # Each batch has its own seed, so its dropout and noise are the same in whichever process it runs.
+        # Each batch has its own seed, so its dropout and noise do not depend on the process that runs it.
         torch.manual_seed(config.training.seed * 1_000_003 + number)
         delay = None if config.system == "teacher" else draw_delay(config.delays, config.training.seed, number)
         is_last = number == numbers[-1]
@@ -239,16 +239,16 @@ def _accumulate(
 
 
 def _apply_update(state: RunState, update: int, loss: float, scale: float, settings: TrainingConfig) -> float:
-    """Scale, clip and take the step, unless the update is not sane; the gradient's norm before clipping."""
+    """Scale and clip the gradients and step, or skip a diverging update; return the norm before clipping."""
     progress = state.progress
     gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
     norm = float(nn.utils.get_total_norm(gradients)) * scale
-    if math.isfinite(norm) and math.isfinite(loss) and loss <= EXPLOSION * progress.average_loss:
+    if math.isfinite(norm) and math.isfinite(loss) and loss <= MAX_LOSS_RATIO * progress.average_loss:
         torch._foreach_mul_(gradients, scale * min(1.0, settings.clip_norm / (norm + 1e-6)))
         state.step(learning_rate(update, settings), settings.ema_decay)
-        progress.took_step(loss)
+        progress.record_step(loss)
     else:
-        progress.skipped_step()
+        progress.record_skipped_step()
     state.optimizer.zero_grad(set_to_none=True)
     if progress.skipped_in_a_row > settings.max_skipped:
         diverged, too_long = "training has diverged: lower training.learning_rate", "no target fits: raise model.mu"
@@ -262,7 +262,7 @@ def _apply_update(state: RunState, update: int, loss: float, scale: float, setti
 def _validate(
     model: nn.Module, dev: DeviceStore, dataset: Dataset, config: RunConfig, world: World
 ) -> dict[str, float]:
-    """Greedy BLEU of the development set at every delay of the run, by delay."""
+    """Return the greedy BLEU of the development set by delay."""
     scores = {}
     for delay in [None] if config.system == "teacher" else config.delays:
         with precision(config.training, world.device):
@@ -284,7 +284,7 @@ def _choose_final(
     directory: Path,
     world: World,
 ) -> Outcome:
-    """Write the trained model: the best checkpoint or the average of the best few, whichever validates better."""
+    """Write the trained model: the best checkpoint or the average of the best, whichever scores higher."""
     candidates = {"best": best[:1], "average of the best": best}
     scores, weights = {}, {}
     for name, updates in candidates.items():
@@ -308,11 +308,11 @@ def _out_of_patience(progress: Progress, settings: TrainingConfig) -> bool:
 
 
 class _StopRequests:
-    """Collects SIGTERM and Ctrl-C instead of dying from them; the loop asks after each update whether to stop."""
+    """Records SIGTERM and SIGINT, for the loop to check after each update."""
 
     def __init__(self, max_minutes: float) -> None:
         self.signal: int | None = None
-        self.obeyed = False
+        self.handled = False
         self._deadline = time.monotonic() + 60 * max_minutes if max_minutes > 0 else math.inf
 
     def out_of_time(self) -> bool:
@@ -325,8 +325,8 @@ class _StopRequests:
     def __exit__(self, *_: object) -> None:
         for each, handler in self._previous.items():
             signal.signal(each, handler)
-        if self.signal is not None and not self.obeyed:
-            signal.raise_signal(self.signal)  # it came too late for the loop, but must not be lost
+        if self.signal is not None and not self.handled:
+            signal.raise_signal(self.signal)  # it arrived after the last check of the loop
 
     def _receive(self, number: int, _frame: object) -> None:
         self.signal = number

@@ -70,7 +70,7 @@ class Monitor:
 
     def start(self, update: int, max_updates: int, model: nn.Module, plan: BatchPlan) -> None:
         parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        self._say(
+        self._print(
             f"{parameters / 1e6:.1f}M parameters; {plan.batches_per_epoch} batches per epoch, "
             f"{plan.padding_share():.1%} of their source positions are padding; "
             + (f"resuming after update {update}" if update else "starting")
@@ -91,7 +91,7 @@ class Monitor:
         if report.update % self._log_every == 0:
             if not self._bar:
                 position = f"update {report.update}/{self._max_updates}"
-                self._say(f"{position}  {self._status(report, totals)}{self._time_left(report)}")
+                self._print(f"{position}  {self._status(report, totals)}{self._time_left(report)}")
             for tag, value in self._scalars(report, totals).items():
                 self._record(f"train/{tag}", value, report.update)
 
@@ -99,14 +99,14 @@ class Monitor:
         """Report greedy BLEU on the development set, by delay."""
         self._best = best
         shown = "  ".join(f"{score:.2f}" if k == "None" else f"k={k} {score:.2f}" for k, score in scores.items())
-        self._say(f"update {update}  dev BLEU {shown}  (best {best:.2f})")
+        self._print(f"update {update}  dev BLEU {shown}  (best {best:.2f})")
         for k, score in scores.items():
             self._record("dev/BLEU" if k == "None" else f"dev/BLEU-k{k}", score, update)
         self._recent.clear()  # the time spent on validation is not training time
 
     def sorting(self, update: int, statistics: SortingStatistics) -> None:
         """Report how far the sorting network is from the identity on the development set."""
-        self._say(
+        self._print(
             f"update {update}  Z: {statistics.diagonal:.4f} on the diagonal, "
             f"mean displacement {statistics.displacement:.3f} tokens"
         )
@@ -114,14 +114,14 @@ class Monitor:
             self._record(f"sorting/{name}", value, update)
 
     def warn(self, message: str) -> None:
-        self._say(f"warning: {message}", style="yellow")
+        self._print(f"warning: {message}", style="yellow")
 
     def stopped(self, update: int) -> None:
-        self._say(f"stopped after update {update}; run the same command to go on")
+        self._print(f"stopped after update {update}; run the same command to resume")
 
     def finish(self, update: int, score: float | None, model: Path | None) -> None:
-        self._say(f"finished after update {update}: dev BLEU {score:.2f}; the model is in {model}")
-        self._say(
+        self._print(f"finished after update {update}: dev BLEU {score:.2f}; the model is in {model}")
+        self._print(
             f"next: simulmt export {model} --data DATA --output BUNDLE --source-language XX --target-language YY, "
             "then simulmt translate --model BUNDLE"
         )
@@ -174,17 +174,17 @@ class Monitor:
             for curve in self._curves:
                 curve.add_scalar(tag, value, update)
         except OSError as error:
-            self._give_up_curves(error)
+            self._disable_curves(error)
 
-    def _give_up_curves(self, error: OSError) -> None:
+    def _disable_curves(self, error: OSError) -> None:
         """Stop writing curves; a full disk should not stop a run that can still write checkpoints."""
         self._curves = []
-        self.warn(f"no more curves: {error}")
+        self.warn(f"cannot write curves any more: {error}")
 
-    def _say(self, message: str, style: str | None = None) -> None:
+    def _print(self, message: str, style: str | None = None) -> None:
         if self._quiet:
             return
-        if self._console.is_terminal:  # a path may look like markup and must not be taken for it
+        if self._console.is_terminal:  # a path may look like markup
             self._console.print(message, style=style, markup=False, emoji=False, highlight=False)
         else:
             print(message, file=sys.stderr, flush=True)
@@ -197,7 +197,7 @@ class Monitor:
             for curve in self._curves:
                 curve.close()
         except OSError as error:
-            self._give_up_curves(error)
+            self._disable_curves(error)
 
 
 class _WeightsAndBiases:

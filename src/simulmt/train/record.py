@@ -21,7 +21,7 @@ from simulmt.train.settings import RunConfig
 from simulmt.train.world import World
 
 # When to stop: may change when a run is resumed.
-FREE = ("max_updates", "max_minutes", "patience")
+MAY_CHANGE = ("max_updates", "max_minutes", "patience")
 
 
 def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[[str], None]) -> None:
@@ -33,9 +33,9 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
         if path.exists():
             earlier = _read(path)
             if earlier["data"] != record["data"]:
-                raise CheckpointError(f"{path}: the run was started on other data; choose another run directory")
+                raise CheckpointError(f"{path}: the run was started on different data; choose another run directory")
             for change in _differences(_fixed(earlier["config"]), _fixed(record["config"])):
-                warn(f"{path}: the run was started with another setting: {change}")
+                warn(f"{path}: the run was started with a different setting: {change}")
             _compare_threads(path, earlier, record, warn)
             record["resumed"] = [*earlier.get("resumed", []), record["started"]]
             record["started"] = earlier["started"]
@@ -50,7 +50,7 @@ def _compare_threads(path: Path, earlier: dict[str, Any], record: dict[str, Any]
     if now["device"] == "cpu" and before.get("threads", now["threads"]) != now["threads"]:
         warn(
             f"{path}: the run was started with {before['threads']} CPU threads, this process has {now['threads']}: "
-            f"it will not end bit for bit the same unless OMP_NUM_THREADS={before['threads']}"
+            f"results will not be bit-identical unless OMP_NUM_THREADS={before['threads']}"
         )
 
 
@@ -62,7 +62,7 @@ def _read(path: Path) -> dict[str, Any]:
             return record
     except (ValueError, AttributeError):
         pass
-    raise CheckpointError(f"{path}: damaged; remove it, and the run goes on without its history")
+    raise CheckpointError(f"{path}: damaged; remove it to resume the run without its history")
 
 
 @contextmanager
@@ -102,9 +102,9 @@ def describe_run(config: RunConfig, world: World) -> dict[str, Any]:
 def _require_prepared(data: Path) -> None:
     for name in ("source.model", "target.model", "train", "dev"):
         if not (data / name).exists():
-            found = f"there is no {name} in it" if data.is_dir() else "no such directory"
+            found = f"no {name}" if data.is_dir() else "no such directory"
             raise DataError(
-                f"{data}: {found}; `data` must name a data directory: make one with simulmt prepare ... --output {data}"
+                f"{data}: {found}; `data` must be a data directory; make one with simulmt prepare ... --output {data}"
             )
 
 
@@ -114,7 +114,7 @@ def _fixed(config: dict[str, Any]) -> dict[str, Any]:
     for key, value in config.items():
         entries = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
         flat.update(entries)
-    return {key: value for key, value in flat.items() if key.removeprefix("training.") not in FREE}
+    return {key: value for key, value in flat.items() if key.removeprefix("training.") not in MAY_CHANGE}
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

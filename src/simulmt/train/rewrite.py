@@ -1,8 +1,8 @@
-"""Derive training text by slow work: distillation, pseudo references, back-translation, recognised speech.
+"""Derive training text with models: distillation, pseudo references, back-translation, recognised speech.
 
 Each function writes PREFIX.source, PREFIX.target and PREFIX.json, the record of inputs, settings and dropped lines. A
-finished job returns at once, an interrupted one resumes (see simulmt.train.shards). simulmt.data.transforms has what is
-fast enough to be done again.
+finished job returns at once, an interrupted one resumes (see simulmt.train.shards). Fast transforms, which need not
+resume, are in simulmt.data.transforms.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from simulmt.train.shards import rewrite
 from simulmt.train.systems import SystemConfig, check_vocabularies, load_model
 
 TOO_LONG, NO_TRANSLATION, MISHEARD = "too_long", "no_translation", "misheard"
-SPOKEN_LINES = 200  # of a shard that is spoken and recognised: some minutes
-SHARD_LINES = {"cuda": 65_536, "cpu": 2_048}  # some seconds of translation
-SHORTEST = 8  # tokens that a sentence counts for at least, or a batch of very short ones would have very many
+SPOKEN_LINES = 200  # lines per shard of recognised speech; a few minutes
+SHARD_LINES = {"cuda": 65_536, "cpu": 2_048}  # lines per shard of translation; a few seconds
+SHORTEST = 8  # tokens; shorter sentences count as this long, to bound the number of sentences in a batch
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TranslationConfig:
     delay: int | None = None
     batch_tokens: int = 65_536  # source tokens translated together
     max_length: int = 1024  # longest source, in tokens without END
-    sampling: SamplingConfig | None = None  # draw translations instead of searching for the best
+    sampling: SamplingConfig | None = None  # sample translations instead of beam search
 
     def __post_init__(self) -> None:
         require(self.sampling is None or self.search.beam == 1, f"sampling needs a beam of 1, got {self.search.beam}")
@@ -95,11 +95,11 @@ def backtranslate_corpus(
     job = _translation_job("backtranslate", model, vocabularies, target, prefix, config, device, overwrite)
     translator = _translator(job, model, vocabularies, config, device)
 
-    def turn(lines: Sequence[str]) -> list[Rewritten]:
+    def backtranslate(lines: Sequence[str]) -> list[Rewritten]:
         translated = translator()(lines)
         return [each if isinstance(each, Dropped) else (BACK_TRANSLATED + each[1], each[0]) for each in translated]
 
-    return rewrite(job, lambda: read_lines(target), turn, report)
+    return rewrite(job, lambda: read_lines(target), backtranslate, report)
 
 
 def _translation_job(
@@ -131,7 +131,7 @@ def _translator(
 ) -> Callable[[], CorpusTranslator]:
     translator = cache(lambda: CorpusTranslator.load(model, vocabularies, config, device))
     if finished(job) is None:
-        translator()  # before anything is overwritten, for the model may not fit
+        translator()  # fail before anything is overwritten
     return translator
 
 
@@ -185,14 +185,14 @@ class CorpusTranslator:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
             stack.enter_context(precision(TrainingConfig(), self.device))
-            if self.device.type == "cuda":  # with so few queries a sentence, the other kernels are slower
+            if self.device.type == "cuda":  # the other kernels are slower with few queries per sentence
                 stack.enter_context(sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))
             search, delay, sampler = self.config.search, self.config.delay, self._sampler(source)
             found = beam_search(self.model, tokens, torch.from_numpy(lengths), search, delay, best=1, perturb=sampler)
         return [hypotheses[0].tokens for hypotheses in found]
 
     def _sampler(self, source: NDArray[np.int64]) -> Sampler | None:
-        """Seed by the batch, so that a draw does not depend on which process makes it, or when."""
+        """Return a sampler seeded by the batch, so that samples do not depend on process or order."""
         config = self.config.sampling
         if config is None:
             return None
@@ -203,11 +203,11 @@ class CorpusTranslator:
 
 @dataclass(frozen=True)
 class RecognitionConfig:
-    """Which share of the pairs to speak, and what recognises them; another seed chooses other pairs and voices."""
+    """Share of pairs to synthesise, recogniser and seed, which selects pairs and voices."""
 
     share: float = 0.01
     recogniser: str = "moonshine"
-    least_alike: float = 0.5  # of the words; pairs that are recognised worse are left out
+    least_alike: float = 0.5  # minimum word similarity of transcript and source; other pairs are dropped
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -223,23 +223,26 @@ def recognised_corpus(
     overwrite: bool = False,
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
-    """Speak a share of the pairs with espeak-ng, and write them with what a recogniser makes of their source."""
+    """Replace the sources of a share of the pairs by recogniser transcripts of their synthesised speech (espeak-ng)."""
     inputs = {"source": source, "target": target}
     job = Job.on_files(prefix, "recognised", as_table(config), inputs, overwrite, SPOKEN_LINES)
     recogniser = cache(lambda: open_recogniser(config.recogniser))
     if finished(job) is None:
-        recogniser()  # before anything is overwritten, for it may not be installed
+        recogniser()  # fail before anything is overwritten
 
-    def hear(pair: Pair) -> Rewritten:
-        heard = transcribe(recogniser(), synthesise(pair.source, random_voice(f"{config.seed}:{pair.line}")))
-        said = unpunctuated(pair.source).split()
-        alike = SequenceMatcher(None, said, unpunctuated(heard).split(), autojunk=False).ratio()
-        if not heard or not pair.target or alike < config.least_alike:
+    def recognise(pair: Pair) -> Rewritten:
+        transcript = transcribe(recogniser(), synthesise(pair.source, random_voice(f"{config.seed}:{pair.line}")))
+        words, recognised = unpunctuated(pair.source).split(), unpunctuated(transcript).split()
+        similarity = SequenceMatcher(None, words, recognised, autojunk=False).ratio()
+        if not transcript or not pair.target or similarity < config.least_alike:
             return Dropped(MISHEARD, pair.line)
-        return heard, pair.target
+        return transcript, pair.target
 
     return rewrite(
-        job, lambda: sample_pairs(source, target, config.share, config.seed), lambda pairs: [*map(hear, pairs)], report
+        job,
+        lambda: sample_pairs(source, target, config.share, config.seed),
+        lambda pairs: [*map(recognise, pairs)],
+        report,
     )
 
 
@@ -247,7 +250,7 @@ def _weights(model: Path) -> Path:
     for path in (model / "model.safetensors", model / "final" / "model.safetensors"):
         if path.exists():
             return path
-    raise CheckpointError(f"{model}: no trained model here; a finished run has one in final/")
+    raise CheckpointError(f"{model}: no trained model found; a finished run has one in final/")
 
 
 def _check_system(model: Path, system: SystemConfig, delay: int | None) -> None:

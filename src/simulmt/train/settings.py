@@ -1,4 +1,4 @@
-"""What a training run is told: one frozen dataclass, from one TOML file."""
+"""Configuration of a training run: one frozen dataclass, read from one TOML file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from simulmt.train.systems import System
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """The optimiser and the loop; the defaults are the paper's."""
+    """Settings of the optimiser and the training loop; the defaults are the paper's."""
 
     batch_tokens: int = 8192  # source tokens in one forward pass on one device
     update_tokens: int = 32_768  # source tokens in one update, over all devices, by accumulation
     learning_rate: float = 5e-4
     warmup_updates: int = 4000
-    cooldown: float = 0.0  # the share of max_updates, at their end, over which the rate falls to zero
+    cooldown: float = 0.0  # last share of max_updates, over which the learning rate decays to zero
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 1e-4
     clip_norm: float = 10.0
@@ -31,11 +31,11 @@ class TrainingConfig:
     patience: int = 25_000  # updates without a better validation score before stopping
     keep_best: int = 5  # checkpoints kept by score, and averaged at the end
     ema_decay: float = 0.0  # above 0: validate and keep an exponential moving average of the weights
-    max_skipped: int = 20  # updates in a row that may be skipped for a loss that is not finite or explodes
+    max_skipped: int = 20  # consecutive updates skipped for an infinite or exploding loss before training fails
     seed: int = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
-    max_minutes: float = 0.0  # above 0: finish after so long; the next call goes on for as long again
+    max_minutes: float = 0.0  # above 0: time limit; the next call resumes with a new one
 
     def __post_init__(self) -> None:
         for name in (
@@ -67,15 +67,15 @@ class RunConfig:
     """One training run: a system, its data and how to train it."""
 
     system: System
-    data: Path  # what `simulmt prepare` wrote
-    init: Path | None = None  # a trained model whose weights to start from
-    delays: tuple[int, ...] = (1,)  # one k, or several: then each batch draws one
+    data: Path  # data directory, written by `simulmt prepare`
+    init: Path | None = None  # trained model to initialise from
+    delays: tuple[int, ...] = (1,)  # k; if there are several, each batch draws one
     model: dict[str, Any] = field(default_factory=dict)
     asn: ASNConfig = field(default_factory=ASNConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     risk: RiskConfig = field(default_factory=RiskConfig)
-    # What is minimised. The last two are a second stage for a trained model, on the path that inference takes:
-    # "bigrams" for CTC (model/bigrams.py), "risk" for the transducer (model/risk.py).
+    # "bigrams" (for CTC, model/bigrams.py) and "risk" (for the transducer, model/risk.py) fine-tune a trained model on
+    # the path taken at inference.
     objective: Literal["likelihood", "bigrams", "risk"] = "likelihood"
 
     def __post_init__(self) -> None:
@@ -86,5 +86,5 @@ class RunConfig:
 
     @staticmethod
     def read(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
-        """From a TOML file and `section.key=value` assignments on top of it."""
+        """Read a TOML file and apply `section.key=value` overrides."""
         return build(RunConfig, override(read_toml(path), assignments), str(path))

@@ -1,4 +1,4 @@
-"""Resumable work on a text in shards, which any number of processes can share.
+"""Resumable processing of a text in shards, shared by any number of processes.
 
 A job (see simulmt.data.derived) turns the lines of a text into sentence pairs. Shards have a fixed size, so the result
 is the same bytes however often the work was interrupted and whichever processes took part. Finished shards are kept in
@@ -33,7 +33,7 @@ from simulmt.data.derived import (
 from simulmt.files import lock, write_whole
 
 T = TypeVar("T")
-LOCK_ATTEMPTS = 100  # another process may delete the folder in between
+LOCK_ATTEMPTS = 100  # another process may delete the folder before the lock file is opened
 
 
 def rewrite(
@@ -42,7 +42,7 @@ def rewrite(
     work: Callable[[Sequence[T]], Sequence[Rewritten]],
     progress: Report = lambda _: None,
 ) -> dict[str, Any]:
-    """Do the rest of a job, and return its record when the result is complete.
+    """Run or resume a job, and return its record when the result is complete.
 
     `lines` reads the input; `work` maps the lines of a shard to as many results, in order.
     """
@@ -140,7 +140,7 @@ def _open_lock(path: Path, attempts: int = LOCK_ATTEMPTS) -> TextIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("w")
-    except (FileNotFoundError, FileExistsError):  # the second, if mkdir finds the folder and then does not
+    except (FileNotFoundError, FileExistsError):  # FileExistsError if the folder vanishes during mkdir
         if not attempts:
             raise
     return _open_lock(path, attempts - 1)

@@ -33,11 +33,11 @@ class Progress:
         ranked = sorted(self.scores, key=lambda update: (self.scores[update], int(update)), reverse=True)
         return [int(update) for update in ranked[:count]]
 
-    def took_step(self, loss: float) -> None:
+    def record_step(self, loss: float) -> None:
         self.skipped_in_a_row = 0
         self.average_loss = loss if math.isinf(self.average_loss) else 0.99 * self.average_loss + 0.01 * loss
 
-    def skipped_step(self) -> None:
+    def record_skipped_step(self) -> None:
         self.skipped_in_a_row += 1
         self.skipped_updates += 1
 
@@ -120,7 +120,7 @@ class RunState:
     def _restore_moments(self, tensors: dict[str, Tensor]) -> None:
         for name, parameter in self.model.named_parameters():
             moments = _under(f"moments.{name}.", tensors)
-            # An optimiser that is not fused counts its steps on the CPU.
+            # Only a fused optimiser keeps its step counter on the device.
             counts_on_device = bool(self.optimizer.defaults["fused"])
             self.optimizer.state[parameter] = {
                 key: value if key == "step" and not counts_on_device else value.to(parameter.device)

@@ -26,7 +26,7 @@ from simulmt.config import as_table, require
 from simulmt.data.dataset import Dataset
 from simulmt.errors import CheckpointError, TrainingError
 from simulmt.files import lock
-from simulmt.train.loop import system_of, train
+from simulmt.train.loop import system_config, train
 from simulmt.train.monitor import Monitor
 from simulmt.train.record import record_run
 from simulmt.train.settings import RunConfig
@@ -36,23 +36,23 @@ from simulmt.train.sweep_report import (
     SearchSpace,
     SweepOutcome,
     TrialResult,
+    echo,
     report,
     resolved,
-    say,
     with_parameters,
 )
 from simulmt.train.world import World, join_world
 
 STUDY = "sweep"
 LOCK = "sweep.lock"
-UNPRUNED_TRIALS = 5  # completed before any other is given up
+UNPRUNED_TRIALS = 5  # trials completed before any is pruned
 
 
 @dataclass(frozen=True)
 class SweepConfig:
     """Search settings."""
 
-    trials: int = 20  # in all, those of earlier calls included
+    trials: int = 20  # in total, including those of earlier calls
     seed: int = 1
     space: SearchSpace = field(default_factory=SearchSpace)
 
@@ -93,13 +93,13 @@ def _check(config: RunConfig, space: SearchSpace) -> None:
     )
     require(
         config.init is None or len(space.mu) == 1,
-        f"init: the model to start from has one mu, but the sweep tries {list(space.mu)}; narrow the space of mu",
+        f"init: the initial model has one mu, but the sweep tries {list(space.mu)}; narrow the space of mu",
     )
-    system_of(config, Dataset.open(config.data)).network()
+    system_config(config, Dataset.open(config.data)).network()
 
 
-# The study: trials are claimed under locks that die with their process, so a trial that is running for the
-# database but not locked was cut off.
+# Trials are claimed with locks that end with their process, so a trial that is running in the database but not locked
+# was interrupted.
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def _open_storage(directory: Path) -> Iterator[RDBStorage]:
 
 def _join_study(storage: RDBStorage, config: RunConfig, directory: Path, settings: SweepConfig) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    # While the learning rate still rises, scores say little.
+    # Scores during warm-up are not informative.
     pruner = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_warmup_steps=config.training.warmup_updates)
     with _lock(directory / LOCK):
         study = optuna.create_study(
@@ -146,7 +146,7 @@ def _check_same(study: optuna.Study, config: RunConfig, settings: SweepConfig, d
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     ]
-    require(not changes, f"{directory}: a sweep with other settings ({'; '.join(changes)}); use another directory")
+    require(not changes, f"{directory}: a sweep with different settings ({'; '.join(changes)}); use another directory")
 
 
 def _claim_trial(
@@ -170,14 +170,14 @@ def _run_trial(
     trial: optuna.Trial, config: RunConfig, directory: Path, settings: SweepConfig, world: World
 ) -> int | None:
     """Train and report to the study; return the signal that stopped it, if any."""
-    # Each trial has its own seed, so that a sweep that is taken up again does not draw its first trials once more.
+    # Each trial has its own seed, so that a resumed sweep does not draw its first trials again.
     seed = (settings.seed * 1_000_003 + trial.number) % 2**32
     trial.study.sampler = optuna.samplers.TPESampler(seed=seed)
     parameters = settings.space.draw(trial)
     config = with_parameters(config, parameters)
     run = _run_directory(directory, trial.number)
     label = f"trial {trial.number} ({trial.number + 1} of {settings.trials})"
-    say(f"{label}: {'  '.join(f'{SYMBOLS.get(name, name)} {value:.3g}' for name, value in parameters.items())}")
+    echo(f"{label}: {'  '.join(f'{SYMBOLS.get(name, name)} {value:.3g}' for name, value in parameters.items())}")
     monitor = _TrialMonitor(run, trial)
     try:
         record_run(config, run, world, monitor.warn)
@@ -185,15 +185,15 @@ def _run_trial(
         if outcome.status == "stopped":
             return outcome.signal
         trial.study.tell(trial, outcome.score)
-        say(f"{label}: dev BLEU {outcome.score:.2f}")
+        echo(f"{label}: dev BLEU {outcome.score:.2f}")
     except optuna.TrialPruned:
         trial.study.tell(trial, state=TrialState.PRUNED)
-        say(f"{label}: given up, worse than half of the trials before it")
+        echo(f"{label}: pruned, worse than the median of earlier trials")
     except (TrainingError, torch.OutOfMemoryError) as error:
         reason = str(error).splitlines()[0]
         trial.set_user_attr("reason", reason)
         trial.study.tell(trial, state=TrialState.FAIL)
-        say(f"{label}: failed: {reason}")
+        echo(f"{label}: failed: {reason}")
     finally:
         monitor.close()
     return None
@@ -209,7 +209,7 @@ class _TrialMonitor(Monitor):
 
     def validation(self, update: int, scores: dict[str, float], best: float) -> None:
         super().validation(update, scores, best)
-        if update not in self._known:  # a trial that was cut off repeats what it did after its last checkpoint
+        if update not in self._known:  # a resumed trial repeats the updates after its last checkpoint
             self._trial.report(sum(scores.values()) / len(scores), update)
         if self._trial.should_prune():
             raise optuna.TrialPruned
@@ -226,7 +226,7 @@ def _run_directory(directory: Path, number: int) -> Path:
 
 
 def _lock(path: Path) -> TextIO:
-    """Return an open, locked file; the lock ends with the file or the process."""
+    """Return an open, locked file; the lock is released when the file is closed or the process ends."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")

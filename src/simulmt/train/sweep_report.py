@@ -26,7 +26,7 @@ from simulmt.train.settings import RunConfig
 
 BEST_SHOWN = 10
 RANGES = ("tau", "delta", "gamma")  # the others are choices
-SYMBOLS = {"layers": "M", "iterations": "l"}  # where the paper's name is another
+SYMBOLS = {"layers": "M", "iterations": "l"}  # where the paper's symbol differs
 
 State = Literal["complete", "pruned", "running", "failed"]
 STATES: dict[TrialState, State] = {  # in the order of the report
@@ -55,7 +55,7 @@ class SearchSpace:
             else:
                 require(0 < len(values) == len(set(values)), f"{name}: expected distinct values, got {list(values)}")
         require(min(self.mu) >= 1, f"mu must be at least 1, got {min(self.mu)}")
-        for pick in (min, max):  # the sorting network knows what its settings can be
+        for pick in (min, max):  # ASNConfig validates its settings
             ASNConfig(**{name: pick(values) for name, values in asdict(self).items() if name != "mu"})
 
     def draw(self, trial: optuna.Trial) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class SweepOutcome:
 
     status: Literal["finished", "stopped"]
     trials: tuple[TrialResult, ...]
-    signal: int | None = None  # what stopped it
+    signal: int | None = None  # that stopped it, if any
 
     @property
     def best(self) -> TrialResult | None:
@@ -114,9 +114,9 @@ def report(outcome: SweepOutcome, study: optuna.Study, config: RunConfig, direct
         (directory / "best.toml").write_text(
             run_toml(with_parameters(config, outcome.best.parameters)), encoding="utf-8"
         )
-        say(f"{_summary(outcome.trials)}; next: simulmt train {directory / 'best.toml'} --run RUN")
+        echo(f"{_summary(outcome.trials)}; next: simulmt train {directory / 'best.toml'} --run RUN")
     else:
-        say(f"{_summary(outcome.trials)}; no trial was completed")
+        echo(f"{_summary(outcome.trials)}; no trial was completed")
 
 
 def _summary(results: Sequence[TrialResult]) -> str:
@@ -146,7 +146,7 @@ def _write_csv(results: Sequence[TrialResult], path: Path) -> None:
 
 
 def run_toml(config: RunConfig) -> str:
-    """Format a configuration as TOML for `RunConfig.read`, without what is not set."""
+    """Format a configuration as TOML for `RunConfig.read`, without unset values."""
     return as_toml(_set(as_table(resolved(config))))
 
 
@@ -162,7 +162,7 @@ def plot_study(study: optuna.Study, directory: Path) -> None:
     varied = [name for name in NAMES if len({trial.params[name] for trial in trials}) > 1]
     if not varied:
         return
-    matplotlib.use("agg")  # Optuna draws with pyplot, which would otherwise look for a display
+    matplotlib.use("agg")  # Optuna uses pyplot, which would otherwise need a display
     # Optuna marks its Matplotlib plots as experimental, and sets a global style.
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning), matplotlib.rc_context():
         for name, plot in (("parallel", plot_parallel_coordinate), ("slice", plot_slice)):
@@ -173,5 +173,5 @@ def plot_study(study: optuna.Study, directory: Path) -> None:
             pyplot.close(figure)
 
 
-def say(message: str) -> None:
+def echo(message: str) -> None:
     print(message, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""The systems that go through one training loop, and how a trained one is stored.
+"""Build, save and load the systems that the training loop trains.
 
 A trained model is a directory with `model.safetensors` and `model.json`: tensors and plain data, never pickle, so
-loading a model cannot run code. The directory is written like a checkpoint: it is whole or absent.
+loading a model cannot run code. The directory is written atomically, like a checkpoint.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from simulmt.text import Tokenizer
 from simulmt.train.checkpoint import SCRATCH
 
 System = Literal["ctc", "ctc+asn", "transducer", "transducer+asn", "wait-k", "teacher"]
-Translator = CTCModel | Seq2SeqModel  # what is left of a system when training is over
-WORD_STARTS = "encoder.word_starts"  # the tensor of a model that sees words whole
+Translator = CTCModel | Seq2SeqModel  # the part of a system used at inference
+WORD_STARTS = "encoder.word_starts"  # tensor of models that see whole words
 
 
 class TrainableModel(Protocol):
-    """What the loop asks of a model: the summed loss of a batch."""
+    """Protocol of trainable models: the summed loss of a batch."""
 
     def loss(
         self,
@@ -50,7 +50,7 @@ class TrainableModel(Protocol):
 
 @dataclass(frozen=True)
 class SystemConfig:
-    """A system and its sizes; `model` holds what CTCConfig or Seq2SeqConfig take, vocabularies apart."""
+    """A system and its sizes; `model` holds the fields of CTCConfig or Seq2SeqConfig, except vocabularies."""
 
     system: System
     source_vocabulary: int
@@ -58,14 +58,14 @@ class SystemConfig:
     model: dict[str, Any] = field(default_factory=dict)
     asn: ASNConfig = field(default_factory=ASNConfig)
     delays: tuple[int, ...] = (1,)
-    vocabulary_sha256: tuple[str, str] | None = None  # of source and target; models of older versions do not tell
+    vocabulary_sha256: tuple[str, str] | None = None  # of source and target; None for models of older versions
 
     def __post_init__(self) -> None:
         require(len(self.delays) > 0, "delays must name at least one k")
         require(min(self.delays) >= 1, f"delay k must be at least 1, got {min(self.delays)}")
 
     def network(self) -> CTCConfig | Seq2SeqConfig:
-        """The sizes with the vocabularies filled in; an unknown key in `model` is an error here."""
+        """Return the network configuration with vocabulary sizes; raise ConfigError on an unknown key in `model`."""
         table = {
             **self.model,
             "source_vocabulary": self.source_vocabulary,
@@ -79,7 +79,7 @@ class SystemConfig:
 
 
 def build_model(config: SystemConfig) -> nn.Module:
-    """A freshly initialised network."""
+    """Build a freshly initialised network."""
     network = config.network()
     if isinstance(network, Seq2SeqConfig):
         return Seq2SeqModel.build(network)
@@ -88,50 +88,50 @@ def build_model(config: SystemConfig) -> nn.Module:
 
 
 def mark_words(model: nn.Module, source: Tokenizer) -> None:
-    """Tell a model that sees words whole which pieces of its source vocabulary begin them."""
+    """Set which source pieces begin a word, for models that see whole words."""
     translator_of(model).encoder.mark_words(source.word_starts)
 
 
 def translator_of(model: nn.Module) -> Translator:
-    """The part that translates: for CTC+ASN that is the model without its sorting network."""
+    """Return the part that translates: for CTC+ASN, the model without its sorting network."""
     return cast(Translator, model.translator if isinstance(model, SortedCTCModel) else model)
 
 
 def vocabulary_checksums(source: Tokenizer, target: Tokenizer) -> tuple[str, str]:
-    """What a SystemConfig knows its vocabularies by."""
+    """Return the SHA-256 of both vocabularies, as stored in SystemConfig."""
     return hashlib.sha256(source.model).hexdigest(), hashlib.sha256(target.model).hexdigest()
 
 
 def check_vocabularies(model: Path, config: SystemConfig, data: Path, source: Tokenizer, target: Tokenizer) -> None:
     """Raise VocabularyError unless a model was trained with the vocabularies of a data directory."""
     found, expected = (source.size, target.size), (config.source_vocabulary, config.target_vocabulary)
-    cure = "give the data directory it was trained on"
+    hint = "pass the data directory it was trained on"
     if found != expected:
         raise VocabularyError(
-            f"{data}: vocabularies of {found} pieces, but {model} was trained with {expected}; {cure}"
+            f"{data}: vocabularies of {found} pieces, but {model} was trained with {expected}; {hint}"
         )
     if other := _other_side(vocabulary_checksums(source, target), config.vocabulary_sha256):
         raise VocabularyError(
-            f"{data}: {other}.model has the size of the vocabulary that {model} was trained with but is another; {cure}"
+            f"{data}: {other}.model is not the vocabulary that {model} was trained with, despite its size; {hint}"
         )
 
 
 def _other_side(found: tuple[str, str] | None, expected: tuple[str, str] | None) -> str | None:
-    """The side whose vocabularies differ, as far as is known."""
+    """Return the side whose vocabularies differ, or None if there is none or checksums are unknown."""
     sides = zip(("source", "target"), found or (), expected or (), strict=False)
-    return next((side for side, here, there in sides if here != there), None)
+    return next((side for side, one, other in sides if one != other), None)
 
 
 def initialise_from(model: nn.Module, directory: Path, config: SystemConfig | None = None) -> None:
-    """Start from another trained model: every weight the two share, and all the shared part must fit.
+    """Copy the weights that two models share from a trained one; raise CheckpointError if they do not fit.
 
-    With the configuration of the model to be trained, the two must have the same vocabularies, too.
+    Given the configuration of the new model, check that both have the same vocabularies.
     """
     other, other_config = load_model(directory)
     if config and (side := _other_side(config.vocabulary_sha256, other_config.vocabulary_sha256)):
         raise VocabularyError(
-            f"{directory}: was trained with another {side} vocabulary than that of the data, so its weights mean other "
-            "pieces; prepare the data with its vocabularies (simulmt prepare --vocabularies DIR)"
+            f"{directory}: was trained with a {side} vocabulary that differs from that of the data; prepare the data "
+            "with the vocabularies of the model (simulmt prepare --vocabularies DIR)"
         )
     if type(model) is not type(other):
         model, other = translator_of(model), translator_of(other)
@@ -141,13 +141,13 @@ def initialise_from(model: nn.Module, directory: Path, config: SystemConfig | No
             "its weights do not fit; set asn.norm, or start from a ctc model"
         )
     try:
-        # Where words begin is no weight: the one may see them whole and the other not.
+        # Word starts are not weights: one model may see whole words and the other not.
         weights = {name: tensor for name, tensor in other.state_dict().items() if not name.endswith(WORD_STARTS)}
         own = {name: tensor for name, tensor in model.state_dict().items() if name.endswith(WORD_STARTS)}
         model.load_state_dict(weights | own)
     except RuntimeError as error:
         detail = str(error).splitlines()[1].strip()
-        raise CheckpointError(f"{directory}: cannot initialise from a model of other sizes: {detail}") from None
+        raise CheckpointError(f"{directory}: cannot initialise from a model of different sizes: {detail}") from None
 
 
 def save_model(model: nn.Module, config: SystemConfig, directory: Path, facts: Mapping[str, Any]) -> None:
@@ -175,7 +175,7 @@ def load_model(directory: Path) -> tuple[nn.Module, SystemConfig]:
             model = build_model(config)
         model.load_state_dict(tensors, assign=True)
     except FileNotFoundError:
-        raise CheckpointError(f"{directory}: no trained model here; a finished run has one in final/") from None
+        raise CheckpointError(f"{directory}: no trained model found; a finished run has one in final/") from None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{directory}: damaged model: {str(error).splitlines()[0]}") from None
     return model.eval(), config

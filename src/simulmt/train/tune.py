@@ -1,4 +1,4 @@
-"""Choose what a CTC bundle needs besides its weights: blank penalties and the target lexicon."""
+"""Tune blank penalties and collect the target lexicon for a CTC bundle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tune_blank_penalties(
     rules: DecodingRules = NO_RULES,
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[float, ...]:
-    """Return, for each delay, the blank penalty with the best BLEU on the development set; the smallest of equals.
+    """Return, for each delay, the blank penalty with the best BLEU on the development set; ties go to the smallest.
 
     `rules` are those that the bundle will decode with.
     """
@@ -40,10 +40,10 @@ def tune_blank_penalties(
 
 
 def target_lexicon(dataset: Dataset) -> list[str]:
-    """Return the words that occur often enough in the training targets not to be errors.
+    """Return the words that are too frequent in the training targets to be errors.
 
-    A target without spaces has no lexicon: its words in Latin letters are copied from the source, which counts as
-    known anyway, and a list would admit any fragment that begins like one of its terms.
+    Targets without spaces have no lexicon: their Latin words are copied from the source, whose words are always known,
+    and a list would admit any prefix of its entries.
     """
     if not dataset.target_tokenizer.spaced:
         return []

@@ -67,7 +67,7 @@ def join_world(device: str = "auto") -> Iterator[World]:
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = _device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if size > 1:
-        # A restart may find the previous store, with addresses of dead processes.
+        # After a restart, the store may still hold addresses of dead processes.
         store, *_ = next(rendezvous("env://"))
         attempt = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         backend = "nccl" if place.type == "cuda" else "gloo"
@@ -90,9 +90,9 @@ def _device(name: str, local_rank: int) -> torch.device:
     if number is None:
         raise ConfigError(f"--device {name}: expected auto, cpu, cuda or cuda:N")
     if not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: this machine has no CUDA device that PyTorch can use; try --device cpu")
+        raise ConfigError(f"--device {name}: PyTorch finds no CUDA device on this machine; try --device cpu")
     index, last = int(number[1]), torch.cuda.device_count() - 1
     if index > last:
-        raise ConfigError(f"--device {name}: there is no such GPU; the last one here is cuda:{last}")
+        raise ConfigError(f"--device {name}: no such GPU; the last one is cuda:{last}")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
