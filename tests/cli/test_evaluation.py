@@ -157,7 +157,7 @@ def test_what_is_wrong_with_the_files_is_one_line(
     assert_refused(done, 1, "none.de: no such file")
     assert not (tmp_path / "out").exists()
     assert_refused(
-        call("compare", tmp_path, capture=capsys), 1, "scores.jsonl: no such file; `simulmt evaluate` writes it"
+        call("compare", tmp_path, capture=capsys), 1, "scores.jsonl: no such file; create it with `simulmt evaluate`"
     )
 
 
@@ -165,7 +165,7 @@ def test_a_directory_of_another_test_set_is_refused_before_any_work(
     results: Path, bundle: Path, test_set: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = call("evaluate", "--model", bundle, *test_set, "--test-set", "talks", "--output", results, capture=capsys)
-    assert_refused(done, 2, "holds results of the test set news; use another directory for talks")
+    assert_refused(done, 2, "contains results of the test set news; use another directory for talks")
     assert not list(results.glob(f"{bundle.name}*"))
 
 

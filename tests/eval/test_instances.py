@@ -13,11 +13,11 @@ from simulmt.errors import DataError
 from simulmt.eval.instances import (
     CompleteWords,
     Instance,
+    detect_unit,
     read_instances,
     spaced_words_read,
     split_units,
     unit_delays,
-    unit_of,
     write_instances,
 )
 from simulmt.eval.latency import (
@@ -97,9 +97,9 @@ def test_latency_goes_by_the_first_reference_that_is_there(tmp_path: Path) -> No
     ("change", "message"),
     [
         ({"delays": None}, r":1: delays: expected list, got None"),
-        ({"delays": [120.5, 300.0]}, r":1: delays: .* logs of speech cannot be scored here"),
+        ({"delays": [120.5, 300.0]}, r":1: delays: .* speech logs are not supported"),
         ({"delays": [1, 4]}, r":1: delays: 4 words read, but the source has 3"),
-        ({"delays": [2, 1]}, r":1: delays: falls from 2 to 1"),
+        ({"delays": [2, 1]}, r":1: delays: decrease from 2 to 1"),
         ({"source": ["file.wav"]}, r":1: source: expected str"),
         ({"prediction": 7}, r":1: prediction: expected str, got 7"),
     ],
@@ -124,10 +124,10 @@ def test_a_file_that_is_no_log_is_named(tmp_path: Path, line: str, message: str)
 def test_the_unit_of_a_log_is_found() -> None:
     characters = Instance(0, "a b c", ("x",), "你好", (1, 3), 3)
     both = Instance(1, "a b c", ("x",), "你", (1,), 3)
-    assert unit_of([INSTANCE, both], "log") == "word"
-    assert unit_of([both, characters], "log") == "char"
+    assert detect_unit([INSTANCE, both], "log") == "word"
+    assert detect_unit([both, characters], "log") == "char"
     with pytest.raises(DataError, match="log:2: expected one delay per word or per character"):
-        unit_of([INSTANCE, Instance(1, "a b c", ("x",), "Ein Satz", (1, 2, 3), 3)], "log")
+        detect_unit([INSTANCE, Instance(1, "a b c", ("x",), "Ein Satz", (1, 2, 3), 3)], "log")
 
 
 def test_a_word_is_written_when_the_next_one_begins() -> None:

@@ -10,7 +10,7 @@ from simulmt.errors import DataError
 from simulmt.eval.instances import Instance
 from simulmt.eval.latency import (
     PacedLag,
-    Timed,
+    TimedSentence,
     average_lagging,
     average_lagging_computation_aware,
     average_proportion,
@@ -140,7 +140,7 @@ def test_wait_k_lags_by_k(length: int, k: int) -> None:
 @pytest.mark.parametrize(
     ("delays", "source", "message"),
     [
-        ([1, 3, 2], 4, "delays: falls from 3 to 2 at unit 3"),
+        ([1, 3, 2], 4, "delays: decrease from 3 to 2 at unit 3"),
         ([-1, 2], 4, "delays: starts at -1"),
         ([1, 5], 4, "delays: 5 words read, but the source has 4"),
         ([], 0, "source_length = 0"),
@@ -187,7 +187,7 @@ def test_without_computation_it_is_average_lagging(case: tuple[list[int], int, i
 
 
 def test_computation_aware_average_lagging_checks_its_input() -> None:
-    with pytest.raises(DataError, match="elapsed_ms: falls from 20 to 10"):
+    with pytest.raises(DataError, match="elapsed_ms: decrease from 20 to 10"):
         average_lagging_computation_aware([20, 10], 3, 3)
     with pytest.raises(DataError, match="source_length = 0"):
         average_lagging_computation_aware([20], 0, 3)
@@ -277,7 +277,7 @@ def test_computation_by_hand() -> None:
     They are done at 0.6, 1.8, 1.9 and 2.2 s: the third waits 0.3 s in the queue. The second costs 0.4 s a piece.
     Units are written after 100, 900, 1000 and 1200 ms of computing; at 1 ms a word the source was over by the first.
     """
-    figures = computation([Timed(FAST, [1, 2, 1, 1], [0.1, 0.8, 0.1, 0.2])], "word", words_per_second=2)
+    figures = computation([TimedSentence(FAST, [1, 2, 1, 1], [0.1, 0.8, 0.1, 0.2])], "word", words_per_second=2)
     assert figures == pytest.approx(
         {
             "AL_CA": 100,
@@ -295,7 +295,7 @@ def test_computation_by_hand() -> None:
 
 
 def test_runs_and_sentences_weigh_alike() -> None:
-    once, again = Timed(FAST, [1] * 4, [0.1] * 4), Timed(SLOW, [1] * 4, [0.3] * 4)
+    once, again = TimedSentence(FAST, [1] * 4, [0.1] * 4), TimedSentence(SLOW, [1] * 4, [0.3] * 4)
     figures = computation([once, again], "word", 2.5)
     assert figures["AL_CA"] == pytest.approx((100 + 1200) / 2)
     assert figures["compute_ms_median"] == pytest.approx(200)
@@ -304,6 +304,6 @@ def test_runs_and_sentences_weigh_alike() -> None:
 
 def test_silence_is_no_speed() -> None:
     """Nothing was written: as if one unit came when all was read and computed, at 2.0 + 0.4 s."""
-    figures = computation([Timed(SILENT, [1] * 4, [0.4] * 4)], "word", words_per_second=2)
+    figures = computation([TimedSentence(SILENT, [1] * 4, [0.4] * 4)], "word", words_per_second=2)
     assert figures["paced_lag"] == pytest.approx(2.4)
     assert figures["AL_CA"] == pytest.approx(1600)

@@ -149,7 +149,7 @@ def test_counts_must_agree() -> None:
         QualityScorer([GERMAN], "word").score(GERMAN[1:])
     with pytest.raises(DataError, match="expected 6 hypotheses, one per reference, got 5"):
         QualityScorer([GERMAN], "word").compare(GERMAN, GERMAN[1:])
-    with pytest.raises(DataError, match="reference files have 5 and 6 lines; expected as many in each"):
+    with pytest.raises(DataError, match="reference files have 5 and 6 lines; expected the same number in each"):
         QualityScorer([GERMAN, GERMAN[1:]], "word")
 
 

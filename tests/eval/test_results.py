@@ -77,7 +77,7 @@ def test_former_names_of_fields_are_read(tmp_path: Path) -> None:
 
 def test_another_test_set_takes_another_directory(tmp_path: Path) -> None:
     write_results(tmp_path, [RESULT])
-    with pytest.raises(ConfigError, match=r"holds results of the test set news; use another directory for talks"):
+    with pytest.raises(ConfigError, match=r"contains results of the test set news; use another directory for talks"):
         write_results(tmp_path, [replace(RESULT, test_set="talks")])
     assert read_results(tmp_path) == [RESULT]
 
@@ -124,10 +124,10 @@ def test_a_field_of_the_wrong_type_is_named(tmp_path: Path) -> None:
 
 
 def test_missing_and_empty_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"scores\.jsonl: no such file; `simulmt evaluate` writes it"):
+    with pytest.raises(DataError, match=r"scores\.jsonl: no such file; create it with `simulmt evaluate`"):
         read_results(tmp_path)
     (tmp_path / SCORES).write_text("\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"scores\.jsonl: holds no results"):
+    with pytest.raises(DataError, match=r"scores\.jsonl: contains no results"):
         read_results(tmp_path)
     (tmp_path / SCORES).write_bytes(b"\xff")
     with pytest.raises(DataError, match=r"scores\.jsonl: cannot be read"):

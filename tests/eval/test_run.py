@@ -26,7 +26,7 @@ from simulmt.eval.run import (
     Timing,
     Translation,
     count_pieces,
-    evenly_spread,
+    evenly_spaced,
     read_test_set,
     time_words,
     translate_all,
@@ -219,7 +219,7 @@ def test_a_log_must_be_of_the_test_set(test_set: TestSet, tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"instances\.log has 4 sentences, expected the 5 of .*test\.en"):
         evaluator.log("x", logged(short, GERMAN[:4], tmp_path), 3)
     swapped = replace(test_set, sources=(*test_set.sources[:3], "Another one", test_set.sources[4]))
-    with pytest.raises(DataError, match=r"instances\.log:4: its source is not line 4 of .*test\.en"):
+    with pytest.raises(DataError, match=r"instances\.log:4: the source differs from line 4 of .*test\.en"):
         evaluator.log("x", logged(swapped, GERMAN, tmp_path), 3)
 
 
@@ -240,8 +240,8 @@ def test_timing_checks_its_settings(wrong: dict[str, int]) -> None:
 
 
 def test_evenly_spread() -> None:
-    assert evenly_spread("abcdefghij", 3) == ["a", "d", "g"]
-    assert evenly_spread("abc", 3) == evenly_spread("abc", 9) == ["a", "b", "c"]
+    assert evenly_spaced("abcdefghij", 3) == ["a", "d", "g"]
+    assert evenly_spaced("abc", 3) == evenly_spaced("abc", 9) == ["a", "b", "c"]
 
 
 WORDS = st.lists(

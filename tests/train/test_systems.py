@@ -251,7 +251,7 @@ class TestVocabularies:
         initialise_from(model, tmp_path, known)
         initialise_from(model, tmp_path, replace(known, vocabulary_sha256=None))
         for checksums, side in (((target, target), "source"), ((source, source), "target")):
-            with pytest.raises(VocabularyError, match=f"another {side} vocabulary .* --vocabularies"):
+            with pytest.raises(VocabularyError, match=f"a {side} vocabulary that differs .* --vocabularies"):
                 initialise_from(model, tmp_path, replace(known, vocabulary_sha256=checksums))
 
     def test_a_model_of_an_older_version_is_taken_at_its_word(self, known: SystemConfig, tmp_path: Path) -> None:

@@ -47,11 +47,11 @@ _worker_function: list[Callable[[Any], Any]] = []  # set once in each worker
 
 
 def _init_worker(work: Callable[[Any], Any]) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     _worker_function[:] = [work]
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     """Exit when the parent is killed; otherwise this process would wait for work forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,0 +1,1 @@
+"""Evaluation: quality, latency, significance and reports."""

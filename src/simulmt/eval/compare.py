@@ -27,7 +27,7 @@ class Comparison:
     chrF2: Difference | None = None  # noqa: N815
 
     def cells(self) -> list[str]:
-        """Table cells for HEADINGS."""
+        """Return the table cells for HEADINGS."""
         result = self.result
         delay = WHOLE_SENTENCE if result.delay is None else str(result.delay)
         BLEU, chrF2 = _cells(result.BLEU, self.BLEU), _cells(result.chrF2, self.chrF2)
@@ -119,7 +119,7 @@ def _compare_with(systems: Sequence[_Entry], base: _Entry) -> Iterator[Compariso
         if (system.references, system.result.unit) != (base.references, base.result.unit):
             raise DataError(
                 f"{system.directory / system.result.name} and {base.directory / base.result.name} "
-                "were scored on other references or in other units; evaluate both again in the same way"
+                "were scored with different references or units; evaluate both again with the same"
             )
         yield Comparison(system.result, **scorer.compare(base.hypotheses, system.hypotheses))
 

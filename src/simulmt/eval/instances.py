@@ -42,12 +42,12 @@ class Instance:
 
     @property
     def reference(self) -> str:
-        """The first reference, which defines the length for latency metrics."""
+        """First reference, which defines the length for latency metrics."""
         return next(filter(None, self.references), "")
 
 
 class CompleteWords:
-    """Holds back incomplete words of append-only text; text without spaces passes unchanged."""
+    """Buffers incomplete words of append-only text; text without spaces passes unchanged."""
 
     def __init__(self, spaced: bool) -> None:
         self._spaced = spaced
@@ -82,7 +82,7 @@ def unit_delays(written: Iterable[tuple[str, int]], source_length: int, unit: Un
 
 
 def spaced_words_read(source: str, words: Iterable[int]) -> Iterator[int]:
-    """Yield how many space-separated words cover the first n words of the runtime, which also cuts at ideographs."""
+    """Convert counts of runtime words, which are also split at ideographs, to counts of space-separated words."""
     ends = list(accumulate(len(split_words(word)) for word in source.split()))
     for count in words:
         yield bisect_left(ends, count) + 1
@@ -102,8 +102,8 @@ def read_instances(path: Path) -> list[Instance]:
     return [_parse(line, f"{path}:{number}") for number, line in enumerate(read_lines(path), start=1)]
 
 
-def unit_of(instances: Sequence[Instance], origin: str) -> Unit:
-    """Return the unit of a log: the one that gives as many units as there are delays."""
+def detect_unit(instances: Sequence[Instance], origin: str) -> Unit:
+    """Detect the unit of a log: the one with as many units as there are delays."""
     fitting: list[set[Unit]] = [_fitting_units(instance) for instance in instances]
     for number, units in enumerate(fitting, start=1):
         if not units:
@@ -139,9 +139,7 @@ def _parse(line: str, where: str) -> Instance:
         raise DataError(f"{where}: expected a JSON object, found {type(table).__name__}")
     delays = _field(table, "delays", list, where)
     if not all(isinstance(delay, int) for delay in delays):
-        raise DataError(
-            f"{where}: delays: expected whole numbers of source words; logs of speech cannot be scored here"
-        )
+        raise DataError(f"{where}: delays: expected integer numbers of source words; speech logs are not supported")
     source_length = _field(table, "source_length", int, where)
     try:
         end_offset(delays, source_length)  # validates the delays

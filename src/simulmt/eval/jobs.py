@@ -1,4 +1,4 @@
-"""What to score on a test set: bundles at delays, on text or on speech, and logs of other systems."""
+"""Evaluation jobs on a test set: bundles at delays, on text or speech, and logs of other systems."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_jobs(jobs: Sequence[Job]) -> None:
     seen = set()
     for job in jobs:
         if job[:2] in seen:
-            raise ConfigError(f"system {job.system} is given twice at delay {job.delay}; name one of them: NAME=...")
+            raise ConfigError(f"system {job.system} is given twice at delay {job.delay}; rename one of them: NAME=...")
         seen.add(job[:2])
 
 
@@ -88,14 +88,14 @@ def run_speech_jobs(
 
     `audio` is a directory of WAV files, one per sentence in order of name, or espeak-ng.
     """
-    from simulmt.eval.speech import Recording, score_speech  # does not run on Windows
+    from simulmt.eval.speech import Recording, score_speech  # not available on Windows
 
     bundles = [job for job in jobs if isinstance(job, BundleJob)]
     if len(bundles) < len(jobs):
-        raise ConfigError("--audio: give models with --model; a log of SimulEval has no audio")
+        raise ConfigError("--audio: needs --model; a SimulEval log has no audio")
     opened = open_recogniser(recogniser)
     references = zip(*test_set.references, strict=True)
-    recording = Recording.join(list(zip(read_spoken(audio, test_set), test_set.sources, references, strict=True)))
+    recording = Recording.join(list(zip(read_audio(audio, test_set), test_set.sources, references, strict=True)))
     found = []
     for system, delay, bundle in bundles:
         scores = score_speech(
@@ -110,8 +110,8 @@ def run_speech_jobs(
     return found
 
 
-def read_spoken(audio: str, test_set: TestSet) -> Iterator[Samples]:
-    """Return the audio of each sentence, synthesised or from a directory."""
+def read_audio(audio: str, test_set: TestSet) -> Iterator[Samples]:
+    """Yield the audio of each sentence, synthesised or from a directory."""
     if audio == synthesis.COMMAND:
         yield from map(synthesis.synthesise, test_set.sources)
         return

@@ -3,7 +3,7 @@
 `delays` holds the number of source words read when each target unit (a word, or a character for targets without spaces)
 was written. Definitions and corner cases follow SimulEval 1.1.4 for text, with two exceptions: average proportion
 divides by the hypothesis length, as originally defined, so it stays within 0 and 1; and an empty hypothesis, which
-SimulEval skips, counts as one unit written after the whole source, so that silence does not count as speed.
+SimulEval skips, counts as one unit written after the whole source, so that empty output is not rewarded.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def paced_lags(
     if words_per_second <= 0:
         raise DataError(f"words_per_second = {words_per_second}: expected a rate above 0")
     if any(cost < 0 for cost in compute_seconds):
-        raise DataError("compute_seconds: a word cannot cost less than 0 seconds")
+        raise DataError("compute_seconds: must not be negative")
     pace = source_length / max(len(delays), reference_length)
     queueing = [0.0, *_queueing_times(compute_seconds, words_per_second)]
     computing = [0.0, *compute_seconds]
@@ -160,7 +160,7 @@ def _require_ascending(name: str, values: Sequence[float]) -> None:
         raise DataError(f"{name}: starts at {values[0]}, expected 0 or more")
     for unit, (before, after) in enumerate(pairwise(values), start=2):
         if after < before:
-            raise DataError(f"{name}: falls from {before} to {after} at unit {unit}; output is append-only")
+            raise DataError(f"{name}: decrease from {before} to {after} at unit {unit}; output is append-only")
 
 
 def _require_length(name: str, length: int) -> None:
@@ -192,15 +192,15 @@ def _sentence_latency(instance: Instance, unit: Unit) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A sentence with the pieces and the seconds of each source word in one run."""
+class TimedSentence:
+    """A sentence with the number of pieces and the compute time of each source word in one run."""
 
     instance: Instance
     pieces: Sequence[int]
     seconds: Sequence[float]
 
 
-def computation(timed: Sequence[Timed], unit: Unit, words_per_second: float) -> dict[str, float]:
+def computation(timed: Sequence[TimedSentence], unit: Unit, words_per_second: float) -> dict[str, float]:
     """Return computation-aware metrics, by field of `Result`, over all timed runs."""
     per_piece = np.concatenate([_piece_milliseconds(sentence) for sentence in timed])
     lags = [lag for sentence in timed for lag in _paced(sentence, unit, words_per_second)]
@@ -220,20 +220,20 @@ def computation(timed: Sequence[Timed], unit: Unit, words_per_second: float) -> 
     return {name: float(value) for name, value in figures.items()}
 
 
-def _piece_milliseconds(timed: Timed) -> NDArray[np.float64]:
+def _piece_milliseconds(timed: TimedSentence) -> NDArray[np.float64]:
     """Return the time of each source piece: an equal share of its word's."""
     pieces = np.array(timed.pieces)
     return np.repeat(np.array(timed.seconds) / pieces * 1000, pieces)
 
 
-def _computation_aware_lagging(timed: Timed, unit: Unit) -> float:
+def _computation_aware_lagging(timed: TimedSentence, unit: Unit) -> float:
     done = [0.0, *accumulate(timed.seconds)]
     elapsed = [done[delay] * 1000 for delay in _delays(timed.instance)]
     reference = reference_length(timed.instance.reference, unit)
     return average_lagging_computation_aware(elapsed, timed.instance.source_length, reference)
 
 
-def _paced(timed: Timed, unit: Unit, words_per_second: float) -> list[PacedLag]:
+def _paced(timed: TimedSentence, unit: Unit, words_per_second: float) -> list[PacedLag]:
     reference = reference_length(timed.instance.reference, unit)
     return paced_lags(_delays(timed.instance), timed.seconds, reference, words_per_second)
 

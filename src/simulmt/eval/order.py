@@ -1,6 +1,6 @@
-"""Word order: how much a corpus anticipates, and what a model gains by the order of the references.
+"""Word order: anticipation rates of a corpus, and BLEU of a model in oracle order.
 
-The sorting network belongs to training, so its results come here as plain texts and arrays (simulmt.train.analysis).
+The sorting network is part of training, so its results are passed as text and arrays (from simulmt.train.analysis).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from simulmt.eval.run import TestSet
 from simulmt.files import sha256
 from simulmt.text.words import Unit
 
-LONGEST_DELAY = 9  # k-anticipation rates are for k from 1 to this, as in the paper
+LONGEST_DELAY = 9  # largest k of k-anticipation rates, as in the paper
 
 
 class GoldFile(NamedTuple):
-    """Alignments made by hand; see `simulmt.data.aligners.read_gold`."""
+    """A file of gold alignments; see `simulmt.data.aligners.read_gold`."""
 
     path: Path
     base: int = 1
@@ -34,7 +34,7 @@ class GoldFile(NamedTuple):
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Sentence pairs in words or characters, and their gold alignments, if there are any."""
+    """Sentence pairs in words or characters, and their gold alignments, if any."""
 
     name: str
     units: tuple[Unit, Unit]
@@ -50,16 +50,16 @@ class ParallelText:
         gold: GoldFile | None = None,
         name: str = "",
     ) -> ParallelText:
-        """Read two files of lines; the name of the source file names the text if nothing else does."""
+        """Read two files of lines; the name defaults to that of the source file."""
         found = find_unit(source, units[0]), find_unit(target, units[1])
         pairs = read_word_pairs(source, target, found)
-        by_hand = read_gold(gold.path, pairs, gold.base, gold.target_first) if gold else None
+        gold_links = read_gold(gold.path, pairs, gold.base, gold.target_first) if gold else None
         read = (source, target, gold.path) if gold else (source, target)
         files = {str(path): sha256(path) for path in read}
-        return ParallelText(name or source.name.partition(".")[0], found, pairs, by_hand, files)
+        return ParallelText(name or source.name.partition(".")[0], found, pairs, gold_links, files)
 
     def anticipation(self, found: Mapping[str, Sequence[set[Link] | None]]) -> list[Anticipation]:
-        """Return the rates by each aligner, and by the gold links."""
+        """Return the anticipation rates by each aligner and by the gold links."""
         lengths = [(len(source), len(target)) for source, target in self.pairs]
         files = dict(self.files)
         records = [

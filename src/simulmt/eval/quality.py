@@ -92,7 +92,7 @@ def _mark_missing(references: Sequence[Sequence[str]]) -> list[list[str | None]]
     lengths = {len(lines) for lines in references}
     if len(lengths) > 1:
         raise DataError(
-            f"reference files have {' and '.join(map(str, sorted(lengths)))} lines; expected as many in each"
+            f"reference files have {' and '.join(map(str, sorted(lengths)))} lines; expected the same number in each"
         )
     rows = []
     for row in zip(*references, strict=True):
@@ -104,7 +104,7 @@ def _mark_missing(references: Sequence[Sequence[str]]) -> list[list[str | None]]
 def _score(metric: Any, hypotheses: Sequence[str]) -> Score:
     # Not `metric.corpus_score(..., n_bootstrap)`: that fails as soon as a resample has no match at all.
     (result,), signature = _bootstrap(metric, [hypotheses])
-    # sacrebleu gives the interval as a mean and a width, which on a few sentences can leave the scale.
+    # sacrebleu gives the interval as mean and width, which may exceed 0..100 on a few sentences.
     interval = (max(0.0, float(result.mean - result.ci)), min(100.0, float(result.mean + result.ci)))
     return Score(float(result.score), interval, signature)
 

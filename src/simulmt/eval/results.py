@@ -27,7 +27,7 @@ from simulmt.text.words import Unit
 
 SCORES = "scores.jsonl"
 INSTANCES = "instances.log"
-WHOLE_SENTENCE = "full"  # stands where a delay would, in names
+WHOLE_SENTENCE = "full"  # replaces the delay in names
 
 Interval = tuple[float, float]
 
@@ -83,7 +83,7 @@ class Result:
     end_offset: float | None = None
 
     # computation, with one stream alone on the machine
-    AL_CA: float | None = None  # milliseconds, 1 ms a source word
+    AL_CA: float | None = None  # milliseconds, with 1 ms per source word
     compute_ms_median: float | None = None  # of a source piece
     compute_ms_p95: float | None = None
     compute_ms_p99: float | None = None
@@ -149,12 +149,12 @@ def read_results(path: Path) -> list[Result]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; `simulmt evaluate` writes it") from None
+        raise DataError(f"{path}: no such file; create it with `simulmt evaluate`") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     results = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
     if not results:
-        raise DataError(f"{path}: holds no results; remove it and run `simulmt evaluate` again")
+        raise DataError(f"{path}: contains no results; remove it and run `simulmt evaluate` again")
     return results
 
 
@@ -167,7 +167,7 @@ def read_all(paths: Iterable[Path]) -> list[Result]:
             if result.key in found:
                 raise DataError(
                     f"{path}: {result.name} on {result.test_set} is in {found[result.key]} as well; "
-                    "leave one out or rename one of the systems"
+                    "omit one of them or rename one of the systems"
                 )
             found[result.key] = path
             results.append(result)
@@ -186,7 +186,7 @@ def write_results(directory: Path, results: Sequence[Result]) -> None:
 
 
 def prepare_directory(directory: Path, test_set: str) -> None:
-    """Create the directory; raise an error if it holds another test set."""
+    """Create the directory; raise ConfigError if it holds another test set."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -195,7 +195,7 @@ def prepare_directory(directory: Path, test_set: str) -> None:
     others = sorted({result.test_set for result in earlier} - {test_set})
     if others:
         raise ConfigError(
-            f"--output {directory}: holds results of the test set {others[0]}; use another directory for {test_set}"
+            f"--output {directory}: contains results of the test set {others[0]}; use another directory for {test_set}"
         )
 
 
@@ -229,7 +229,7 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def _name_rule(name: str) -> str:
-    return f"system '{name}': invalid name; it is used in file names and must not have spaces, slashes or a leading dot"
+    return f"system '{name}': invalid name; names must not contain spaces, slashes or a leading dot"
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ class _Record(Protocol):
 Record = TypeVar("Record", bound=_Record)
 
 
-def with_scores(directories: Iterable[Path]) -> list[Path]:
+def directories_with_scores(directories: Iterable[Path]) -> list[Path]:
     """Return the directories that hold scores, not only analyses."""
     files = [kind.FILE for kind in (Anticipation, OracleScore, SortedSentence)]
     return [each for each in directories if (each / SCORES).exists() or not any((each / f).exists() for f in files)]

@@ -21,14 +21,14 @@ from simulmt.eval.facts import FactChecker
 from simulmt.eval.flaws import Lexicon, repeated_words
 from simulmt.eval.instances import (
     Instance,
+    detect_unit,
     read_instances,
     spaced_words_read,
     split_units,
     unit_delays,
-    unit_of,
     write_instances,
 )
-from simulmt.eval.latency import Timed, computation, latency
+from simulmt.eval.latency import TimedSentence, computation, latency
 from simulmt.eval.quality import QualityScorer
 from simulmt.eval.results import INSTANCES, Result, result_name, write_results
 from simulmt.files import sha256
@@ -112,9 +112,9 @@ def read_test_set(source: Path, references: Sequence[Path], name: str = "", limi
 
 
 class Evaluator:
-    """Scores systems on a test set; `unit` auto detects how targets are counted.
+    """Scores systems on a test set; `unit` auto detects the target unit.
 
-    `stop_at_end` is the paper's wait-k policy, which stops where the model ends its translation.
+    `stop_at_end` selects the paper's wait-k policy, which stops when the model predicts END.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Evaluator:
         path = path / INSTANCES if path.is_dir() else path
         logged = read_instances(path)
         self._check_log(path, logged)
-        unit = unit_of(logged, str(path))
+        unit = detect_unit(logged, str(path))
         if self._unit not in ("auto", unit):
             raise ConfigError(f"--unit {self._unit}: {path} has one delay per {unit}")
         instances = [self._instance(index, unit, entry.prediction, entry.delays) for index, entry in enumerate(logged)]
@@ -169,8 +169,8 @@ class Evaluator:
             return "word" if spaced else "char"
         return self._unit
 
-    def _report(self, news: str) -> None:
-        self._progress(f"{self._title}: {news}")
+    def _report(self, message: str) -> None:
+        self._progress(f"{self._title}: {message}")
 
     def _report_done(self, done: int) -> None:
         self._report(f"{done:,} of {len(self._test_set.sources):,} sentences translated")
@@ -192,12 +192,12 @@ class Evaluator:
             raise DataError(f"{path} has {len(logged)} sentences, expected the {len(sources)} of {origin}")
         for number, (entry, source) in enumerate(zip(logged, sources, strict=True), start=1):
             if entry.source.split() != source.split():
-                raise DataError(f"{path}:{number}: its source is not line {number} of {origin}")
+                raise DataError(f"{path}:{number}: the source differs from line {number} of {origin}")
 
     def _time(
         self, translator: Translator, instances: Sequence[Instance], delay: int | None, unit: Unit
     ) -> dict[str, float]:
-        chosen = evenly_spread(instances, self._timing.sentences)
+        chosen = evenly_spaced(instances, self._timing.sentences)
         # warm-up
         time_words(translator, chosen[0].source, delay, self._stop_at_end)
         timed = []
@@ -205,7 +205,7 @@ class Evaluator:
             self._report(f"timing {len(chosen):,} sentences, run {run + 1} of {self._timing.runs}")
             for instance in chosen:
                 seconds = time_words(translator, instance.source, delay, self._stop_at_end)
-                timed.append(Timed(instance, count_pieces(translator, instance.source), seconds))
+                timed.append(TimedSentence(instance, count_pieces(translator, instance.source), seconds))
         counts = {"timed_sentences": len(chosen), "timed_runs": self._timing.runs}
         return {**computation(timed, unit, self._timing.words_per_second), **counts}
 
@@ -249,7 +249,7 @@ class Evaluator:
         return sum(len(self._lexicon.unknown(hypothesis, source)) for hypothesis, source in pairs)
 
 
-def evenly_spread(items: Sequence[T], count: int) -> list[T]:
+def evenly_spaced(items: Sequence[T], count: int) -> list[T]:
     """Return `count` evenly spaced items, or all if there are fewer."""
     if count >= len(items):
         return list(items)
@@ -257,7 +257,7 @@ def evenly_spread(items: Sequence[T], count: int) -> list[T]:
 
 
 def _provenance() -> dict[str, Any]:
-    """Return where a result comes from, by the fields of `Result`."""
+    """Return the provenance of a result, by field of `Result`."""
     return {
         "commit": commit(),
         "command": tuple(sys.argv),
@@ -327,7 +327,7 @@ def time_words(
 
 
 def count_pieces(translator: Translator, source: str) -> list[int]:
-    """Return the source pieces of each word; END counts to the last word."""
+    """Return the number of source pieces of each word; END is added to the last word."""
     encode = translator.bundle.source.encode_word
     counts = [sum(len(encode(word)) for word in split_words(spaced)) for spaced in source.split()]
     counts[-1] += 1

@@ -54,9 +54,9 @@ class BundleAgent(TextToTextAgent):
 
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:
-        parser.add_argument("--model", required=True, help="A bundle: the name of a shipped one, or a path.")
-        parser.add_argument("--delay", type=int, help="k; the model's own if it is not given.")
-        parser.add_argument("--threads", type=int, default=2, help="Threads to compute with; 0 takes all cores.")
+        parser.add_argument("--model", required=True, help="Bundle: the name of a shipped one, or a path.")
+        parser.add_argument("--delay", type=int, help="Delay k; defaults to that of the model.")
+        parser.add_argument("--threads", type=int, default=2, help="Number of threads; 0 uses all cores.")
 
     def build_states(self) -> BundleStates:
         return BundleStates(self._translator, self._delay)

@@ -54,7 +54,7 @@ class Recording:
         return len(self.samples) / RATE
 
     def sentences(self) -> Iterator[Samples]:
-        """Return the audio of each sentence, with the pause after it."""
+        """Yield the audio of each sentence, with the pause after it."""
         for segment in self.segments:
             yield self.samples[round(segment.start * RATE) : round((segment.start + segment.duration + PAUSE) * RATE)]
 
@@ -62,7 +62,7 @@ class Recording:
     def join(sentences: Sequence[tuple[Samples, str, tuple[str, ...]]]) -> Recording:
         """Join recordings of single sentences, with pauses between them."""
         if not sentences:
-            raise DataError("no audio: there is no sentence to score")
+            raise DataError("no audio: the test set is empty")
         silence = np.zeros(int(PAUSE * RATE), np.float32)
         parts: list[Samples] = []
         segments = []
@@ -91,7 +91,7 @@ class SpeechScores:
     lag_p90: float
     recognition_rtf: float  # real-time factor: seconds of computation per second of audio
     translation_rtf: float
-    cpu_rtf: float  # of both, in seconds of CPU time, which other load does not change
+    cpu_rtf: float  # of both, in CPU time, which does not depend on other load
     peak_memory_mb: float
 
     def as_table(self) -> dict[str, Any]:
@@ -126,12 +126,12 @@ def score_speech(
     report: Callable[[float], None] = lambda _: None,
 ) -> SpeechScores:
     """Translate a recording in simulated real time and score it; `report` is called with the seconds done."""
-    heard = _listen(translator, recogniser, recording.samples, delay, unit, report)
+    output = _translate_speech(translator, recogniser, recording.samples, delay, unit, report)
     segments = recording.segments
     references = [split_units(segment.references[0], unit) for segment in segments]
-    parts = resegment([written.text for written in heard.units], references)
-    sentences = [[heard.units[index] for index in part] for part in parts]
-    joint = " " if unit == "word" else ""
+    parts = resegment([written.text for written in output.units], references)
+    sentences = [[output.units[index] for index in part] for part in parts]
+    separator = " " if unit == "word" else ""
     scorer = QualityScorer(list(zip(*(segment.references for segment in segments), strict=True)), unit)
     sources = [segment.source for segment in segments]
 
@@ -144,14 +144,14 @@ def score_speech(
     lengths = [len(reference) for reference in references]
     ideal = [[written.ideal for written in sentence] for sentence in sentences]
     actual = [[written.actual for written in sentence] for sentence in sentences]
-    said = " ".join(word.text for word in heard.words if word.text)
-    lags = [commit.lag for commit in heard.commits]
+    transcript = " ".join(word.text for word in output.words if word.text)
+    lags = [commit.lag for commit in output.commits]
     totals = [lag.total for lag in lags] or [0.0]
     return SpeechScores(
         seconds=recording.seconds,
         sentences=len(segments),
-        word_error_rate=word_error_rate(said, " ".join(sources)),
-        BLEU=bleu([joint.join(written.text for written in sentence) for sentence in sentences]),
+        word_error_rate=word_error_rate(transcript, " ".join(sources)),
+        BLEU=bleu([separator.join(written.text for written in sentence) for sentence in sentences]),
         BLEU_whole=bleu_of_text(transcribe(recogniser, samples) for samples in recording.sentences()),
         BLEU_bare=bleu_of_text(map(unpunctuated, sources)),
         BLEU_clean=bleu_of_text(sources),
@@ -162,14 +162,14 @@ def score_speech(
             **{cause: statistics.median([getattr(lag, cause) for lag in lags] or [0.0]) for cause in CAUSES},
         },
         lag_p90=float(np.percentile(totals, 90)),
-        recognition_rtf=heard.speech.recognition_seconds / recording.seconds,
-        translation_rtf=heard.speech.translation_seconds / recording.seconds,
-        cpu_rtf=heard.cpu_seconds / recording.seconds,
-        peak_memory_mb=heard.peak_memory_mb,
+        recognition_rtf=output.speech.recognition_seconds / recording.seconds,
+        translation_rtf=output.speech.translation_seconds / recording.seconds,
+        cpu_rtf=output.cpu_seconds / recording.seconds,
+        peak_memory_mb=output.peak_memory_mb,
     )
 
 
-def _listen(
+def _translate_speech(
     translator: Translator,
     recogniser: Recogniser,
     samples: Samples,
@@ -183,7 +183,7 @@ def _listen(
     characters: list[_Written] = []
     speech = LiveSpeech(translator, recogniser.start(), delay, words.extend)
 
-    def note(written: Sequence[Commit], heard: float) -> None:
+    def record(written: Sequence[Commit], heard: float) -> None:
         commits.extend(written)
         characters.extend(_Written(character, heard, clock()) for commit in written for character in commit.text)
 
@@ -192,9 +192,9 @@ def _listen(
         block = samples[start : start + BLOCK]
         heard = (start + len(block)) / RATE
         clock.advance_to(heard)
-        note(speech.push(block, arrived=heard), heard)
+        record(speech.push(block, arrived=heard), heard)
         report(heard)
-    note(speech.finish(), len(samples) / RATE)
+    record(speech.finish(), len(samples) / RATE)
     used = time.process_time() - used
     return _Output(words, commits, _units(characters, unit), speech, used, peak_memory_mb())
 
@@ -208,10 +208,10 @@ def _units(characters: Sequence[_Written], unit: Unit) -> list[_Written]:
 
 def word_error_rate(hypothesis: str, reference: str) -> float:
     """Return the word error rate in percent, ignoring case and punctuation."""
-    said, expected = unpunctuated(hypothesis).split(), unpunctuated(reference).split()
+    words, expected = unpunctuated(hypothesis).split(), unpunctuated(reference).split()
     if not expected:
         raise DataError("word error rate: the reference has no words")
-    return 100 * float(_edit_costs(said, expected)[-1, -1]) / len(expected)
+    return 100 * float(_edit_costs(words, expected)[-1, -1]) / len(expected)
 
 
 def resegment(units: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[int]]:
@@ -248,7 +248,7 @@ def _edit_costs(hypothesis: Sequence[str], reference: Sequence[str]) -> NDArray[
         before, best = costs[row - 1], costs[row]
         best[0] = row
         np.minimum(before[:-1] + (expected != ids[unit]), before[1:] + 1, out=best[1:])
-        best[:] = np.minimum.accumulate(best - steps) + steps  # insertions: one more for each step to the right
+        best[:] = np.minimum.accumulate(best - steps) + steps  # each step to the right costs one
     return costs
 
 

@@ -1,8 +1,8 @@
 """Hash the source code a command depends on, found by parsing imports without executing them.
 
-Command handlers import lazily, so of a module in `cli` only the code reachable from the handler counts; other modules
-count as a whole, with the data files next to them and everything they import. Comments, docstrings and formatting do
-not count, so editing the report does not make a trained model stale.
+Command handlers import lazily, so in modules of `cli` only code reachable from the handler is hashed. Other modules are
+hashed as a whole, with the data files next to them and everything they import. Comments, docstrings and formatting are
+ignored. So editing the report does not make a trained model stale.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def code_hash(module: str, handler: str, root: Path = ROOT) -> str:
         is_whole = not name.startswith(COMMANDS)
         key = name if is_whole else f"{name}:{member}"
         if key not in parts:
-            parts[key], imports = _whole(name, root) if is_whole else _reached(name, member, root)
+            parts[key], imports = _hash_module(name, root) if is_whole else _hash_member(name, member, root)
             queue += imports
     digest = hashlib.sha256()
     for key, code in sorted(parts.items()):
@@ -36,7 +36,7 @@ def code_hash(module: str, handler: str, root: Path = ROOT) -> str:
     return digest.hexdigest()
 
 
-def _whole(module: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
+def _hash_module(module: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
     tree = _parsed(module, root)
     return _serialise(tree) + _data_files(module, root), list(_imports(tree, root))
 
@@ -49,8 +49,8 @@ def _data_files(module: str, root: Path) -> str:
     return "".join(f" {file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files)
 
 
-def _reached(module: str, member: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
-    """Return the code of a member and the members of the same module it uses, and what they import."""
+def _hash_member(module: str, member: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
+    """Return the code of a member and of the members of its module that it uses, and their imports."""
     tree = _parsed(module, root)
     members = {name: node for statement in tree.body for name, node in _members(statement)}
     reached = set[str]()

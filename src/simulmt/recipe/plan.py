@@ -19,8 +19,8 @@
 makes that stage a dependency; if both stages are expanded over the same values, the matching variant is meant.
 `{given}/FILE` is a file in the directory passed as --data. `{k}` is a value, and may be part of a name: `{{system}}`.
 
-`processes = 4` starts a command four times, which only translating commands (`rewrite distil`) take: one process does
-not keep a GPU busy.
+`processes = 4` runs a command in four processes. Only translating commands (`rewrite distil`) support it, for which one
+process does not keep a GPU busy.
 
 A word that refers to an expanded stage without fixing its values is repeated per variant: `--model=ctc-k{k}={ctc}`.
 With `extends = "other.toml"` a recipe inherits from another one and overrides parts of it.
@@ -73,12 +73,12 @@ class _RecipeTable:
 
 @dataclass(frozen=True)
 class Stage:
-    """One command line, with references still in braces, so that it is the same on every machine."""
+    """One command line, with unresolved references in braces, so that it is the same on every machine."""
 
     name: str
     family: str  # name in the recipe, shared by all variants
     words: tuple[str, ...]
-    processes: int = 1  # that share the work; the result does not depend on it
+    processes: int = 1  # processes that share the work; does not change the result
 
     @property
     def command(self) -> str:

@@ -33,9 +33,9 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Program:
-    """How to run command lines, and what they leave behind."""
+    """How to run command lines, and which files they leave."""
 
-    run: Callable[[list[str], int], int]  # picklable; runs a command line in so many processes, returns its exit code
+    run: Callable[[list[str], int], int]  # run a command line in n processes and return its exit code; picklable
     modules: tuple[str, ...] = ()  # imported once for all stages
     resumable: tuple[str, ...] = ()  # commands that resume unfinished work; others start over
     scratch: str = ""  # subdirectory to delete once a stage is finished
@@ -150,7 +150,7 @@ def _running() -> Iterator[list[RunningStage]]:
 def _signal(process: ForkServerProcess, number: int) -> None:
     if process.is_alive() and process.pid:
         with suppress(ProcessLookupError):
-            # It leads a process group with all its children, except right after the fork.
+            # Signal the process group; right after the fork, the process does not lead one yet.
             (os.killpg if os.getpgid(process.pid) == process.pid else os.kill)(process.pid, number)
 
 
@@ -171,7 +171,7 @@ def _start(
 def _run_stage(directory: Path, inputs: Inputs, words: list[str], program: Program, processes: int) -> None:
     """Run the command of a stage in its own process, and write the record if it succeeds."""
     os.setsid()  # Ctrl-C reaches only the runner, which forwards it
-    threading.Thread(target=_die_with_runner, daemon=True).start()
+    threading.Thread(target=_exit_with_runner, daemon=True).start()
     locks = directory.parent / ".locks"
     locks.mkdir(parents=True, exist_ok=True)
     with (locks / directory.name).open("w") as file:
@@ -206,8 +206,8 @@ def _redirect(log: Path) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
 
-def _die_with_runner() -> None:
-    """Terminate the process group when the runner dies; SIGTERM first, so that torchrun can stop its workers."""
+def _exit_with_runner() -> None:
+    """Terminate the process group when the runner exits; SIGTERM first, so that torchrun can stop its workers."""
     runner = multiprocessing.parent_process()
     assert runner is not None
     runner.join()

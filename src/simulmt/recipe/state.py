@@ -67,7 +67,7 @@ class Record:
 
 @dataclass(frozen=True)
 class StageStatus:
-    """Whether a stage is up to date with its current inputs, and why not."""
+    """State of a stage with its current inputs, and the reasons if it is not up to date."""
 
     stage: Stage
     inputs: Inputs

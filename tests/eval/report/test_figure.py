@@ -12,7 +12,7 @@ import pytest
 
 from simulmt.errors import MissingExtraError
 from simulmt.eval.report import figure as module
-from simulmt.eval.report.figure import INK, drawing, has_ideographs, ink_on, inline_svg, save_figure, svg_text
+from simulmt.eval.report.figure import INK, contrasting_ink, drawing, has_ideographs, inline_svg, save_figure, svg_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,7 +112,7 @@ def test_inline_pictures_do_not_repeat_ids_and_refer_to_their_own() -> None:
 
 @pytest.mark.parametrize(("colour", "ink"), [("#0072b2", "#ffffff"), ("#e69f00", "#000000"), ("#000000", "#ffffff")])
 def test_letters_can_be_read_on_a_colour(colour: str, ink: str) -> None:
-    assert ink_on(colour) == ink
+    assert contrasting_ink(colour) == ink
 
 
 def test_ideographs_are_told_from_other_letters() -> None:

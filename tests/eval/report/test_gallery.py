@@ -65,7 +65,7 @@ def test_gains_need_a_delay_in_common(results: Path) -> None:
 def test_wrong_names_and_lines_are_refused(results: Path) -> None:
     with pytest.raises(ConfigError, match="--baseline best: no such system; there are ctc, asn, teacher"):
         list(draw_gallery([results], "best", ()))
-    with pytest.raises(DataError, match=r"--sentences 6: .* is about 5 sentences"):
+    with pytest.raises(DataError, match=r"--sentences 6: .* has 5 sentences"):
         list(draw_gallery([results], None, (6,)))
 
 

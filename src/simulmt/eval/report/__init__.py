@@ -1,0 +1,1 @@
+"""Reports on results: tables, plots and example translations, as HTML and Markdown."""

@@ -1,6 +1,6 @@
 """Blocks that the report is made of, and their rendering as HTML and Markdown.
 
-HTML is rendered by one Jinja template, which looks at the `kind` of each block. Figures have no Markdown.
+HTML is rendered by one Jinja template, by the `kind` of each block. Figures are omitted in Markdown.
 """
 
 from __future__ import annotations

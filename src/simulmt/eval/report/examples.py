@@ -30,7 +30,7 @@ class Output:
 
     source: list[str]
     words: list[str]
-    delays: list[int]  # for each word the source words that had been read when it was complete
+    delays: list[int]  # source words read when each word was completed
     unit: Unit
     links: set[Link] | None = None
 
@@ -54,7 +54,7 @@ class Outputs:
 
     @property
     def hallucination_rate(self) -> float:
-        """Share of target words aligned to nothing that had been read."""
+        """Share of target words not aligned to any source word read before."""
         return hallucination_rate((output.links or (), output.delays) for output in self.sentences)
 
     @property

@@ -28,7 +28,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 MARKERS = ("o", "s", "D", "p", "h", "8", "^", "v")
 PNG_DPI = 160
 
-# Fonts with Chinese glyphs, best first: what Linux distributions, macOS and Windows bring.
+# Fonts with Chinese glyphs on Linux, macOS and Windows, best first.
 CHINESE_FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans SC",
@@ -43,8 +43,8 @@ CHINESE_FONTS = (
     "Noto Sans CJK JP",
 )
 FONT_ADVICE = (
-    "no font with Chinese glyphs was found, so that {path} shows boxes; the SVG beside it is fine in a browser. "
-    "Install one (Debian and Ubuntu: apt install fonts-noto-cjk) and draw it again"
+    "no font with Chinese glyphs was found, so {path} shows boxes; the SVG next to it displays correctly in a browser. "
+    "Install a font (Debian and Ubuntu: apt install fonts-noto-cjk) and run the command again"
 )
 
 _STYLE: dict[Any, Any] = {
@@ -66,7 +66,7 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6,
     "figure.constrained_layout.use": True,
     "svg.fonttype": "none",
-    "svg.hashsalt": "simulmt",  # or the same picture would be another file every time
+    "svg.hashsalt": "simulmt",  # makes element ids deterministic
 }
 
 
@@ -84,7 +84,7 @@ def drawing(width: float, height: float) -> Iterator[Figure]:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingExtraError("drawing pictures", "eval") from None
+        raise MissingExtraError("plotting", "eval") from None
     with rc_context(_STYLE):
         yield Figure(figsize=(width, height))
 
@@ -94,8 +94,8 @@ def save_figure(figure: Figure, stem: Path) -> Saved:
     stem.parent.mkdir(parents=True, exist_ok=True)
     svg, png = stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}.png")
     svg.write_text(svg_text(figure), encoding="utf-8")
-    glyphs_missing = not _provide_glyphs(figure)
-    with _quiet_about_glyphs():
+    glyphs_missing = not _set_glyph_font(figure)
+    with _ignore_missing_glyphs():
         figure.savefig(png, dpi=PNG_DPI, facecolor="white")
     return Saved((svg, png), FONT_ADVICE.format(path=png) if glyphs_missing else None)
 
@@ -104,9 +104,9 @@ def svg_text(figure: Figure) -> str:
     """Return a figure as a deterministic SVG document."""
     from matplotlib import rc_context
 
-    _provide_glyphs(figure)
+    _set_glyph_font(figure)
     buffer = io.StringIO()
-    with rc_context({key: _STYLE[key] for key in ("svg.fonttype", "svg.hashsalt")}), _quiet_about_glyphs():
+    with rc_context({key: _STYLE[key] for key in ("svg.fonttype", "svg.hashsalt")}), _ignore_missing_glyphs():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
@@ -116,15 +116,15 @@ def inline_svg(figure: Figure, title: str) -> str:
     svg = svg_text(figure)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # nothing refers to groups, and ids must not repeat in a page
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # groups are never referenced, and ids must be unique in a page
     svg = svg.replace(INK, "currentColor")
-    # As wide as the page allows, but on a phone rather scrolled than shrunk until nobody can read it.
+    # Scale with the page, but scroll on small screens instead of becoming unreadable.
     size = r'\1 style="max-width:\2pt;min-width:min(\2pt,34rem)"'
     svg = re.sub(r'(<svg[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"', size, svg)
     return svg.replace("<svg", f'<svg role="img" aria-label="{_attribute(title)}"', 1)
 
 
-def ink_on(colour: str) -> str:
+def contrasting_ink(colour: str) -> str:
     """Return black or white, whichever contrasts more with a colour."""
     red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "#000000"
@@ -150,11 +150,11 @@ def _find_new_fonts() -> None:
 
     known = {font.fname for font in fontManager.ttflist}
     for path in sorted(set(findSystemFonts()) - known):
-        with suppress(OSError, RuntimeError, ValueError):  # not every file that looks like a font is one
+        with suppress(OSError, RuntimeError, ValueError):  # skip files that are not valid fonts
             fontManager.addfont(path)
 
 
-def _provide_glyphs(figure: Figure) -> bool:
+def _set_glyph_font(figure: Figure) -> bool:
     """Set a font with ideographs where needed; return False if there is none."""
     from matplotlib.text import Text
 
@@ -166,8 +166,8 @@ def _provide_glyphs(figure: Figure) -> bool:
 
 
 @contextmanager
-def _quiet_about_glyphs() -> Iterator[None]:
-    """Silence Matplotlib's warning per missing glyph."""
+def _ignore_missing_glyphs() -> Iterator[None]:
+    """Ignore Matplotlib's warnings about missing glyphs."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         yield

@@ -18,7 +18,15 @@ from simulmt.eval.report.plots import (
     path_figure,
     quality_latency_figure,
 )
-from simulmt.eval.results import Anticipation, Result, SortedSentence, read_all, read_records, read_results, with_scores
+from simulmt.eval.results import (
+    Anticipation,
+    Result,
+    SortedSentence,
+    directories_with_scores,
+    read_all,
+    read_records,
+    read_results,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +38,7 @@ def draw_gallery(
     directories: Sequence[Path], baseline: str | None, sentences: Sequence[int], alignments: Path | None = None
 ) -> Iterator[Named]:
     """Yield all plots; with a baseline also n-gram gains, and read/write paths of the given sentences."""
-    results = read_all(with_scores(directories))
+    results = read_all(directories_with_scores(directories))
     systems = dict.fromkeys(result.system for result in results)
     if baseline is not None and baseline not in systems:
         raise ConfigError(f"--baseline {baseline}: no such system; there are {', '.join(systems)}")
@@ -43,7 +51,7 @@ def draw_gallery(
     for record in read_records(SortedSentence, directories):
         name = f"{record.test_set}-line{record.number}-{record.model}-k{record.delay}-Z"
         yield name, sorting_figure(record)
-    for directory in with_scores(directories) if sentences else ():
+    for directory in directories_with_scores(directories) if sentences else ():
         yield from _paths(directory, sentences, alignments)
 
 
@@ -77,7 +85,7 @@ def _paths(directory: Path, sentences: Sequence[int], alignments: Path | None) -
     results = read_results(directory)
     for outputs in read_outputs(directory, results, cache=alignments)[1:]:
         if max(sentences) > len(outputs.sentences):
-            raise DataError(f"--sentences {max(sentences)}: {directory} is about {len(outputs.sentences)} sentences")
+            raise DataError(f"--sentences {max(sentences)}: {directory} has {len(outputs.sentences)} sentences")
         for number in sentences:
             name = f"{results[0].test_set}-line{number}-{outputs.name}-path"
             yield name, output_figure(outputs.sentences[number - 1])

@@ -40,12 +40,12 @@ from simulmt.eval.results import (
     OracleScore,
     Result,
     SortedSentence,
+    directories_with_scores,
     read_all,
     read_records,
     read_results,
-    with_scores,
 )
-from simulmt.eval.run import evenly_spread
+from simulmt.eval.run import evenly_spaced
 
 DEFAULT_DELAY = 3  # of the examples, if most systems have it
 MAX_PATH_WORDS = 45  # longer read/write paths are unreadable
@@ -86,7 +86,7 @@ def build_report(
     directories: Sequence[Path], options: ReportOptions, aligner: Aligner | None = None, cache: Path | None = None
 ) -> Report:
     """Build the report; without an aligner, only cached alignments are used to mark words."""
-    scored = with_scores(directories)
+    scored = directories_with_scores(directories)
     systems = dict.fromkeys(result.system for result in read_all(scored))
     if options.baseline is not None and options.baseline not in systems:
         raise ConfigError(f"--baseline {options.baseline}: no such system; there are {', '.join(systems)}")
@@ -210,7 +210,7 @@ def _indicators(outputs: Sequence[Outputs]) -> Iterator[Block]:
     yield Heading("Hallucination and under-translation")
     yield Paragraph(
         "From word alignments. A target word is hallucinated if it is not aligned to a source word that had been read "
-        "when it was written. The reference row is the floor: the words that the aligner leaves unaligned in it."
+        "when it was written. The reference row is the floor: words of the reference that the aligner leaves unaligned."
     )
     yield tables.indicator_table(aligned)
 
@@ -222,7 +222,7 @@ def _examples(test_set: _TestSet, options: ReportOptions) -> Iterator[Block]:
     shown = _at_delay(systems, options.delay)
     if not shown:
         raise ConfigError(f"--delay {options.delay}: no system on {test_set.name} was evaluated at that delay")
-    numbers = options.sentences or evenly_spread(range(1, len(reference.sentences) + 1), options.examples)
+    numbers = options.sentences or evenly_spaced(range(1, len(reference.sentences) + 1), options.examples)
     if max(numbers) > len(reference.sentences):
         raise DataError(f"--sentences {max(numbers)}: {test_set.name} has {len(reference.sentences)} sentences")
     yield Heading("Examples")
@@ -300,8 +300,8 @@ def _oracle_blocks(records: Sequence[OracleScore]) -> Iterator[Block]:
         return
     yield Paragraph(
         "Oracle order: the sorting network sees the reference and reorders the states. Default order: the same model "
-        "decoded without it, with the same settings. If all mass of Z were on the diagonal, nothing would be sorted; "
-        "displacement is how far Z moves a source piece on average."
+        "decoded without it, with the same settings. With all mass of Z on the diagonal, nothing is sorted; "
+        "displacement is the mean distance that Z moves a source piece."
     )
     for name in dict.fromkeys(record.test_set for record in records):
         of_set = [record for record in records if record.test_set == name]

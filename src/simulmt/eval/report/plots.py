@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from simulmt.data.alignment import Link
 from simulmt.errors import DataError
-from simulmt.eval.report.figure import INK, MARKERS, PALETTE, drawing, ink_on
+from simulmt.eval.report.figure import INK, MARKERS, PALETTE, contrasting_ink, drawing
 from simulmt.eval.results import Result
 
 if TYPE_CHECKING:
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 QUALITY = {"BLEU": "BLEU", "chrF2": "chrF2"}
 LATENCY = {"AL": "AL (source words)", "AL_CA": "AL-CA (ms)"}
-FAINTEST = 0.01  # a cell of Z below this is not drawn
+MIN_WEIGHT = 0.01  # cells of Z below this are not drawn
 PANEL = (4.6, 3.4)  # inches
-LINE = 0.22  # inches from one line of text to the next
+LINE = 0.22  # line height in inches
 LONG_RANGE = 5.0  # latencies that differ by more than this factor are drawn on a logarithmic scale
 _NODE: Mapping[str, Any] = {"markersize": 11, "markeredgecolor": "white", "markeredgewidth": 0.5}
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """Colour and marker of a system, the same in all plots."""
 
     colour: str
     marker: str
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Assign a look to each name; after eight, colours repeat with other markers."""
+def assign_styles(names: Iterable[str]) -> dict[str, Style]:
+    """Assign a style to each name; after eight, colours repeat with other markers."""
     distinct = list(dict.fromkeys(names))
     return {
-        name: Look(PALETTE[number % len(PALETTE)], MARKERS[(number + number // len(PALETTE)) % len(MARKERS)])
+        name: Style(PALETTE[number % len(PALETTE)], MARKERS[(number + number // len(PALETTE)) % len(MARKERS)])
         for number, name in enumerate(distinct)
     }
 
@@ -56,7 +56,7 @@ def quality_latency_figure(results: Sequence[Result]) -> Figure:
         raise DataError("no results to draw")
     qualities = [name for name in QUALITY if any(getattr(result, name) is not None for result in results)]
     latencies = [name for name in LATENCY if any(_has(result, name) for result in results)] or ["AL"]
-    styles = looks(result.system for result in results)
+    styles = assign_styles(result.system for result in results)
     with drawing(PANEL[0] * len(latencies), PANEL[1] * len(qualities) + 0.4) as figure:
         grid = figure.subplots(len(qualities), len(latencies), squeeze=False, sharex="col", sharey="row")
         for row, quality in enumerate(qualities):
@@ -72,7 +72,7 @@ def quality_latency_figure(results: Sequence[Result]) -> Figure:
 
 def anticipation_figure(rates: Mapping[str, Sequence[float]]) -> Figure:
     """Plot the k-anticipation rate over k, one line per corpus or aligner."""
-    styles = looks(rates)
+    styles = assign_styles(rates)
     with drawing(5.4, 3.6 + LINE * len(rates)) as figure:
         axes = figure.subplots()
         for name, values in rates.items():
@@ -114,7 +114,7 @@ def ngram_gains(base: Sequence[Result], other: Sequence[Result]) -> dict[str, li
     after = {result.delay: result.precisions for result in other if result.precisions}
     delays = sorted((delay for delay in before.keys() & after.keys()), key=lambda delay: delay or 0)
     if not delays:
-        raise DataError("the two systems have no delay in common at which the n-gram precisions of both are known")
+        raise DataError("the two systems share no delay with n-gram precisions of both")
     return {
         _delay_name(delay): [new - old for old, new in zip(before[delay], after[delay], strict=True)]
         for delay in delays
@@ -128,7 +128,7 @@ def heat_map_figure(Z: NDArray[Any], columns: Sequence[str], rows: Sequence[str]
 
     with _matrix_drawing(columns, rows) as figure:
         axes = figure.subplots()
-        cells = [(r, c) for r, c in np.ndindex(*Z.shape) if Z[r, c] >= FAINTEST]
+        cells = [(r, c) for r, c in np.ndindex(*Z.shape) if Z[r, c] >= MIN_WEIGHT]
         squares = [Rectangle((c - 0.5, r - 0.5), 1, 1) for r, c in cells]
         alphas = np.clip([Z[cell] for cell in cells], 0, 1)
         axes.add_collection(PatchCollection(squares, facecolor=PALETTE[0], alpha=alphas, edgecolor="none"))
@@ -148,9 +148,9 @@ class ReadWritePath:
 
 
 def path_figure(path: ReadWritePath) -> Figure:
-    """Plot the read/write path of a sentence; what lies right of it had not been read.
+    """Plot the read/write path of a sentence; source words right of it had not been read.
 
-    Dots are alignments; those right of the path were anticipated.
+    Dots are alignment links; those right of the path were anticipated.
     """
     with _matrix_drawing(path.source, path.target) as figure:
         axes = figure.subplots()
@@ -177,7 +177,7 @@ def _draw_links(axes: Axes, links: Set[Link], marker: str, colour: str, label: s
         axes.plot(np.subtract(xs, 1), np.subtract(ys, 1), marker, color=colour, markersize=6, label=label)
 
 
-def _draw_lines(axes: Axes, results: Sequence[Result], styles: Mapping[str, Look], quality: str, latency: str) -> None:
+def _draw_lines(axes: Axes, results: Sequence[Result], styles: Mapping[str, Style], quality: str, latency: str) -> None:
     for system, look in styles.items():
         nodes = [r for r in results if r.system == system and getattr(r, quality) is not None]
         for result in nodes:
@@ -190,7 +190,7 @@ def _draw_lines(axes: Axes, results: Sequence[Result], styles: Mapping[str, Look
     axes.margins(0.08)
 
 
-def _draw_line(axes: Axes, nodes: Sequence[Result], look: Look, quality: str, latency: str) -> None:
+def _draw_line(axes: Axes, nodes: Sequence[Result], look: Style, quality: str, latency: str) -> None:
     across = [getattr(node, latency) for node in nodes]
     up = [getattr(node, quality) for node in nodes]
     intervals = [getattr(node, f"{quality}_interval") for node in nodes]
@@ -199,10 +199,10 @@ def _draw_line(axes: Axes, nodes: Sequence[Result], look: Look, quality: str, la
         axes.fill_between(across, low, high, color=look.colour, alpha=0.12, linewidth=0)
     axes.plot(across, up, color=look.colour)
     for order, (x, y, node) in enumerate(zip(across, up, nodes, strict=True), start=3):
-        # A number belongs to its own marker even where markers overlap, so each pair is drawn as one.
+        # Draw each marker together with its number, so that overlapping markers keep theirs.
         label = node.system if node is nodes[0] else None
         axes.plot(x, y, look.marker, color=look.colour, zorder=order, label=label, **_NODE)
-        ink = ink_on(look.colour)
+        ink = contrasting_ink(look.colour)
         axes.annotate(str(node.delay), (x, y), ha="center", va="center_baseline", fontsize=7.5, color=ink, zorder=order)
 
 

@@ -15,7 +15,7 @@ Cell = Callable[[Result], str]
 
 
 def results_table(results: Iterable[Result]) -> Table:
-    """Quality, latency and computation."""
+    """Return the table of quality, latency and computation."""
     columns: dict[str, Cell] = {
         "BLEU": lambda r: with_interval(r.BLEU, r.BLEU_interval),
         "chrF2": lambda r: with_interval(r.chrF2, r.chrF2_interval),
@@ -34,7 +34,7 @@ def results_table(results: Iterable[Result]) -> Table:
 
 
 def quality_table(results: Iterable[Result]) -> Table:
-    """Components of BLEU, and cased scores."""
+    """Return the table of BLEU components and cased scores."""
     columns: dict[str, Cell] = {
         "BLEU cased": lambda r: with_interval(r.BLEU_cased, r.BLEU_cased_interval),
         "chrF2 cased": lambda r: with_interval(r.chrF2_cased, r.chrF2_cased_interval),
@@ -52,12 +52,12 @@ def quality_table(results: Iterable[Result]) -> Table:
 
 
 def comparison_table(comparisons: Iterable[Comparison]) -> Table:
-    """Paired bootstrap tests."""
+    """Return the table of paired bootstrap tests."""
     return Table(HEADINGS, [comparison.cells() for comparison in comparisons], names=3)
 
 
 def indicator_table(outputs: Iterable[Outputs]) -> Table:
-    """Rates of hallucination and under-translation, from word alignments."""
+    """Return the table of hallucination and under-translation rates."""
     rows = [
         (each.name, _number(100 * each.hallucination_rate, 1), _number(100 * each.under_translation_rate, 1))
         for each in outputs
@@ -66,7 +66,7 @@ def indicator_table(outputs: Iterable[Outputs]) -> Table:
 
 
 def anticipation_table(records: Sequence[Anticipation]) -> Table:
-    """k-anticipation rates in percent, plain and with scaled positions, and alignment error rates."""
+    """Return the table of k-anticipation rates, plain and with scaled positions, and alignment error rates."""
     delays = [f"k={k}" for k in range(1, max((len(record.rates) for record in records), default=0) + 1)]
     headings = ("corpus", "aligner", "units", "positions", *delays, "AER %", "links", "sentences", "skipped")
     rows = [
@@ -89,7 +89,7 @@ def anticipation_table(records: Sequence[Anticipation]) -> Table:
 
 
 def oracle_table(records: Iterable[OracleScore]) -> Table:
-    """BLEU of default and oracle order, one row each, as in the paper."""
+    """Return the table of BLEU in default and oracle order, one row each, as in the paper."""
     precisions = [f"{n}-gram" for n in range(1, 5)]
     headings = ("model", "k", "blank penalty", "order", "BLEU", *precisions, "BP", "gain")
     rows: list[tuple[str, ...]] = []
@@ -103,7 +103,7 @@ def oracle_table(records: Iterable[OracleScore]) -> Table:
 
 
 def sorting_table(records: Iterable[OracleScore]) -> Table:
-    """Distance of Z from the identity, averaged over the source pieces of a test set."""
+    """Return the table of distances of Z from the identity, averaged over source pieces."""
     headings = ("model", "k", "mass on the diagonal", "mean displacement, pieces", "sentences")
     rows = [
         (r.model, str(r.delay), _number(r.diagonal, 4), _number(r.displacement, 3), str(r.sentences))
@@ -139,7 +139,7 @@ def with_interval(value: float | None, interval: Interval | None) -> str:
 
 
 def _table(results: Iterable[Result], columns: dict[str, Cell]) -> Table:
-    """One row per result; columns without any value are left out."""
+    """Build a table with one row per result, omitting empty columns."""
     rows = [(r.system, delay_name(r.delay), *(cell(r) for cell in columns.values())) for r in results]
     headings = ("system", "k", *columns)
     measured = [column for column in range(len(headings)) if any(row[column] != MISSING for row in rows)]
@@ -151,7 +151,7 @@ def _precision(result: Result, n: int) -> str:
 
 
 def _precisions(values: Sequence[float]) -> list[str]:
-    """Precisions of 1-grams to 4-grams."""
+    """Format the precisions of 1-grams to 4-grams."""
     return [_number(values[n] if n < len(values) else None, 1) for n in range(4)]
 
 
