@@ -15,8 +15,8 @@ from simulmt.data.synthetic import (
     Construction,
     SyntheticPair,
     Word,
-    _mirrored_at,
     _Phrase,
+    _reversed_at,
     _translate,
     generate,
     lexicon,
@@ -107,7 +107,7 @@ def test_the_dial_turns_one_construction_after_another() -> None:
         1.0: "today tree under dog sleep must because , girl house of big door sees",
     }
     for reorder, target in expected.items():
-        pair = _translate(sentence, _mirrored_at(reorder))
+        pair = _translate(sentence, _reversed_at(reorder))
         assert pair.source == expected[0.0]
         assert pair.target == target
 

@@ -35,7 +35,7 @@ UNKNOWN_WORD = RulesConfig(unknown_word=1.0)
 
 
 def test_unknown_words_need_known_ones(network: TrainedModel, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the rule unknown_word needs words"):
+    with pytest.raises(ConfigError, match="the rule unknown_word needs TrainedModel"):
         export(network, tmp_path / "bundle", export_config("ctc", "fp32", rules=UNKNOWN_WORD))
     assert not list(tmp_path.iterdir())
 

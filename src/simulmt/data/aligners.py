@@ -97,7 +97,7 @@ def align_with_eflomal(
     everything = [*pairs, *more]
     if not everything:
         return []
-    sources, targets = ([" ".join(map(_form, pair[side])) for pair in everything] for side in (0, 1))
+    sources, targets = ([" ".join(map(_strip_punctuation, pair[side])) for pair in everything] for side in (0, 1))
     with TemporaryDirectory() as directory:
         forward, reverse = Path(directory, "forward"), Path(directory, "reverse")
         try:
@@ -192,7 +192,7 @@ def _neighbours(link: Link) -> Iterator[Link]:
         yield link[0] + down, link[1] + across
 
 
-def _form(word: str) -> str:
+def _strip_punctuation(word: str) -> str:
     """Strip punctuation from the ends of a word, unless nothing else is left."""
     inside = [number for number, letter in enumerate(word) if category(letter)[0] not in "PS"]
     return word[inside[0] : inside[-1] + 1] if inside else word

@@ -90,11 +90,11 @@ def refuse_to_overwrite_inputs(prefix: Path, inputs: Iterable[Path], written: Se
     """Raise ConfigError if an output file is also an input, or a directory that contains one."""
     replaced = [prefix.with_name(f"{prefix.name}.{ending}") for ending in written]
     for path in inputs:
-        if any(_same(place, own) for place in (path, *path.resolve().parents) for own in replaced):
+        if any(_is_same_file(place, own) for place in (path, *path.resolve().parents) for own in replaced):
             raise ConfigError(f"--output {prefix}: would replace its own input {path}; choose another")
 
 
-def _same(one: Path, other: Path) -> bool:
+def _is_same_file(one: Path, other: Path) -> bool:
     with suppress(OSError):  # such as a missing file
         return one.samefile(other)
     return False

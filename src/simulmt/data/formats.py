@@ -125,12 +125,12 @@ def _texts(element: Element) -> Iterator[str]:
 
 
 def _variant(variants: dict[str, str], wanted: str) -> str | None:
-    language = _normal(wanted)
-    matching = (text for name, text in variants.items() if f"{_normal(name)}-".startswith(f"{language}-"))
+    language = _normalise_tag(wanted)
+    matching = (text for name, text in variants.items() if f"{_normalise_tag(name)}-".startswith(f"{language}-"))
     return next(matching, None)
 
 
-def _normal(language: str) -> str:
+def _normalise_tag(language: str) -> str:
     return language.lower().replace("_", "-")
 
 

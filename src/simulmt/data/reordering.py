@@ -51,13 +51,14 @@ def align_and_reorder(
     refuse_to_overwrite_inputs(prefix, (source, target), (*OUTPUT_SUFFIXES, "words", "links"))
     with writing(prefix), exclusive_lock(prefix):
         if cut_chinese:
-            target, units = _cut(target, prefix.with_name(f"{prefix.name}.words"), overwrite), (units[0], "word")
+            target = _segment_target(target, prefix.with_name(f"{prefix.name}.words"), overwrite)
+            units = units[0], "word"
         found = find_unit(source, units[0]), find_unit(target, units[1])
         aligned = links or _align(source, target, found, prefix.with_name(f"{prefix.name}.links"), overwrite, log)
     return reorder_corpus(source, target, aligned, prefix, found, overwrite, report)
 
 
-def _cut(target: Path, words: Path, overwrite: bool) -> Path:
+def _segment_target(target: Path, words: Path, overwrite: bool) -> Path:
     facts = {"target": file_sha256(target)}
     return write_once(words, facts, overwrite, lambda: map(" ".join, aligners.cut_chinese(read_lines(target))))
 

@@ -103,13 +103,13 @@ class SpeechNoise:
         self._rates = rates = rates or NoiseRates()
         self._misheard = misheard_words(language) if misheard is None else misheard
         self._events: Sequence[tuple[float, Event]] = (
-            (rates.filler, _after_filler),
+            (rates.filler, _with_filler),
             (rates.repeat, _repeated),
             (rates.cut_off, _cut_off),
-            (rates.misheard, self._confused),
+            (rates.misheard, self._misheard_as),
             (rates.lost_plural, _singular),
             (rates.dropped, _dropped),
-            (rates.inserted, _after_short_word),
+            (rates.inserted, _with_insertion),
         )
         self._any_event = sum(rate for rate, _ in self._events)
 
@@ -138,7 +138,7 @@ class SpeechNoise:
             draw -= rate
         return self._events[-1][1]  # rounding
 
-    def _confused(self, word: str, rng: random.Random) -> Sequence[str]:
+    def _misheard_as(self, word: str, rng: random.Random) -> Sequence[str]:
         matched = _CORE.match(word)
         assert matched is not None  # it matches any text
         before, core, after = matched.groups()
@@ -149,12 +149,12 @@ class SpeechNoise:
         return (f"{before}{other.capitalize() if core[:1].isupper() else other}{after}",)
 
 
-def _after_filler(word: str, rng: random.Random) -> Sequence[str]:
+def _with_filler(word: str, rng: random.Random) -> Sequence[str]:
     return rng.choice(FILLERS), word
 
 
 def _repeated(word: str, _: random.Random) -> Sequence[str]:
-    return _without_mark(word), word
+    return _strip_punctuation(word), word
 
 
 def _cut_off(word: str, _: random.Random) -> Sequence[str]:
@@ -169,14 +169,14 @@ def _dropped(word: str, _: random.Random) -> Sequence[str]:
     return () if word in DROPPED else (word,)
 
 
-def _after_short_word(word: str, rng: random.Random) -> Sequence[str]:
+def _with_insertion(word: str, rng: random.Random) -> Sequence[str]:
     return rng.choice(INSERTED), word
 
 
 def _false_start(words: Sequence[str], rng: random.Random) -> list[str]:
     """Return the first words of a sentence, which the speaker then repeats."""
     start = words[: rng.randint(2, 3)]
-    return [] if len(words) < 5 or any(map(_is_protected, start)) else list(map(_without_mark, start))
+    return [] if len(words) < 5 or any(map(_is_protected, start)) else list(map(_strip_punctuation, start))
 
 
 @cache
@@ -302,6 +302,6 @@ def _is_protected(word: str) -> bool:
     )
 
 
-def _without_mark(word: str) -> str:
+def _strip_punctuation(word: str) -> str:
     """Strip trailing punctuation."""
     return word.rstrip(".,;:!?…") or word

@@ -44,7 +44,7 @@ class SyntheticPair:
 def generate(count: int, reorder: float, seed: int) -> Iterator[SyntheticPair]:
     """Yield `count` random pairs; source sentences depend on the seed only, not on `reorder`."""
     _require_count("count", count)
-    return islice(_pairs(_mirrored_at(reorder), seed), count)
+    return islice(_pairs(_reversed_at(reorder), seed), count)
 
 
 def write_corpus(
@@ -63,7 +63,7 @@ def write_corpus(
     splits = {"test": test, "dev": dev, "train": train}
     for name, count in splits.items():
         _require_count(name, count)
-    pairs = _distinct(_pairs(_mirrored_at(reorder), seed))
+    pairs = _distinct(_pairs(_reversed_at(reorder), seed))
     if not overwrite:
         _refuse_to_overwrite(directory, splits)
     try:
@@ -85,10 +85,10 @@ def _refuse_to_overwrite(directory: Path, names: Iterable[str]) -> None:
             raise DataError(f"{path}: already exists; choose another directory or replace it with --overwrite")
 
 
-def _pairs(mirrored: frozenset[Construction], seed: int) -> Iterator[SyntheticPair]:
+def _pairs(reversed_kinds: frozenset[Construction], seed: int) -> Iterator[SyntheticPair]:
     generator = _SentenceGenerator(Random(seed))
     while True:
-        pair = _translate(generator.sentence(), mirrored)
+        pair = _translate(generator.sentence(), reversed_kinds)
         if len(pair.source.split()) <= LONGEST:
             yield pair
 
@@ -155,15 +155,15 @@ class _Phrase(NamedTuple):
 _Part = Word | _Phrase
 
 
-def _mirrored_at(reorder: float) -> frozenset[Construction]:
+def _reversed_at(reorder: float) -> frozenset[Construction]:
     if not 0 <= reorder <= 1:
         raise ConfigError(f"reorder = {reorder}: expected a number from 0 (source order) to 1 (head-final)")
     return frozenset(construction for construction in Construction if construction.value <= reorder)
 
 
-def _translate(sentence: _Part, mirrored: frozenset[Construction]) -> SyntheticPair:
+def _translate(sentence: _Part, reversed_kinds: frozenset[Construction]) -> SyntheticPair:
     words: list[Word] = []
-    order = _flatten(sentence, mirrored, words)
+    order = _flatten(sentence, reversed_kinds, words)
     source: list[str] = []
     positions, translations = [], []
     left = ""
@@ -183,13 +183,13 @@ def _translate(sentence: _Part, mirrored: frozenset[Construction]) -> SyntheticP
     return SyntheticPair(" ".join(source), " ".join(target), tuple(sorted(links)))
 
 
-def _flatten(part: _Part, mirrored: frozenset[Construction], words: list[Word]) -> list[int]:
+def _flatten(part: _Part, reversed_kinds: frozenset[Construction], words: list[Word]) -> list[int]:
     """Append the words of `part` to `words` in source order; return their indices in target order."""
     if isinstance(part, Word):
         words.append(part)
         return [len(words) - 1]
-    orders = [_flatten(child, mirrored, words) for child in part.parts]
-    if part.construction in mirrored:
+    orders = [_flatten(child, reversed_kinds, words) for child in part.parts]
+    if part.construction in reversed_kinds:
         orders.reverse()
     return [index for order in orders for index in order]
 
@@ -224,23 +224,23 @@ class _SentenceGenerator:
         return _Phrase(Construction.FIXED, (statement, self._word("assertion"), self._word("full stop")))
 
     def _report(self) -> _Part:
-        """The uncle says that it rains."""
+        """Generate a clause such as "the uncle says that it rains"."""
         content = _Phrase(Construction.MARKER, (self._word("complementiser"), self._clause()))
         said = _Phrase(Construction.COMPLEMENT, (self._word("speech verb"), content))
         return _Phrase(Construction.FIXED, (self._simple_noun_phrase(), said))
 
     def _subordination(self) -> _Part:
-        """The girl stays, because it rains."""
+        """Generate a clause such as "the girl stays, because it rains"."""
         reason = _Phrase(Construction.MARKER, (self._word("subordinator"), self._clause()))
         return _Phrase(Construction.SUBORDINATION, (self._clause(), self._word("comma"), reason))
 
     def _coordination(self) -> _Part:
-        """The girl stays, but the uncle leaves."""
+        """Generate a clause such as "the girl stays, but the uncle leaves"."""
         first, second = self._clause(), self._clause()
         return _Phrase(Construction.FIXED, (first, self._word("comma"), self._word("clause conjunction"), second))
 
     def _clause(self) -> _Part:
-        """The girl sings behind the house today, or: today the girl sings behind the house."""
+        """Generate a clause such as "the girl sings behind the house today" or "today the girl sings"."""
         clause = self._existential() if self._chance(0.08) else self._plain_clause()
         while self._chance(0.4):
             place = _Phrase(Construction.ADPOSITION, (self._word("preposition"), self._noun_phrase()))
@@ -256,12 +256,12 @@ class _SentenceGenerator:
         return _Phrase(Construction.FIXED, (subject, predicate))
 
     def _existential(self) -> _Part:
-        """There is a house."""
+        """Generate a clause such as "there is a house"."""
         existence = _Phrase(Construction.OBJECT, (self._word("copula"), self._noun_phrase()))
         return _Phrase(Construction.FIXED, (self._word("expletive"), existence))
 
     def _predicate(self) -> _Part:
-        """Must read the letter loudly; the auxiliary governs all that follows it."""
+        """Generate a predicate such as "must read the letter loudly"; the auxiliary governs all that follows."""
         shape = self._random()
         if shape < 0.1:
             return self._passive()
@@ -279,7 +279,7 @@ class _SentenceGenerator:
         return predicate
 
     def _passive(self) -> _Part:
-        """The letter is written by the girl."""
+        """Generate the predicate of a passive clause such as "is written by the girl"."""
         agent = _Phrase(Construction.ADPOSITION, (self._word("agent marker"), self._simple_noun_phrase()))
         event = _Phrase(Construction.ADVERBIAL, (self._word("transitive verb"), agent))
         return _Phrase(Construction.AUXILIARY, (self._word("passive"), event))
@@ -299,7 +299,7 @@ class _SentenceGenerator:
         return head
 
     def _relative_clause(self) -> _Part:
-        """Who sleeps, who sees the dog, whom the dog sees."""
+        """Generate a relative clause: who sleeps, who sees the dog, whom the dog sees."""
         if self._chance(0.2):
             return self._word("intransitive verb")
         verb, other = self._word("transitive verb"), self._simple_noun_phrase()
@@ -308,7 +308,7 @@ class _SentenceGenerator:
         return _Phrase(Construction.FIXED, (other, verb))
 
     def _simple_noun_phrase(self) -> _Part:
-        """The Anna, that house big, three dogs."""
+        """Generate a noun phrase without modifiers: the Anna, that house big, three dogs."""
         if self._chance(0.1):
             return _Phrase(Construction.FIXED, (self._word("personal article"), self._word("name")))
         kind = "person" if self._chance(0.4) else "thing"
@@ -380,32 +380,32 @@ _PUNCTUATION = {"comma": ",", "full stop": ".", "question mark": "?"}
 def lexicon() -> Mapping[str, tuple[Word, ...]]:
     """Return the words of each kind; deterministic."""
     random = Random(3)
-    source, target = _Coiner(random, _SOURCE_SOUNDS), _Coiner(random, _TARGET_SOUNDS)
+    source, target = _WordGenerator(random, _SOURCE_SOUNDS), _WordGenerator(random, _TARGET_SOUNDS)
     words: dict[str, tuple[Word, ...]] = {}
     for kind, count in _CONTENT_WORDS.items():
         words[kind] = tuple(_content_word(kind, number, source, target) for number in range(count))
     for kind, count in _FUNCTION_WORDS.items():
-        words[kind] = tuple(Word(kind, source.coin(1), (target.coin(1),)) for _ in range(count))
-    words |= {kind: (Word(kind, source.coin(1), ()),) for kind in _UNTRANSLATED}
-    words |= {kind: (Word(kind, "", (target.coin(1),)),) for kind in _PARTICLES}
+        words[kind] = tuple(Word(kind, source.generate_word(1), (target.generate_word(1),)) for _ in range(count))
+    words |= {kind: (Word(kind, source.generate_word(1), ()),) for kind in _UNTRANSLATED}
+    words |= {kind: (Word(kind, "", (target.generate_word(1),)),) for kind in _PARTICLES}
     words |= {kind: (Word(kind, mark, (mark,)),) for kind, mark in _PUNCTUATION.items()}
     return words
 
 
-def _content_word(kind: str, number: int, source: _Coiner, target: _Coiner) -> Word:
+def _content_word(kind: str, number: int, source: _WordGenerator, target: _WordGenerator) -> Word:
     """Translate to one target word, or two for every eighth word; some words have a second sense."""
     if kind == "name":
-        return Word(kind, source.coin(2).capitalize(), (target.coin(2).capitalize(),))
+        return Word(kind, source.generate_word(2).capitalize(), (target.generate_word(2).capitalize(),))
     after = {}
     if kind == "adjective" and number % 6 == 0:
-        after["person"] = (target.coin(2),)  # a heavy stone, but a heavy uncle
+        after["person"] = (target.generate_word(2),)  # a heavy stone, but a heavy uncle
     if kind == "thing" and number % 12 == 0:
-        after["number"] = (target.coin(2),)  # the glass on the table, but three glasses of water
-    forms = (target.coin(2), target.coin(1)) if number % 8 == 5 else (target.coin(2),)
-    return Word(kind, source.coin(2), forms, after)
+        after["number"] = (target.generate_word(2),)  # the glass on the table, but three glasses of water
+    forms = (target.generate_word(2), target.generate_word(1)) if number % 8 == 5 else (target.generate_word(2),)
+    return Word(kind, source.generate_word(2), forms, after)
 
 
-class _Coiner:
+class _WordGenerator:
     """Generates unique words from a language's syllables."""
 
     def __init__(self, random: Random, sounds: _Sounds) -> None:
@@ -413,7 +413,7 @@ class _Coiner:
         self._sounds = sounds
         self._taken: set[str] = set()
 
-    def coin(self, syllables: int) -> str:
+    def generate_word(self, syllables: int) -> str:
         while (word := "".join(self._syllable() for _ in range(syllables))) in self._taken:
             pass
         self._taken.add(word)

@@ -37,13 +37,13 @@ def code_hash(module: str, handler: str, root: Path = ROOT) -> str:
 
 
 def _hash_module(module: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
-    tree = _parsed(module, root)
+    tree = _parse_module(module, root)
     return _serialise(tree) + _data_files(module, root), list(_imports(tree, root))
 
 
 def _data_files(module: str, root: Path) -> str:
     """Hash the data files next to a module, such as templates, which it may read."""
-    path = _file(module, root)
+    path = _module_path(module, root)
     assert path is not None, f"{module} not found"
     files = sorted(file for file in path.parent.iterdir() if file.is_file() and file.suffix not in (".py", ".pyc"))
     return "".join(f" {file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files)
@@ -51,7 +51,7 @@ def _data_files(module: str, root: Path) -> str:
 
 def _hash_member(module: str, member: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
     """Return the code of a member and of the members of its module that it uses, and their imports."""
-    tree = _parsed(module, root)
+    tree = _parse_module(module, root)
     members = {name: node for statement in tree.body for name, node in _members(statement)}
     reached = set[str]()
     queue = [member]
@@ -95,24 +95,24 @@ def _imports(node: ast.AST, root: Path) -> Iterator[tuple[str, str]]:
         if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
             for alias in statement.names:
                 below = f"{statement.module}.{alias.name}"
-                if _file(below, root):
+                if _module_path(below, root):
                     yield below, ""
                 # The top-level package only re-exports.
-                elif statement.module != PACKAGE and _file(statement.module, root):
+                elif statement.module != PACKAGE and _module_path(statement.module, root):
                     yield statement.module, alias.name
         elif isinstance(statement, ast.Import):
-            yield from ((alias.name, "") for alias in statement.names if _file(alias.name, root))
+            yield from ((alias.name, "") for alias in statement.names if _module_path(alias.name, root))
 
 
 @cache
-def _parsed(module: str, root: Path) -> ast.Module:
-    path = _file(module, root)
+def _parse_module(module: str, root: Path) -> ast.Module:
+    path = _module_path(module, root)
     assert path is not None, f"{module} not found"
     return ast.parse(path.read_bytes())
 
 
 @cache
-def _file(module: str, root: Path) -> Path | None:
+def _module_path(module: str, root: Path) -> Path | None:
     """Return the file of a module of this package, or None for any other module."""
     package, *names = module.split(".")
     below = root.joinpath(*names)

@@ -182,13 +182,13 @@ class Detokenizer:
         self._space_due |= len(body) < len(text)
         if not body:
             return ""
-        space = " " if self._space_due and self._last and not self._is_gapless(body[0]) else ""
+        space = " " if self._space_due and self._last and not self._joins_without_space(body[0]) else ""
         stripped = body.rstrip(" ")
         self._space_due = len(stripped) < len(body)
         self._last = stripped[-1]
         return space + stripped
 
-    def _is_gapless(self, following: str) -> bool:
+    def _joins_without_space(self, following: str) -> bool:
         """Return whether two characters are joined without a space, as ideographs are."""
         return bool(is_spaceless(self._last) and is_spaceless(following))
 

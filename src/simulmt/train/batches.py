@@ -96,7 +96,7 @@ class BatchPlan:
         """Return the pairs of batch `number`, counted from 0 over all epochs."""
         epoch, index = divmod(number, self.batches_per_epoch)
         if epoch != self._epoch:
-            self._begin(epoch)
+            self._start_epoch(epoch)
         cut = self._order[index]
         return self._rows[self._cuts[cut] : self._cuts[cut + 1]]
 
@@ -106,7 +106,7 @@ class BatchPlan:
         longest = ordered[self._cuts[1:] - 1]
         return 1.0 - float(ordered.sum() / (longest * np.diff(self._cuts)).sum())
 
-    def _begin(self, epoch: int) -> None:
+    def _start_epoch(self, epoch: int) -> None:
         """Start an epoch, and shuffle the next one in the background."""
         in_turn = self._next is not None and epoch == self._epoch + 1
         self._rows, self._order = self._next.result() if self._next and in_turn else self._shuffle(epoch)

@@ -34,7 +34,7 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
             earlier = _read(path)
             if earlier["data"] != record["data"]:
                 raise CheckpointError(f"{path}: the run was started on different data; choose another run directory")
-            for change in _differences(_fixed(earlier["config"]), _fixed(record["config"])):
+            for change in _differences(_fixed_settings(earlier["config"]), _fixed_settings(record["config"])):
                 warn(f"{path}: the run was started with a different setting: {change}")
             _compare_threads(path, earlier, record, warn)
             record["resumed"] = [*earlier.get("resumed", []), record["started"]]
@@ -75,7 +75,7 @@ def exclusive(directory: Path) -> Iterator[None]:
         raise CheckpointError(f"{directory}: cannot be written: {error.strerror}") from None
     with opened as file:
         if not lock(file, wait=False):
-            raise TrainingError(f"{directory}: another process is training in it; wait for it or stop it")
+            raise TrainingError(f"{directory}: another process is training in this directory; wait for it or stop it")
         yield
 
 
@@ -108,7 +108,7 @@ def _require_prepared(data: Path) -> None:
             )
 
 
-def _fixed(config: dict[str, Any]) -> dict[str, Any]:
+def _fixed_settings(config: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration as flat `section.key` entries, without those that may change."""
     flat = {}
     for key, value in config.items():

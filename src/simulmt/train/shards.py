@@ -73,7 +73,7 @@ def _make_shards(
     if finished(job) is not None:
         return set()
     began, made, others = time.perf_counter(), 0, set()
-    for number, part in enumerate(_parts(lines(), job.shard_lines)):
+    for number, part in enumerate(_chunks(lines(), job.shard_lines)):
         path = folder / f"{number:06d}.json"
         if path.exists() or (wanted is not None and number not in wanted):
             continue
@@ -122,7 +122,7 @@ def _append(shard: dict[str, Any], record: dict[str, Any], source: BinaryIO, tar
     target.writelines(f"{pair[1]}\n".encode() for pair in shard["pairs"])
 
 
-def _parts(lines: Iterable[T], size: int) -> Iterator[list[T]]:
+def _chunks(lines: Iterable[T], size: int) -> Iterator[list[T]]:
     remaining = iter(lines)
     while part := list(islice(remaining, size)):
         yield part

@@ -147,12 +147,14 @@ def _write_csv(results: Sequence[TrialResult], path: Path) -> None:
 
 def run_toml(config: RunConfig) -> str:
     """Format a configuration as TOML for `RunConfig.read`, without unset values."""
-    return as_toml(_set(as_table(resolved(config))))
+    return as_toml(_without_none(as_table(resolved(config))))
 
 
-def _set(table: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: _set(value) if isinstance(value, Mapping) else value for key, value in table.items() if value is not None
+        key: _without_none(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
     }
 
 

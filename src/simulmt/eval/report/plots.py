@@ -55,7 +55,7 @@ def quality_latency_figure(results: Sequence[Result]) -> Figure:
     if not results:
         raise DataError("no results to draw")
     qualities = [name for name in QUALITY if any(getattr(result, name) is not None for result in results)]
-    latencies = [name for name in LATENCY if any(_has(result, name) for result in results)] or ["AL"]
+    latencies = [name for name in LATENCY if any(_has_latency(result, name) for result in results)] or ["AL"]
     styles = assign_styles(result.system for result in results)
     with drawing(PANEL[0] * len(latencies), PANEL[1] * len(qualities) + 0.4) as figure:
         grid = figure.subplots(len(qualities), len(latencies), squeeze=False, sharex="col", sharey="row")
@@ -65,7 +65,9 @@ def quality_latency_figure(results: Sequence[Result]) -> Figure:
                 grid[row, 0].set_ylabel(QUALITY[quality])
                 grid[-1, column].set_xlabel(LATENCY[latency])
         if "AL_CA" in latencies:
-            _scale(grid[0, -1], [result.AL_CA for result in results if result.delay and result.AL_CA is not None])
+            _set_log_scale(
+                grid[0, -1], [result.AL_CA for result in results if result.delay and result.AL_CA is not None]
+            )
         _legend(figure, grid[0, 0])
         return figure
 
@@ -183,7 +185,7 @@ def _draw_lines(axes: Axes, results: Sequence[Result], styles: Mapping[str, Styl
         for result in nodes:
             if result.delay is None:
                 axes.axhline(getattr(result, quality), color=look.colour, linestyle=(0, (5, 3)), label=system)
-        nodes = sorted((r for r in nodes if _has(r, latency)), key=lambda r: r.delay or 0)
+        nodes = sorted((r for r in nodes if _has_latency(r, latency)), key=lambda r: r.delay or 0)
         if nodes:
             _draw_line(axes, nodes, look, quality, latency)
     axes.grid()
@@ -206,14 +208,14 @@ def _draw_line(axes: Axes, nodes: Sequence[Result], look: Style, quality: str, l
         axes.annotate(str(node.delay), (x, y), ha="center", va="center_baseline", fontsize=7.5, color=ink, zorder=order)
 
 
-def _has(result: Result, latency: str) -> bool:
+def _has_latency(result: Result, latency: str) -> bool:
     return result.delay is not None and getattr(result, latency) is not None
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
     """Draw one legend above all panels, in rows that fit the width."""
     handles, labels = axes.get_legend_handles_labels()
-    room = figure.get_figwidth() / (_inches(labels) + 0.6)
+    room = figure.get_figwidth() / (_label_width(labels) + 0.6)
     rows = math.ceil(len(labels) / max(1, int(room)))
     figure.legend(handles, labels, loc="outside upper center", ncols=math.ceil(len(labels) / rows))
 
@@ -221,17 +223,19 @@ def _legend(figure: Figure, axes: Axes) -> None:
 @contextmanager
 def _matrix_drawing(columns: Sequence[str], rows: Sequence[str]) -> Iterator[Figure]:
     """Yield a figure with cells of fixed size and room for labels."""
-    with drawing(0.26 * len(columns) + _inches(rows) + 0.8, LINE * len(rows) + _inches(columns) + 0.8) as figure:
+    with drawing(
+        0.26 * len(columns) + _label_width(rows) + 0.8, LINE * len(rows) + _label_width(columns) + 0.8
+    ) as figure:
         yield figure
 
 
-def _inches(labels: Sequence[str]) -> float:
+def _label_width(labels: Sequence[str]) -> float:
     """Estimate the length of the longest label."""
     wide = [sum(2 if east_asian_width(letter) in "WF" else 1 for letter in label) for label in labels]
     return 0.09 * max(wide, default=0)
 
 
-def _scale(axes: Axes, latencies: Sequence[float]) -> None:
+def _set_log_scale(axes: Axes, latencies: Sequence[float]) -> None:
     if latencies and min(latencies) > 0 and max(latencies) > LONG_RANGE * min(latencies):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(_readable_logarithms())

@@ -28,7 +28,7 @@ def results_table(results: Iterable[Result]) -> Table:
         "ms/piece median": lambda r: _number(r.compute_ms_median, 2),
         "p99": lambda r: _number(r.compute_ms_p99, 2),
         "lag s": lambda r: _number(r.paced_lag, 2),
-        "computing s": lambda r: _number(_added(r.paced_computing, r.paced_queueing), 3),
+        "computing s": lambda r: _number(_sum(r.paced_computing, r.paced_queueing), 3),
     }
     return _table(results, columns)
 
@@ -155,5 +155,5 @@ def _precisions(values: Sequence[float]) -> list[str]:
     return [_number(values[n] if n < len(values) else None, 1) for n in range(4)]
 
 
-def _added(one: float | None, other: float | None) -> float | None:
+def _sum(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one + other
