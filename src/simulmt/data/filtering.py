@@ -40,9 +40,8 @@ def filter_corpus(
 ) -> dict[str, Any]:
     """Keep pairs whose numbers agree and whose target has no repetition loop; languages not given are guessed.
 
-    The source of a back-translation must have no repetition loop, either.
-    Pairs that share a sentence of at least four words, or ten consecutive words, with a `held_out` file are dropped,
-    too.
+    The source of a back-translation must have no repetition loop, either. Pairs that share a sentence of at least four
+    words, or ten consecutive words, with a `held_out` file are dropped, too.
     """
     languages = languages or (guess_language(read_lines(source)), guess_language(read_lines(target)))
     inputs = {"source": file_sha256(source), "target": file_sha256(target)}
