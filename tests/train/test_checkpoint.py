@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simulmt.errors import CheckpointError
-from simulmt.train.checkpoint import SCRATCH, STATE, TENSORS, CheckpointFolder, average
+from simulmt.train.checkpoint import STATE, TENSORS, CheckpointFolder, average
 
 from .helpers import same
 
