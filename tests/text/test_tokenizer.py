@@ -426,14 +426,14 @@ def test_ideographs_are_never_joined_in_a_spaced_vocabulary(tmp_path: Path) -> N
 @pytest.mark.parametrize("lines", [[], [""], ["  ", "\u3000"]])
 def test_no_text_is_an_error(tmp_path: Path, lines: list[str]) -> None:
     path = tmp_path / "v.model"
-    with pytest.raises(VocabularyError, match=f"cannot learn 30 pieces for {re.escape(str(path))}: there is no text$"):
+    with pytest.raises(VocabularyError, match=f"cannot train 30 pieces for {re.escape(str(path))}: no text$"):
         Tokenizer.train(lines, path, VocabularySpec(size=30))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_too_large_a_vocabulary_names_the_possible_size(tmp_path: Path) -> None:
     path = tmp_path / "v.model"
-    with pytest.raises(VocabularyError, match=r"cannot learn 5000 pieces for .*value <= \d+\.$") as caught:
+    with pytest.raises(VocabularyError, match=r"cannot train 5000 pieces for .*value <= \d+\.$") as caught:
         Tokenizer.train(LINES, path, VocabularySpec(size=5000))
     possible = int(re.findall(r"\d+", str(caught.value))[-1])
     assert Tokenizer.train(LINES, path, VocabularySpec(size=possible)).size == possible

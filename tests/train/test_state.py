@@ -35,7 +35,7 @@ def take_steps(state: RunState, first: int, last: int, ema_decay: float = 0.0) -
 
 def through_disk(state: RunState, folder: Path) -> Checkpoint:
     checkpoints = CheckpointFolder(folder)
-    checkpoints.save(7, state.tensors(), state.facts())
+    checkpoints.save(7, state.tensors(), state.metadata())
     return checkpoints.load(7)
 
 

@@ -137,7 +137,7 @@ def read_references(path: Path) -> list[list[str]]:
 
 
 def read_development(source: Path, targets: Sequence[Path]) -> tuple[ParallelFiles, list[list[str]]]:
-    """Return a development set with its first references, and the other reference sets, which must be as long."""
+    """Return a development set with its first references, and all other reference sets; check their lengths."""
     sets = [(path, references) for path in targets for references in read_references(path)]
     first = len(sets[0][1])
     for path, references in sets:

@@ -55,7 +55,7 @@ class Job:
     """A job: where the result goes and what it depends on."""
 
     prefix: Path
-    facts: Mapping[str, Any]  # settings and checksums of the inputs
+    metadata: Mapping[str, Any]  # settings and checksums of the inputs
     inputs: Sequence[Path]  # never replaced, not even with `overwrite`
     overwrite: bool = False
     shard_lines: int = SHARD_LINES  # of a sharded job; part of the identity of every job
@@ -74,21 +74,21 @@ class Job:
     ) -> Job:
         """Return the job `name`, which depends on its settings and on the contents of its input files."""
         checksums = {each: file_sha256(path) for each, path in inputs.items()}
-        facts = {"rewrite": name, "settings": settings, "inputs": checksums}
-        return Job(prefix, facts, [*inputs.values()], overwrite, shard_lines)
+        metadata = {"rewrite": name, "settings": settings, "inputs": checksums}
+        return Job(prefix, metadata, [*inputs.values()], overwrite, shard_lines)
 
-    def path(self, ending: str) -> Path:
-        return self.prefix.with_name(f"{self.prefix.name}.{ending}")
+    def path(self, suffix: str) -> Path:
+        return self.prefix.with_name(f"{self.prefix.name}.{suffix}")
 
     @property
     def identity(self) -> str:
-        facts = {**self.facts, "shard_lines": self.shard_lines}
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        metadata = {**self.metadata, "shard_lines": self.shard_lines}
+        return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
 def refuse_to_overwrite_inputs(prefix: Path, inputs: Iterable[Path], written: Sequence[str] = OUTPUT_SUFFIXES) -> None:
     """Raise ConfigError if an output file is also an input, or a directory that contains one."""
-    replaced = [prefix.with_name(f"{prefix.name}.{ending}") for ending in written]
+    replaced = [prefix.with_name(f"{prefix.name}.{suffix}") for suffix in written]
     for path in inputs:
         if any(_is_same_file(place, own) for place in (path, *path.resolve().parents) for own in replaced):
             raise ConfigError(f"--output {prefix}: would replace its own input {path}; choose another")
@@ -161,7 +161,7 @@ def publishing(job: Job) -> Iterator[tuple[dict[str, Any], BinaryIO, BinaryIO]]:
 
     Earlier files are removed and the record is written first, so that files next to a record belong to it.
     """
-    record = {"identity": job.identity, **job.facts, "lines": 0, "kept": 0, "left": {}}
+    record = {"identity": job.identity, **job.metadata, "lines": 0, "kept": 0, "left": {}}
     with replacing(job.path("source")) as source, replacing(job.path("target")) as target:
         yield record, source, target
         for side in SIDES:
@@ -201,20 +201,20 @@ def _is_still_at(path: Path, file: TextIO) -> bool:
     return False
 
 
-def write_once(path: Path, facts: Mapping[str, Any], overwrite: bool, make: Callable[[], Iterable[str]]) -> Path:
+def write_once(path: Path, metadata: Mapping[str, Any], overwrite: bool, make: Callable[[], Iterable[str]]) -> Path:
     """Write a file of lines once, holding `exclusive_lock`; replace it only with `overwrite`.
 
     PATH.json records its inputs and checksum, to recognise files of other origin.
     """
     beside = path.with_name(f"{path.name}.json")
     if path.exists():
-        if _read_table(beside) == {**facts, "sha256": file_sha256(path)}:
+        if _read_table(beside) == {**metadata, "sha256": file_sha256(path)}:
             return path
         if not overwrite:
             raise _exists_error(path)
     text = "".join(line + "\n" for line in make())
     path.unlink(missing_ok=True)  # so that it is never next to the record of another file
-    write_whole(beside, json.dumps({**facts, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
+    write_whole(beside, json.dumps({**metadata, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
     write_whole(path, text)
     return path
 

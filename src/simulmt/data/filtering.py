@@ -47,8 +47,8 @@ def filter_corpus(
     inputs = {"source": file_sha256(source), "target": file_sha256(target)}
     if held_out:
         inputs["held out"] = " ".join(map(file_sha256, held_out))
-    facts = {"rewrite": "filter", "settings": {"languages": [*languages]}, "inputs": inputs}
-    job = Job(prefix, facts, [source, target, *held_out], overwrite)
+    metadata = {"rewrite": "filter", "settings": {"languages": [*languages]}, "inputs": inputs}
+    job = Job(prefix, metadata, [source, target, *held_out], overwrite)
     pair_filter = _PairFilter(languages, HeldOut(chain.from_iterable(map(read_lines, held_out))))
 
     def filtered() -> Iterator[Rewritten]:

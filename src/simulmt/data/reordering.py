@@ -59,8 +59,8 @@ def align_and_reorder(
 
 
 def _segment_target(target: Path, words: Path, overwrite: bool) -> Path:
-    facts = {"target": file_sha256(target)}
-    return write_once(words, facts, overwrite, lambda: map(" ".join, aligners.cut_chinese(read_lines(target))))
+    metadata = {"target": file_sha256(target)}
+    return write_once(words, metadata, overwrite, lambda: map(" ".join, aligners.cut_chinese(read_lines(target))))
 
 
 def _align(
@@ -70,8 +70,8 @@ def _align(
         log(f"{links}: aligning with eflomal ...")
         return map(format_pharaoh, aligners.align_with_eflomal(read_word_pairs(source, target, units)))
 
-    facts = {"source": file_sha256(source), "target": file_sha256(target), "units": [*units]}
-    return write_once(links, facts, overwrite, align)
+    metadata = {"source": file_sha256(source), "target": file_sha256(target), "units": [*units]}
+    return write_once(links, metadata, overwrite, align)
 
 
 def reorder_corpus(

@@ -71,8 +71,8 @@ def speech_corpus(
 
 def sample_pairs(source: Path, target: Path, share: float, seed: int) -> Iterator[Pair]:
     """Yield a random share of the pairs."""
-    chance = random.Random(seed)
-    return (pair for pair in ParallelFiles(source, target).pairs() if chance.random() < share)
+    rng = random.Random(seed)
+    return (pair for pair in ParallelFiles(source, target).pairs() if rng.random() < share)
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,13 @@ def weigh_corpus(
     job = Job.on_files(prefix, "weigh", as_table(config), inputs, overwrite)
 
     def weighed() -> Iterator[tuple[str, str]]:
-        chance = random.Random(config.seed)
+        rng = random.Random(config.seed)
         for pair, label in zip_longest(ParallelFiles(source, target).pairs(), read_lines(labels)):
             if pair is None or label is None:
                 more = "more" if pair is None else "fewer"
                 raise DataError(f"{labels}: has {more} lines than {source}; line n must be the label of pair n")
             weight = config.weights.get(label.strip(), config.others)
-            times = int(weight) + (chance.random() < weight % 1)
+            times = int(weight) + (rng.random() < weight % 1)
             yield from repeat((pair.source, pair.target), times)
 
     return write_pairs(job, weighed, report)

@@ -175,8 +175,8 @@ def reference_length(reference: str, unit: Unit) -> int:
 
 def latency(instances: Sequence[Instance], unit: Unit) -> dict[str, float]:
     """Return the mean latency metrics of a system, by field of `Result`."""
-    figures = [_sentence_latency(instance, unit) for instance in instances]
-    return {name: float(np.mean([figure[name] for figure in figures])) for name in figures[0]}
+    metrics = [_sentence_latency(instance, unit) for instance in instances]
+    return {name: float(np.mean([sentence[name] for sentence in metrics])) for name in metrics[0]}
 
 
 def _sentence_latency(instance: Instance, unit: Unit) -> dict[str, float]:
@@ -205,7 +205,7 @@ def computation(timed: Sequence[TimedSentence], unit: Unit, words_per_second: fl
     per_piece = np.concatenate([_piece_milliseconds(sentence) for sentence in timed])
     lags = [lag for sentence in timed for lag in _paced(sentence, unit, words_per_second)]
     median, p95, p99 = np.percentile(per_piece, [50, 95, 99])
-    figures = {
+    metrics = {
         "AL_CA": np.mean([_computation_aware_lagging(sentence, unit) for sentence in timed]),
         "compute_ms_median": median,
         "compute_ms_p95": p95,
@@ -217,7 +217,7 @@ def computation(timed: Sequence[TimedSentence], unit: Unit, words_per_second: fl
         "paced_queueing": np.mean([lag.queueing for lag in lags]),
         "paced_computing": np.mean([lag.computing for lag in lags]),
     }
-    return {name: float(value) for name, value in figures.items()}
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def _piece_milliseconds(timed: TimedSentence) -> NDArray[np.float64]:

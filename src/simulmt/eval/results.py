@@ -8,7 +8,7 @@
     DIR/sortings.jsonl                   one `SortedSentence` per line: Z of a sentence
 
 A directory holds one test set. Values that were not measured are null, such as timings of a system scored from a log.
-Fields with defaults may be left out, so that published figures can be added for comparison.
+Fields with defaults may be left out, so that published scores can be added for comparison.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Result:
     test_set: str
     unit: Unit
 
-    # quality, lower-cased as published figures are, and cased
+    # quality, lower-cased, as in published results, and cased
     BLEU: float
     AL: float
     BLEU_interval: Interval | None = None

@@ -144,9 +144,9 @@ class Evaluator:
             translator, self._test_set.sources, delay, unit, self._report_done, self._stop_at_end
         )
         instances = [self._instance(index, unit, *translation) for index, translation in enumerate(translations)]
-        figures = self._time(translator, instances, delay, unit) if self._timing.sentences else {}
-        facts = {"bundle_sha256": sha256(translator.bundle.directory / MANIFEST), "threads": threads, **figures}
-        return self._score(system, delay, unit, [translation.text for translation in translations], instances, facts)
+        timings = self._time(translator, instances, delay, unit) if self._timing.sentences else {}
+        extra = {"bundle_sha256": sha256(translator.bundle.directory / MANIFEST), "threads": threads, **timings}
+        return self._score(system, delay, unit, [translation.text for translation in translations], instances, extra)
 
     def log(self, system: str, path: Path, delay: int | None) -> Evaluation:
         """Score a SimulEval log, given as a file or its directory."""
@@ -158,8 +158,8 @@ class Evaluator:
         if self._unit not in ("auto", unit):
             raise ConfigError(f"--unit {self._unit}: {path} has one delay per {unit}")
         instances = [self._instance(index, unit, entry.prediction, entry.delays) for index, entry in enumerate(logged)]
-        facts = {"files": {**self._test_set.files, str(path): sha256(path)}}
-        return self._score(system, delay, unit, [entry.prediction for entry in logged], instances, facts)
+        extra = {"files": {**self._test_set.files, str(path): sha256(path)}}
+        return self._score(system, delay, unit, [entry.prediction for entry in logged], instances, extra)
 
     def _bundle_unit(self, translator: Translator) -> Unit:
         spaced = translator.bundle.target.spaced
@@ -216,7 +216,7 @@ class Evaluator:
         unit: Unit,
         hypotheses: list[str],
         instances: list[Instance],
-        facts: Mapping[str, Any],
+        extra: Mapping[str, Any],
     ) -> Evaluation:
         self._report("scoring")
         if unit not in self._scorers:
@@ -238,7 +238,7 @@ class Evaluator:
             "files": self._test_set.files,
             **latency(instances, unit),
             **_provenance(),
-            **facts,
+            **extra,
         }
         return Evaluation(Result(system, delay, self._test_set.name, unit, **table), hypotheses, instances)
 

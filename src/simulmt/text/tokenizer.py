@@ -122,8 +122,8 @@ class Tokenizer:
         except RuntimeError as error:
             if failures:
                 raise failures[0] from None
-            reason = str(error).rsplit("] ", 1)[-1].strip() or "there is no text"
-            raise VocabularyError(f"cannot learn {spec.size} pieces for {path}: {reason}") from None
+            reason = str(error).rsplit("] ", 1)[-1].strip() or "no text"
+            raise VocabularyError(f"cannot train {spec.size} pieces for {path}: {reason}") from None
         tokenizer = Tokenizer(model.getvalue(), str(path))
         write_whole(path, tokenizer.model)
         return tokenizer

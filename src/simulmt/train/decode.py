@@ -95,7 +95,7 @@ def scores_by_blank_penalty(
             written = symbols.masked_fill(blank - penalty > best, BLANK)
             if rules.filters:
                 logits[:, :, BLANK] = blank - penalty
-                written = _apply(rules, written, logits, batch, model.encoder.seen(batch.source, delay), model.mu)
+                written = _apply_rules(rules, written, logits, batch, model.encoder.seen(batch.source, delay), model.mu)
             for row, ids in zip(batch.rows, collapse(written, (batch.source_lengths * model.mu).tolist()), strict=True):
                 translated[int(row)] = rules.config.filter_text(tokenizer.decode(ids))
     in_order = {penalty: [translated[row] for row in range(len(store))] for penalty, translated in texts.items()}
@@ -115,7 +115,7 @@ def _bleu_of_store(
     return bleu([tokenizer.decode(ids[row]) for row in range(len(store))], references, tokenizer)
 
 
-def _apply(rules: DecodingRules, symbols: Tensor, scores: Tensor, batch: Batch, seen: Tensor, mu: int) -> Tensor:
+def _apply_rules(rules: DecodingRules, symbols: Tensor, scores: Tensor, batch: Batch, seen: Tensor, mu: int) -> Tensor:
     """Return the symbols [B F] chosen under the rules, given those chosen without and all scores [B F V].
 
     `seen` [B S] is the number of tokens read for each state.

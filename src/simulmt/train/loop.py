@@ -93,7 +93,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     monitor.start(progress.update, settings.max_updates, model, plan)
 
     with _StopRequests(settings.max_minutes) as stop, monitor:
-        while progress.update < settings.max_updates and not _out_of_patience(progress, settings):
+        while progress.update < settings.max_updates and not _should_stop_early(progress, settings):
             update = progress.update + 1
             numbers = range(progress.batches + world.rank, progress.batches + batches, world.size)
             totals, timing = _accumulate(objective, queue, numbers, config, world)
@@ -118,7 +118,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
                 progress.scores[str(update)] = sum(scores.values()) / len(scores)
                 monitor.validation(update, scores, max(progress.scores.values()))
             if (validating or interrupted) and world.is_first:
-                checkpoints.save(update, state.tensors(), {"system": config.system, **state.facts()})
+                checkpoints.save(update, state.tensors(), {"system": config.system, **state.metadata()})
                 checkpoints.prune(set(progress.best(settings.keep_best)))
             if interrupted:
                 stop.handled = True
@@ -230,7 +230,7 @@ def _accumulate(
         torch.manual_seed(config.training.seed * 1_000_003 + number)
         delay = None if config.system == "teacher" else draw_delay(config.delays, config.training.seed, number)
         is_last = number == numbers[-1]
-        with world.communicating(objective, is_last), precision(config.training, world.device):
+        with world.sync_gradients(objective, is_last), precision(config.training, world.device):
             loss: Loss = objective(batch, delay)
             loss.total.backward()
         queue.prepare(number + world.size)
@@ -295,13 +295,13 @@ def _choose_final(
     chosen = max(scores, key=lambda name: scores[name])
     state.model.load_state_dict(weights[chosen])
     if world.is_first:
-        facts = {"update": state.progress.update, "dev_bleu": scores, "chosen": chosen, "best_updates": best}
-        save_model(state.model, system, directory / FINAL, facts)
+        metadata = {"update": state.progress.update, "dev_bleu": scores, "chosen": chosen, "best_updates": best}
+        save_model(state.model, system, directory / FINAL, metadata)
     world.wait()
     return Outcome("finished", state.progress.update, scores[chosen], directory / FINAL)
 
 
-def _out_of_patience(progress: Progress, settings: TrainingConfig) -> bool:
+def _should_stop_early(progress: Progress, settings: TrainingConfig) -> bool:
     best = max(progress.scores.values(), default=None)
     reached = [int(update) for update, score in progress.scores.items() if score == best]
     return bool(reached) and progress.update - min(reached) >= settings.patience

@@ -114,7 +114,7 @@ def _translation_job(
 ) -> Job:
     weights = _weights(model)
     settings = {key: value for key, value in as_table(config).items() if (key, value) != ("sampling", None)}
-    facts = {
+    metadata = {
         "rewrite": name,
         "settings": {**settings, "device": device.type},
         "inputs": {
@@ -123,7 +123,7 @@ def _translation_job(
             "source": file_sha256(text),
         },
     }
-    return Job(prefix, facts, [text, weights, weights.with_name("model.json")], overwrite, SHARD_LINES[device.type])
+    return Job(prefix, metadata, [text, weights, weights.with_name("model.json")], overwrite, SHARD_LINES[device.type])
 
 
 def _translator(

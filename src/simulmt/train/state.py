@@ -99,7 +99,7 @@ class RunState:
                 tensors[f"moments.{name}.{key}"] = value
         return tensors
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return the other contents of a checkpoint."""
         return {"progress": asdict(self.progress)}
 

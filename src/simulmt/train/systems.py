@@ -150,10 +150,10 @@ def initialise_from(model: nn.Module, directory: Path, config: SystemConfig | No
         raise CheckpointError(f"{directory}: cannot initialise from a model of different sizes: {detail}") from None
 
 
-def save_model(model: nn.Module, config: SystemConfig, directory: Path, facts: Mapping[str, Any]) -> None:
-    """Write a trained model in place of `directory`; `facts` (such as scores) are stored beside its configuration."""
+def save_model(model: nn.Module, config: SystemConfig, directory: Path, metadata: Mapping[str, Any]) -> None:
+    """Write a trained model in place of `directory`; `metadata` (such as scores) is stored with its config."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    description = {"format": 1, "config": as_table(config), **facts}
+    description = {"format": 1, "config": as_table(config), **metadata}
     text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
     try:
         with replacing_directory(directory, SCRATCH) as temporary:

@@ -38,9 +38,9 @@ class World:
         """Wrap a module to average gradients over all processes."""
         return DistributedDataParallel(module) if self.size > 1 else module
 
-    def communicating(self, module: nn.Module, now: bool) -> AbstractContextManager[None]:
-        """Average gradients over processes in this backward pass, or only accumulate them."""
-        return nullcontext() if now or self.size == 1 else cast(DistributedDataParallel, module).no_sync()
+    def sync_gradients(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+        """Average gradients over processes in this backward pass if `enabled`, or only accumulate them."""
+        return nullcontext() if enabled or self.size == 1 else cast(DistributedDataParallel, module).no_sync()
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over all processes, in place."""

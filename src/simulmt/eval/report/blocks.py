@@ -125,8 +125,8 @@ class Chapter(NamedTuple):
     blocks: Sequence[Block]
 
 
-def render_html(title: str, chapters: Iterable[Chapter], **facts: Any) -> str:
-    return _TEMPLATES.get_template("report.html.jinja").render(title=title, chapters=chapters, **facts)
+def render_html(title: str, chapters: Iterable[Chapter], **context: Any) -> str:
+    return _TEMPLATES.get_template("report.html.jinja").render(title=title, chapters=chapters, **context)
 
 
 def render_markdown(title: str, chapters: Iterable[Chapter]) -> str:

@@ -65,7 +65,7 @@ class ReportOptions:
 
     def __post_init__(self) -> None:
         require(self.examples >= 0, f"examples must be 0 or more, got {self.examples}")
-        require(all(number >= 1 for number in self.sentences), f"sentences count from 1, got {self.sentences}")
+        require(all(number >= 1 for number in self.sentences), f"sentences must be 1 or more, got {self.sentences}")
 
 
 class Report(NamedTuple):
@@ -160,10 +160,10 @@ def _test_set_blocks(test_set: _TestSet, options: ReportOptions) -> Iterator[Blo
 def _overview(results: Sequence[Result]) -> Iterator[Block]:
     sentences = " or ".join(sorted({f"{result.sentences:,}" for result in results if result.sentences}))
     unit = UNITS[results[0].unit]
-    facts = f"{sentences} sentences. " if sentences else ""
-    facts += f"AL, LAAL and DAL are in source words; target units are {unit}. "
-    facts += "Brackets: 95% bootstrap intervals. BLEU and chrF2 are lower-cased."
-    yield Paragraph(facts)
+    text = f"{sentences} sentences. " if sentences else ""
+    text += f"AL, LAAL and DAL are in source words; target units are {unit}. "
+    text += "Brackets: 95% bootstrap intervals. BLEU and chrF2 are lower-cased."
+    yield Paragraph(text)
     caption = (
         "One line per system, one point per delay k; bands are 95% intervals. Dashed lines are full-sentence systems."
     )
@@ -325,7 +325,7 @@ def _sorting_blocks(records: Sequence[SortedSentence]) -> Iterator[Block]:
 def _provenance_blocks(test_sets: Sequence[_TestSet]) -> Iterator[Block]:
     results = [result for test_set in test_sets for result in test_set.results]
     commands = _distinct(results, lambda result: " ".join(result.command))
-    facts = {
+    sections = {
         "Commands": commands,
         "Code": _distinct(results, lambda result: f"simulmt at commit {result.commit}" if result.commit else ""),
         "Machines": _distinct(results, lambda result: ", ".join(map(" ".join, result.environment.items()))),
@@ -336,7 +336,7 @@ def _provenance_blocks(test_sets: Sequence[_TestSet]) -> Iterator[Block]:
             results, lambda result: f"{result.name}  {result.bundle_sha256}" if result.bundle_sha256 else ""
         ),
     }
-    yield from (Details(name, lines) for name, lines in facts.items() if lines)
+    yield from (Details(name, lines) for name, lines in sections.items() if lines)
 
 
 def _distinct(results: Iterable[Result], fact: Callable[[Result], str]) -> list[str]:

@@ -94,11 +94,11 @@ def oracle_table(records: Iterable[OracleScore]) -> Table:
     headings = ("model", "k", "blank penalty", "order", "BLEU", *precisions, "BP", "gain")
     rows: list[tuple[str, ...]] = []
     for r in records:
-        facts = (r.model, str(r.delay), f"{r.blank_penalty:g}")
+        labels = (r.model, str(r.delay), f"{r.blank_penalty:g}")
         default = with_interval(r.default_BLEU, r.default_interval)
-        rows.append((*facts, "default", default, *_precisions(r.default_precisions), _number(r.default_BP, 3), ""))
+        rows.append((*labels, "default", default, *_precisions(r.default_precisions), _number(r.default_BP, 3), ""))
         oracle, gain = with_interval(r.oracle_BLEU, r.oracle_interval), f"{r.oracle_BLEU - r.default_BLEU:+.2f}"
-        rows.append((*facts, "oracle", oracle, *_precisions(r.oracle_precisions), _number(r.oracle_BP, 3), gain))
+        rows.append((*labels, "oracle", oracle, *_precisions(r.oracle_precisions), _number(r.oracle_BP, 3), gain))
     return Table(headings, rows, names=4)
 
 
