@@ -52,7 +52,7 @@ Report = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Job:
-    """A job: where the result goes and what it depends on."""
+    """A job: its output prefix, inputs and settings."""
 
     prefix: Path
     metadata: Mapping[str, Any]  # settings and checksums of the inputs
@@ -206,15 +206,15 @@ def write_once(path: Path, metadata: Mapping[str, Any], overwrite: bool, make: C
 
     PATH.json records its inputs and checksum, to recognise files of other origin.
     """
-    beside = path.with_name(f"{path.name}.json")
+    record_path = path.with_name(f"{path.name}.json")
     if path.exists():
-        if _read_table(beside) == {**metadata, "sha256": file_sha256(path)}:
+        if _read_table(record_path) == {**metadata, "sha256": file_sha256(path)}:
             return path
         if not overwrite:
             raise _exists_error(path)
     text = "".join(line + "\n" for line in make())
     path.unlink(missing_ok=True)  # so that it is never next to the record of another file
-    write_whole(beside, json.dumps({**metadata, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
+    write_whole(record_path, json.dumps({**metadata, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
     write_whole(path, text)
     return path
 

@@ -5,7 +5,7 @@
 Preparing is streamed: memory does not grow with the corpus, except for the hashes that find duplicates. Stores are
 written atomically.
 
-    manifest.json                     what went in, what was dropped and why, checksums
+    manifest.json                     inputs, dropped pairs by reason, checksums
     source.tokens   target.tokens     concatenated sentences, each ending with END; little-endian uint16 or uint32
     source.offsets  target.offsets    little-endian int64; sentence i is tokens[offsets[i]:offsets[i+1]]
 """

@@ -160,12 +160,12 @@ def begin(directory: Path, inputs: Inputs, can_resume: bool) -> None:
 
 def _start_over(directory: Path, inputs: Inputs) -> None:
     """Start with an empty directory, so that old and new files never mix; a finished result is kept aside."""
-    aside = _beside(directory, "old") if (directory / RECORD).exists() else None
+    aside = _hidden_sibling(directory, "old") if (directory / RECORD).exists() else None
     with replacing_directory(directory, f".{directory.name}.unfinished", aside) as new:
         _write(new / BEGUN, inputs)
 
 
-def _beside(directory: Path, kind: str) -> Path:
+def _hidden_sibling(directory: Path, kind: str) -> Path:
     return directory.with_name(f".{directory.name}.{kind}")
 
 
@@ -184,7 +184,7 @@ def finish(
         synchronise(directory / name)
     _write(directory / RECORD, Record(inputs, sizes, round(seconds, 1), round(cpu_seconds, 1), finished))
     (directory / BEGUN).unlink()
-    shutil.rmtree(_beside(directory, "old"), ignore_errors=True)
+    shutil.rmtree(_hidden_sibling(directory, "old"), ignore_errors=True)
 
 
 def _is_ignored(name: Path, ignored: Set[str]) -> bool:

@@ -108,8 +108,8 @@ class BatchPlan:
 
     def _start_epoch(self, epoch: int) -> None:
         """Start an epoch, and shuffle the next one in the background."""
-        in_turn = self._next is not None and epoch == self._epoch + 1
-        self._rows, self._order = self._next.result() if self._next and in_turn else self._shuffle(epoch)
+        is_next = self._next is not None and epoch == self._epoch + 1
+        self._rows, self._order = self._next.result() if self._next and is_next else self._shuffle(epoch)
         self._epoch = epoch
         self._next = self._thread.submit(self._shuffle, epoch + 1)
 

@@ -1,4 +1,4 @@
-"""Greedy translation of a token store, for validation: in batches, with the output of a live stream.
+"""Greedy translation of a token store, for validation: in batches, with the same output as a live stream.
 
 A causal encoder gives the same states whether it reads a sentence at once or word by word, so validation runs whole
 sentences and still scores what a live stream would have written.
