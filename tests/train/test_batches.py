@@ -138,7 +138,7 @@ def test_a_large_corpus_is_planned_from_arrays() -> None:
 
 def test_an_empty_store_is_an_error() -> None:
     nothing = np.empty(0, np.int64)
-    with pytest.raises(TrainingError, match="no sentence pairs"):
+    with pytest.raises(TrainingError, match="training store is empty"):
         BatchPlan(nothing, nothing, batch_tokens=100, seed=1)
 
 

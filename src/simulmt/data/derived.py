@@ -133,8 +133,8 @@ def _stream(
 def finished(job: Job) -> dict[str, Any] | None:
     """Return the record if the result exists and is intact."""
     record = read_record(job)
-    whole = record.get("identity") == job.identity and all(job.path(side).is_file() for side in SIDES)
-    return record if whole else None
+    is_intact = record.get("identity") == job.identity and all(job.path(side).is_file() for side in SIDES)
+    return record if is_intact else None
 
 
 def read_record(job: Job) -> dict[str, Any]:
