@@ -266,9 +266,9 @@ class TestOptions:
         }
 
     def test_mistakes(self, tmp_path: Any) -> None:
-        with pytest.raises(ConfigError, match="its model does not say its language; give LANGUAGE=vosk:"):
+        with pytest.raises(ConfigError, match="unknown language; give LANGUAGE=vosk:"):
             find_recognisers([f"vosk:{tmp_path}"])
-        with pytest.raises(ConfigError, match="there is already one for en"):
+        with pytest.raises(ConfigError, match="duplicate recogniser for en"):
             find_recognisers(["moonshine", f"en=vosk:{tmp_path}"])
         with pytest.raises(SpeechError, match="no such directory"):
             find_recognisers(["de=vosk:/nowhere"])

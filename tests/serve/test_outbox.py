@@ -21,8 +21,8 @@ def commit(seq: int) -> Commit:
 async def taken(outbox: Outbox) -> list[Output]:
     """All that can be taken now."""
     found: list[Output] = []
-    while outbox._news.is_set():
-        await outbox.news()
+    while outbox._has_messages.is_set():
+        await outbox.wait_for_message()
         message = outbox.take()
         if message is not None:
             found.append(message)
@@ -109,9 +109,9 @@ def test_a_full_box_makes_the_writer_wait() -> None:
     async def run() -> None:
         outbox = Outbox(FULL, KEPT)
         for seq in (1, 2, 3):
-            await outbox.room()
+            await outbox.wait_for_space()
             outbox.put(commit(seq))
-        waiting = asyncio.create_task(outbox.room())
+        waiting = asyncio.create_task(outbox.wait_for_space())
         await asyncio.sleep(0)
         assert not waiting.done()
         outbox.take()

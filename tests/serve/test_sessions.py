@@ -34,7 +34,7 @@ def test_sessions_that_give_way_to_others_hold_no_memory() -> None:
         seen.add(session)
         attachment = sessions.attach(session)
         await session.receive(Source("kyo tsi myi za yok "), attachment)
-        await session.outbox.news()  # so it takes up a row of caches
+        await session.outbox.wait_for_message()  # so it takes up a row of caches
         sessions.detach(session, attachment, Remedy.RESUME)
 
     alive, rows = asyncio.run(churn())

@@ -22,8 +22,8 @@ from simulmt.runtime.stream import Commit, Stream, Translator
 from simulmt.serve.access import FIRST_PENALTY, ApiKeys, Authenticator
 from simulmt.serve.limits import Counted, Counters, Limits
 from simulmt.serve.metrics import Metrics
-from simulmt.serve.server import RepeatFilter, announce, listen
-from simulmt.serve.transport import Gate
+from simulmt.serve.server import RepeatFilter, listen, log_address
+from simulmt.serve.transport import ConnectionLimiter
 
 from .helpers import (
     PATIENCE,
@@ -315,10 +315,10 @@ def test_small_packets_are_sent_at_once(served: Served) -> None:
 
 def test_a_server_that_is_open_to_everyone_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), listen("127.0.0.1", 0, Limits())[0] as listener:
-        announce(listener, "127.0.0.1", ["toy"], ApiKeys())
-        announce(listener, "0.0.0.0", ["toy"], ApiKeys(["a"]))
+        log_address(listener, "127.0.0.1", ["toy"], ApiKeys())
+        log_address(listener, "0.0.0.0", ["toy"], ApiKeys(["a"]))
         assert "--api-keys-file" not in caplog.text
-        announce(listener, "0.0.0.0", ["toy"], ApiKeys())
+        log_address(listener, "0.0.0.0", ["toy"], ApiKeys())
         assert "--api-keys-file" in caplog.text
 
 
@@ -363,7 +363,7 @@ def test_counters_add_up_over_workers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("proxies", "is_refused"), [((), True), (("10.0.0.1",), False), (("*",), False)])
 def test_a_trusted_proxy_may_have_many_connections(proxies: tuple[str, ...], is_refused: bool) -> None:
-    gate = Gate(Limits(connections_per_address=1), Counters(), Metrics(), 100, proxies)
+    limiter = ConnectionLimiter(Limits(connections_per_address=1), Counters(), Metrics(), 100, proxies)
     transports: list[Any] = [object(), object()]
-    assert gate.enter(transports[0], "10.0.0.1") is None
-    assert (gate.enter(transports[1], "10.0.0.1") is not None) is is_refused
+    assert limiter.add(transports[0], "10.0.0.1") is None
+    assert (limiter.add(transports[1], "10.0.0.1") is not None) is is_refused

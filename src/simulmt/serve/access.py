@@ -19,8 +19,8 @@ from simulmt.serve.limits import Counted, Counters
 BEARER = "bearer "
 ANY_ORIGIN = "*"
 LOCALHOST = "localhost"
-FIRST_PENALTY, LONGEST_PENALTY = 0.25, 8.0  # seconds that the answer to a wrong key takes
-WRONG_KEY_MEMORY = 60.0  # seconds for which a wrong key slows its address down
+FIRST_PENALTY, LONGEST_PENALTY = 0.25, 8.0  # seconds before a wrong key is answered
+WRONG_KEY_MEMORY = 60.0  # seconds for which a wrong key counts
 
 
 class ApiKeys:
@@ -51,12 +51,12 @@ class ApiKeys:
         if self.are_optional:
             return True
         given = _hash(key or _bearer(headers))
-        # Compare with all of them, so that the time taken tells nothing about a near match.
+        # Compare with all keys, so that timing reveals nothing.
         return sum(hmac.compare_digest(given, known) for known in self._hashes) > 0
 
 
 class Authenticator:
-    """Checks API keys, and makes an address that sends wrong ones wait longer each time."""
+    """Checks API keys, with exponential back-off for addresses that send wrong ones."""
 
     def __init__(self, keys: ApiKeys, counters: Counters) -> None:
         self.keys = keys
@@ -72,13 +72,13 @@ class Authenticator:
         return False
 
     def penalty(self, address: str) -> float:
-        """Return how many seconds the next wrong key of an address will take."""
+        """Return the delay in seconds for the next wrong key of an address."""
         failures = self._counters.of(Counted.WRONG_KEYS, address)
         return min(FIRST_PENALTY * 2.0 ** min(failures, 10), LONGEST_PENALTY)
 
 
 class Origins:
-    """The origins whose pages may use a server: its own, and those that were allowed.
+    """The allowed origins: the server's own, and those given.
 
     Anyone can point a domain name at a loopback address, and a page loaded under that name looks like the server's own
     (DNS rebinding). So a server that listens on loopback (`host`) accepts only pages loaded under a local name.
@@ -89,7 +89,7 @@ class Origins:
         self._host = host.lower() if host is not None and is_loopback(host) else None
 
     def admit(self, headers: Headers) -> bool:
-        """Check whether a request comes from an allowed page, or from no browser at all."""
+        """Check whether a request comes from an allowed origin, or has none."""
         origin = headers.get("origin")
         if origin is None or origin in self.allowed or ANY_ORIGIN in self.allowed:
             return True
@@ -104,7 +104,7 @@ class Origins:
 
 
 def is_loopback(host: str) -> bool:
-    """Check whether a host name or address leads to this machine only."""
+    """Check whether a host name or address is a loopback address."""
     try:
         return _is_loopback_name(str(socket.getaddrinfo(host, None)[0][4][0]))
     except OSError:  # nothing can listen there either

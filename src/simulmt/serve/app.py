@@ -58,7 +58,7 @@ def create_app(
     peers: Peers | None = None,
     recognisers: Mapping[str, str] | None = None,
 ) -> Starlette:
-    """Create an application that serves models given by name or path; its parts are in `app.state.service`.
+    """Create the application that serves these models, given by name or path; `app.state.service` holds its parts.
 
     `host` is the address it will listen at: on loopback, pages loaded under other names are refused. `recognisers` are
     the names of recognisers by language.
@@ -66,7 +66,7 @@ def create_app(
     peers = peers or Peers()
     metrics, counters = Metrics(), Counters(peers.counters_file, peers.workers, peers.worker)
     limits, keys = limits or Limits(), keys or ApiKeys()
-    own_origins = Origins(origins, host if keys.are_optional else None)  # with a key, any name will do
+    own_origins = Origins(origins, host if keys.are_optional else None)  # keys already protect against DNS rebinding
     loaded = load_models(models, metrics, threads, inline=peers.workers > 1)
     sessions = Sessions(limits, metrics, counters, peers)
     authenticator = Authenticator(keys, counters)
@@ -120,7 +120,7 @@ def create_app(
             Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
         ],
         middleware=_middleware(service.origins.allowed),
-        exception_handlers={HTTPException: _answer_error},
+        exception_handlers={HTTPException: _error_handler},
         lifespan=lifespan,
     )
     app.state.service = service
@@ -128,7 +128,7 @@ def create_app(
 
 
 def _middleware(origins: Collection[str]) -> list[Middleware]:
-    chain = [Middleware(WithHeaders)]
+    chain = [Middleware(HeadersMiddleware)]
     if origins:
         methods, headers = ["GET", "POST"], ["Authorization", "Content-Type"]
         chain.append(
@@ -137,8 +137,8 @@ def _middleware(origins: Collection[str]) -> list[Middleware]:
     return chain
 
 
-class WithHeaders:
-    """Adds the same headers to every HTTP response."""
+class HeadersMiddleware:
+    """Add the same headers to every HTTP response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -159,6 +159,6 @@ def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
     return page
 
 
-async def _answer_error(_: Request, error: Exception) -> Response:
+async def _error_handler(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return error_response(error.detail, error.status_code)

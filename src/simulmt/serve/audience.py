@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from simulmt.serve.connection import FAREWELL_SECONDS, Service, client_address, is_worker, receive_text
+from simulmt.serve.connection import LAST_MESSAGE_SECONDS, Service, client_address, is_worker, receive_text
 from simulmt.serve.limits import Counted
 from simulmt.serve.protocol import (
     ROOM_NAME,
@@ -47,7 +47,7 @@ class Viewer:
             except RefusedError as refusal:
                 self._service.metrics.errors.labels(refusal.code).inc()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(FAREWELL_SECONDS):
+                    async with asyncio.timeout(LAST_MESSAGE_SECONDS):
                         await self._websocket.send_text(write(Error(refusal.code, str(refusal))))
                         await self._websocket.close(refusal.code.info.close_code)
 
@@ -100,7 +100,7 @@ class Viewer:
 
 
 async def publish(websocket: WebSocket, service: Service) -> None:
-    """Let another worker publish to a room whose home is this one."""
+    """Let another worker publish to a room whose home is this worker."""
     if not is_worker(websocket, service):
         await websocket.close()
         return
@@ -118,7 +118,7 @@ async def publish(websocket: WebSocket, service: Service) -> None:
         try:
             await _copy(websocket, publisher)
         finally:
-            # A speaker whose worker was lost has some time to open the room again.
+            # If the speaker's worker was lost, leave time to open the room again.
             asyncio.get_running_loop().call_later(service.limits.grace_seconds, publisher.close)
         publisher.close()
         await websocket.close()

@@ -1,7 +1,7 @@
 """Speech recognition for sessions with audio.
 
 Recognition runs in threads, one for each recogniser of the pool; sessions share them, block by block. A client's audio
-is acknowledged once it is in memory here, so it is sent again only if it was lost on the way.
+is acknowledged as soon as it is received, so clients resend only audio lost in transit.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class SpeechInput:
         self._listener: Listener | None = None
         self._is_open = True
         self._transcripts = 0
-        self._shown = ""  # the tentative words that the client has
+        self._shown = ""  # the last tentative text sent
         self._count(1)
 
     def receive(self, audio: Audio) -> Heard | None:
@@ -210,8 +210,8 @@ def find_recognisers(options: Sequence[str]) -> dict[str, str]:
         check_name(name)
         language = language if equals else language_of(name) or ""
         if not language:
-            raise ConfigError(f"--recogniser {option}: its model does not say its language; give LANGUAGE={name}")
+            raise ConfigError(f"--recogniser {option}: unknown language; give LANGUAGE={name}")
         if language in found:
-            raise ConfigError(f"--recogniser {option}: there is already one for {language}")
+            raise ConfigError(f"--recogniser {option}: duplicate recogniser for {language}")
         found[language] = name
     return found

@@ -7,8 +7,8 @@
             if isinstance(message, Commit):
                 print(message.text, end="", flush=True)
 
-It keeps every message. A server that does not know the session gets all of them again; since its output depends on them
-only, the commits that have already arrived are dropped.
+It keeps every message. If the server does not know the session, all messages are sent again; since the output depends
+on them only, commits that were already received are dropped.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from simulmt.serve.protocol import (
     write,
 )
 
-LONGEST_SOURCE = 4_000  # characters up to which texts are joined to be sent again
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before the next attempt
-PING_TIMEOUT = 60.0  # seconds; a pong waits while the server has more text than it can take
-UNREAD = 256  # messages from the server that wait to be iterated over; further ones wait on the line
+LONGEST_SOURCE = 4_000  # characters up to which texts are joined before they are sent again
+FIRST_RETRY, LONGEST_RETRY = 0.1, 5.0  # seconds before the next attempt
+PING_TIMEOUT = 60.0  # seconds; pongs are delayed while the server applies back-pressure
+UNREAD = 256  # received messages that are buffered; then reading stops (back-pressure)
 
 
 class LiveTranslation:
     """One session with a server: send with its methods, iterate over commits and ends of sentences.
 
     While no server can be reached, or the server keeps failing, it tries again for `patience` seconds. The iteration
-    raises what it cannot recover from: a RefusedError of the server, the OSError of the last attempt, or an invalid
-    address or message.
+    raises errors that it cannot recover from: a RefusedError of the server, the OSError of the last attempt, or an
+    invalid address or message.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class LiveTranslation:
         self._start = Start(model, delay, api_key=api_key, room=room, room_key=room_key)
         self._patience = patience
         self._messages: list[Input] = []
-        self._news = asyncio.Event()  # set by every message
+        self._has_messages = asyncio.Event()  # set by every message
         self._output: asyncio.Queue[Commit | Sentence | Undone | Done | Exception] = asyncio.Queue(UNREAD)
         self._session: str | None = None
-        self._commits = 0  # that arrived
+        self._commits = 0  # received
         self._sentence = 0  # the last commit of the last sentence
-        self._undone: set[int] = set()  # sentences reported as taken back
-        self._has_spoken = False  # over the last connection
-        self._has_failed = False  # the server, over the last connection, before it wrote anything new
-        self._heard = 0.0  # when a server was last there
+        self._undone: set[int] = set()  # undone sentences already reported
+        self._has_sent = False  # over the last connection
+        self._has_failed = False  # whether the server failed on the last connection before any new commit
+        self._last_contact = 0.0  # time of the last contact with a server
 
     async def __aenter__(self) -> LiveTranslation:
         self._worker = asyncio.create_task(self._run())
@@ -103,7 +103,7 @@ class LiveTranslation:
         self._send(Delay(k))
 
     def undo(self) -> None:
-        """Take the last sentence back; an Undone message will say which."""
+        """Undo the last sentence; an Undone message follows."""
         self._send(Undo())
 
     def end(self) -> None:
@@ -122,50 +122,50 @@ class LiveTranslation:
 
     def _send(self, message: Input) -> None:
         self._messages.append(message)
-        self._news.set()
+        self._has_messages.set()
 
     async def _run(self) -> None:
-        """Run the session to its end; pass what ends it to the iteration."""
+        """Run the session to its end; pass errors to the iteration."""
         try:
-            await self._persist()
+            await self._run_until_done()
         except Exception as failure:
             await self._output.put(failure)
         else:
             await self._output.put(Done())
 
-    async def _persist(self) -> None:
-        """Connect, and reconnect, until everything is done or nothing helps."""
-        self._heard = _now()
+    async def _run_until_done(self) -> None:
+        """Connect, and reconnect, until the session is done or cannot be recovered."""
+        self._last_contact = _now()
         while (failure := await self._connect()) is not None:
-            silence = _now() - self._heard
-            if _is_final(failure) or silence > self._patience:
+            offline = _now() - self._last_contact
+            if _is_final(failure) or offline > self._patience:
                 raise failure
             if isinstance(failure, RefusedError):
-                await self._prepare_return(failure.code)
-            # Many clients lose a server at the same time; they must not all come back at the same time.
-            await asyncio.sleep(min(max(FIRST_PAUSE, silence), LONGEST_PAUSE) * random.uniform(0.5, 1.0))
+                await self._prepare_reconnect(failure.code)
+            # Jitter: clients that lose a server at the same time must not all reconnect at once.
+            await asyncio.sleep(min(max(FIRST_RETRY, offline), LONGEST_RETRY) * random.uniform(0.5, 1.0))
 
     async def _connect(self) -> Exception | None:
         """Use one connection; return what ended it, or None when everything is done."""
         try:
             async with connect(self._url, compression=None, ping_timeout=PING_TIMEOUT) as connection:
-                await self._talk(connection)
+                await self._run_session(connection)
         except (RefusedError, OSError, ConnectionClosed, InvalidHandshake) as failure:
             return failure
         return None
 
-    async def _prepare_return(self, code: ErrorCode) -> None:
+    async def _prepare_reconnect(self, code: ErrorCode) -> None:
         if code.info.remedy is Remedy.RESTART:
             self._session = None
-        if code is ErrorCode.IDLE and not self._has_spoken:  # so the server has everything: there is no hurry
-            await self._news.wait()
-            self._heard = _now()
+        if code is ErrorCode.IDLE and not self._has_sent:  # nothing to send: reconnect with the next message
+            await self._has_messages.wait()
+            self._last_contact = _now()
 
-    async def _talk(self, connection: ClientConnection) -> None:
+    async def _run_session(self, connection: ClientConnection) -> None:
         """Open or resume the session, then send and receive until the server says done."""
         ready = await self._open(connection)
         self._session = ready.session
-        self._has_spoken = False
+        self._has_sent = False
         commits, has_failed = self._commits, False
         try:
             await self._exchange(ready.received, connection)
@@ -173,8 +173,8 @@ class LiveTranslation:
             has_failed = refusal.code is ErrorCode.INTERNAL and self._commits == commits
             raise
         finally:
-            if not (has_failed and self._has_failed):  # a server that fails again and again is as good as none
-                self._heard = _now()
+            if not (has_failed and self._has_failed):  # a server that keeps failing counts as unreachable
+                self._last_contact = _now()
             self._has_failed = has_failed
 
     async def _exchange(self, position: int, connection: ClientConnection) -> None:
@@ -198,19 +198,19 @@ class LiveTranslation:
             await connection.send(write(Resume(self._session, self._commits, self._start.api_key)))
         ready = await _receive(connection)
         if not isinstance(ready, Ready):
-            raise RefusedError(ErrorCode.OUT_OF_ORDER, f"the server began with {ready}")
+            raise RefusedError(ErrorCode.OUT_OF_ORDER, f"expected ready, got {ready}")
         return ready
 
     async def _send_from(self, position: int, connection: ClientConnection) -> None:
-        with suppress(ConnectionClosed):  # the receiver finds out too, once it has read why
+        with suppress(ConnectionClosed):  # the receiver raises it, with the reason
             while True:
-                self._news.clear()
+                self._has_messages.clear()
                 while position < len(self._messages):
-                    self._has_spoken = True
-                    # Encoded here: where the library cannot, it does not say so but closes the connection.
+                    self._has_sent = True
+                    # Encode here: on invalid text the library would close the connection without an error.
                     await connection.send(write(self._messages[position]).encode(), text=True)
                     position += 1
-                await self._news.wait()
+                await self._has_messages.wait()
 
     async def _receive_all(self, connection: ClientConnection) -> None:
         while not isinstance(message := await _receive(connection), Done):

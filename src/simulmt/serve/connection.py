@@ -42,12 +42,12 @@ logger = logging.getLogger("simulmt.serve")
 
 NORMAL_CLOSURE, ABNORMAL_CLOSURE = 1000, 1006  # close codes
 TAKEN_OVER = "another connection has resumed this session"
-FAREWELL_SECONDS = 1.0  # for a last message to a client that may no longer read
+LAST_MESSAGE_SECONDS = 1.0  # to send the last message to a client that may not be reading
 
 
 @dataclass(frozen=True)
 class Service:
-    """What the endpoints of an application share."""
+    """Shared by the endpoints of an application."""
 
     models: Mapping[str, Model]
     limits: Limits
@@ -70,7 +70,7 @@ class Connection:
         self._websocket = websocket
         self._service = service
         self._address = client_address(websocket)
-        self._heard = 0.0  # when the last message came
+        self._last_message = 0.0  # time of the last message received
 
     async def run(self) -> None:
         await self._websocket.accept()
@@ -79,9 +79,9 @@ class Connection:
                 code = await self._serve()
             except RefusedError as refusal:
                 code = refusal.code.info.close_code
-                await self._say_why(refusal)
+                await self._send_error(refusal)
             with suppress(TimeoutError):
-                async with asyncio.timeout(FAREWELL_SECONDS):
+                async with asyncio.timeout(LAST_MESSAGE_SECONDS):
                     await self._websocket.close(code)
 
     async def _serve(self) -> int:
@@ -104,9 +104,9 @@ class Connection:
             self._service.sessions.detach(session, attachment, remedy)
 
     async def _open(self) -> Session | Resume:
-        """Open or find the session that the first message asks for; after an unknown one allow a second try.
+        """Open or resume a session; after an unknown session, allow a second opening message.
 
-        The answer is the message itself if another worker has the session.
+        Return the message itself if another worker has the session.
         """
         try:
             return await self._session_for(await self._receive_opening())
@@ -125,7 +125,7 @@ class Connection:
             raise RefusedError(ErrorCode.IDLE, f"no message for {seconds:g} seconds") from None
         if not isinstance(message, Start | Resume):
             raise RefusedError(ErrorCode.OUT_OF_ORDER, "the first message must be start or resume")
-        if is_worker(self._websocket, self._service):  # which has checked the key
+        if is_worker(self._websocket, self._service):  # it has checked the key
             return message
         if not await self._service.authenticator.admit(message.api_key, self._websocket.headers, self._address):
             raise RefusedError(ErrorCode.UNAUTHORIZED, "missing or invalid API key")
@@ -156,7 +156,7 @@ class Connection:
         return session
 
     async def _forward(self, opening: Resume) -> int:
-        """Pass everything on to the worker that has the session, and back; return the close code."""
+        """Proxy the connection to the worker that has the session; return the close code."""
         peers = self._service.peers
         try:
             async with peers.connect(peers.owner(opening.session), "/v1/stream", self._address) as owner:
@@ -184,7 +184,7 @@ class Connection:
             await owner.close()
 
     async def _exchange(self, session: Session, attachment: Attachment) -> int:
-        """Read and write concurrently, until one of them ends or something else ends the session."""
+        """Read and write concurrently until either ends or the session is ended; return the close code."""
         writer = asyncio.create_task(self._write(session, attachment))
         reader = asyncio.create_task(self._read(session, attachment))
         taken_over = asyncio.create_task(attachment.ended.wait())
@@ -205,15 +205,15 @@ class Connection:
         raise RefusedError(ErrorCode.TAKEN_OVER, TAKEN_OVER)
 
     def _time_left(self, session: Session) -> float:
-        """Return the seconds until the session or the client's silence may have lasted too long."""
+        """Return the seconds until the session or idle timeout; raise an error if one has expired."""
         limits, now = self._service.limits, asyncio.get_running_loop().time()
         if now >= session.ends_at:
             raise RefusedError(ErrorCode.TOO_LONG, f"sessions are limited to {limits.session_seconds:g} seconds")
         if session.is_busy:
-            self._heard = now
-        if now >= self._heard + limits.idle_seconds:
+            self._last_message = now
+        if now >= self._last_message + limits.idle_seconds:
             raise RefusedError(ErrorCode.IDLE, f"no message for {limits.idle_seconds:g} seconds")
-        return min(session.ends_at, self._heard + limits.idle_seconds) - now
+        return min(session.ends_at, self._last_message + limits.idle_seconds) - now
 
     async def _read(self, session: Session, attachment: Attachment) -> None:
         while True:
@@ -223,10 +223,10 @@ class Connection:
             await session.receive(message, attachment)
 
     async def _write(self, session: Session, attachment: Attachment) -> int:
-        """Send what the session writes, up to its last message; return the close code."""
+        """Send the output of the session up to its last message; return the close code."""
         while True:
-            await session.outbox.news()
-            if attachment.ended.is_set():  # the rest goes to the other connection
+            await session.outbox.wait_for_message()
+            if attachment.ended.is_set():  # the other connection gets the rest
                 raise RefusedError(ErrorCode.TAKEN_OVER, TAKEN_OVER)
             message = session.outbox.take()
             if isinstance(message, Error):
@@ -238,7 +238,7 @@ class Connection:
 
     async def _receive(self, session: Session | None = None) -> ClientMessage | Audio:
         event = await self._websocket.receive()
-        self._heard = asyncio.get_running_loop().time()
+        self._last_message = asyncio.get_running_loop().time()
         most = self._service.limits.message_bytes
         if session is not None and session.speech is not None and event.get("bytes") is not None:
             return Audio.parse(event["bytes"], most)
@@ -254,10 +254,10 @@ class Connection:
         self._service.metrics.errors.labels(refusal.code).inc()
         await self._send(Error(refusal.code, str(refusal)))
 
-    async def _say_why(self, refusal: RefusedError) -> None:
+    async def _send_error(self, refusal: RefusedError) -> None:
         logger.info("stream closed: %s", refusal.code)
         with suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(LAST_MESSAGE_SECONDS):
                 await self._report(refusal)
 
 

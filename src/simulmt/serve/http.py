@@ -38,7 +38,7 @@ from simulmt.serve.openapi import (
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 NUMBERS = ("delay", "alternatives")  # form fields
-CLIENT_CLOSED_REQUEST = 499  # nobody receives it; it only shows in the metrics
+CLIENT_CLOSED_REQUEST = 499  # never sent; counted in the metrics only
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class HttpApi:
 
     @asynccontextmanager
     async def _slot(self, address: str) -> AsyncIterator[None]:
-        """Count a translation while it runs; refuse one too many."""
+        """Count a translation while it runs; refuse it above the limits."""
         limits, counters = self._service.limits, self._service.counters
         if counters.of(Counted.REQUESTS, address) >= limits.requests_per_address:
             raise HTTPException(429, f"too many translations at once from this address: {limits.requests_per_address}")
@@ -141,7 +141,7 @@ class HttpApi:
 
     async def _authenticate(self, request: Request, key: str | None) -> None:
         if not self._service.origins.admit(request.headers):
-            raise HTTPException(403, "pages of this origin may not use the server; allow them with --origin")
+            raise HTTPException(403, "origin not allowed; allow it with --origin")
         if not await self._service.authenticator.admit(key, request.headers, _address(request)):
             raise HTTPException(403, "missing or invalid API key")
 
@@ -205,7 +205,7 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 
 def error_response(message: str, status: int) -> Response:
-    """An error in the format of LibreTranslate."""
+    """Return an error in the format of LibreTranslate."""
     return json_response(ErrorResponse(message), status)
 
 
@@ -214,7 +214,7 @@ def _address(request: Request) -> str:
 
 
 async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do some work, but cancel it when the client disconnects."""
+    """Await a coroutine; cancel it if the client disconnects."""
     task, disconnect = asyncio.create_task(work), asyncio.create_task(_disconnect(request))
     try:
         await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
 
-AUTO = "auto"  # the source language is to be detected
+AUTO = "auto"  # detect the source language
 NAMES = {"de": "German", "en": "English", "zh": "Chinese"}
 TRADITIONAL_CHINESE = {"zt", "zh-hant", "zh-tw", "zh-hk", "zh-mo"}
 LONGEST_SAMPLE = 2_000  # characters that detection looks at
@@ -27,7 +27,7 @@ def base_code(code: str) -> str:
 
 
 class Detector:
-    """Tells a few languages apart, offline."""
+    """Offline language detection among a few languages."""
 
     def __init__(self, languages: Iterable[str]) -> None:
         self._languages = list(dict.fromkeys(languages))

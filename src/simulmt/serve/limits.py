@@ -30,8 +30,8 @@ class Limits:
     kept_sentences: int = 6  # of a room, for viewers that come late
     kept_seconds: float = 120.0  # after the end of a speech, for viewers whose connection was lost
     message_bytes: int = 65_536
-    characters_per_second: float = 5_000.0  # translated for one stream; faster text waits
-    burst_characters: int = 500_000  # translated at once, so that a long session can be replayed
+    characters_per_second: float = 5_000.0  # translated per stream; then input is throttled
+    burst_characters: int = 500_000  # translated without throttling, so that a long session can be replayed
     unread_characters: int = 1_000_000  # received and not yet translated; then the server stops reading
     unsent_messages: int = 256  # written and not yet sent; then the stream stops computing
     kept_messages: int = 4_096  # sent, and kept for a client that resumes
@@ -96,7 +96,7 @@ class Counters:
         return int(self._counts[:, kind, _bucket(address)].sum())
 
     def reset(self) -> None:
-        """Forget what this worker, or the one in its place before, has counted."""
+        """Reset the counts of this worker, or of the worker it replaces."""
         self._own[:] = 0
 
 

@@ -9,7 +9,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from simulmt.runtime.stream import Commit
 
-METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"  # the environment variable by which workers share metrics
+METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"  # environment variable: directory of the metrics of all workers
 LAG_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32)
 
@@ -39,7 +39,7 @@ class Metrics:
         self.sentences = self._counter("simulmt_sentences", "Sentences finished in streams", "model")
         self.requests = self._counter("simulmt_requests", "HTTP translations by status", "status")
         self.errors = self._counter("simulmt_errors", "Errors sent to streams", "code")
-        self.lost = self._counter("simulmt_lost_connections", "Connections that broke off in mid-stream", "model")
+        self.lost = self._counter("simulmt_lost_connections", "Connections lost during a stream", "model")
         self.lag = Histogram(
             "simulmt_lag_seconds",
             "From a source word to its translation, by cause",
@@ -65,7 +65,7 @@ class Metrics:
             ("compute", commit.lag.compute),
         ):
             self.lag.labels(model, part).observe(milliseconds / 1000)
-        if commit.lag.recognition:  # only speech is recognised
+        if commit.lag.recognition:  # only with audio
             self.lag.labels(model, "recognition").observe(commit.lag.recognition / 1000)
 
     def text(self) -> bytes:

@@ -21,10 +21,10 @@ from simulmt.serve.protocol import ErrorCode, RefusedError
 
 logger = logging.getLogger("simulmt.serve")
 
-INVENTED = "synthetic"  # the language of models for tests and demonstrations
-CHARACTERS_AT_ONCE = 512
-LINES_OF_A_REQUEST = 4  # translated at the same time
-LINES_OF_ALL_REQUESTS = 16
+SYNTHETIC = "synthetic"  # language of the test and demonstration models
+CHUNK_CHARACTERS = 512
+LINES_PER_REQUEST = 4  # translated concurrently
+MAX_LINES = 16  # translated concurrently, for all requests
 
 
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,7 +50,7 @@ class Model:
             self.name, config.kind, config.source_language, config.target_language, config.delays, config.default_delay
         )
         self._scheduler = AsyncTranslator(translator, on_step=metrics.batch.labels(self.name).observe, inline=inline)
-        self._lines = asyncio.Semaphore(LINES_OF_ALL_REQUESTS)
+        self._lines = asyncio.Semaphore(MAX_LINES)
 
     def stream(self, delay: int | None) -> Stream:
         """Open a stream."""
@@ -65,7 +65,7 @@ class Model:
             raise RefusedError(ErrorCode.BAD_DELAY, str(error)) from None
 
     async def step(self, stream: Stream) -> list[Commit]:
-        """Advance a stream by a little, batched with others that wait; return what it wrote."""
+        """Compute a step of a stream, batched with other waiting streams; return its commits."""
         return await self._scheduler.step(stream)
 
     async def translate(self, text: str, delay: int | None = None) -> str:
@@ -74,8 +74,8 @@ class Model:
             delay = max(self.info.delays, default=None)
         lines = text.split("\n")
         translated: list[str] = []
-        for start in range(0, len(lines), LINES_OF_A_REQUEST):
-            some = lines[start : start + LINES_OF_A_REQUEST]
+        for start in range(0, len(lines), LINES_PER_REQUEST):
+            some = lines[start : start + LINES_PER_REQUEST]
             translated += await asyncio.gather(*(self._translate_line(line, delay) for line in some))
         return "\n".join(translated)
 
@@ -88,37 +88,35 @@ class Model:
 
 
 def log_failure(model: Model, error: Exception) -> None:
-    """Log the type and place of an error, but not its message, which may quote user input."""
+    """Log the type and traceback of an error, but not its message, which may quote user input."""
     place = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s failed to translate: %s\n%s", model.name, type(error).__name__, place)
 
 
 def chunks(text: str) -> Iterator[str]:
     """Split a text into chunks that are short enough not to block the event loop."""
-    for start in range(0, len(text), CHARACTERS_AT_ONCE):
-        yield text[start : start + CHARACTERS_AT_ONCE]
+    for start in range(0, len(text), CHUNK_CHARACTERS):
+        yield text[start : start + CHUNK_CHARACTERS]
 
 
 def default_models() -> list[str]:
     """Return all shipped models; synthetic ones only if there is no other."""
     names = shipped_names()
     if not names:
-        raise BundleError("this installation has no models: give the directory of one with --model")
-    real = [name for name in names if Bundle(SHIPPED / name).config.source_language != INVENTED]
+        raise BundleError("no models installed: pass the path of a bundle with --model")
+    real = [name for name in names if Bundle(SHIPPED / name).config.source_language != SYNTHETIC]
     return real or names
 
 
 def load_models(
     names_or_paths: Sequence[str | Path], metrics: Metrics, threads: int = 0, inline: bool = False
 ) -> dict[str, Model]:
-    """Load models and return them by name; `threads` 0 takes all cores but one, which is left to the network."""
+    """Load models and return them by name; `threads` 0 uses all cores but one, which is left for the network."""
     threads = threads or max(1, (os.cpu_count() or 1) - 1)
     models: dict[str, Model] = {}
     for name_or_path in names_or_paths:
         model = Model(Translator(Bundle(find(name_or_path)), threads), metrics, inline)
         if model.name in models:
-            raise BundleError(
-                f"{name_or_path}: there is already a model named {model.name}; rename one of the directories"
-            )
+            raise BundleError(f"{name_or_path}: duplicate model name {model.name}; rename one of the directories")
         models[model.name] = model
     return models

@@ -9,7 +9,7 @@ from typing import Any
 
 from websockets.asyncio.client import connect, unix_connect
 
-ADDRESS_HEADER = "x-simulmt-address"  # the client that a worker connects for; only believed from a worker
+ADDRESS_HEADER = "x-simulmt-address"  # client address on whose behalf a worker connects; trusted only from workers
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Peers:
 
     worker: int = 0
     workers: int = 1
-    directory: Path | None = None  # of the Unix sockets, readable by nobody else
+    directory: Path | None = None  # of the Unix sockets; private
 
     @property
     def counters_file(self) -> Path | None:
@@ -34,11 +34,11 @@ class Peers:
         return int.from_bytes(digest) % self.workers
 
     def session_name(self, token: str) -> str:
-        """Return a session id that says which worker has the session."""
+        """Return a session id that includes the number of this worker."""
         return f"{self.worker}.{token}"
 
     def owner(self, session: str) -> int:
-        """Return the worker that has a session, this one if the id does not say."""
+        """Return the worker that has a session; this one for an id without a worker."""
         worker, dot, _ = session.partition(".")
         is_worker = bool(dot) and worker.isascii() and worker.isdigit() and len(worker) < 5
         return int(worker) if is_worker and int(worker) < self.workers else self.worker

@@ -24,8 +24,8 @@ from simulmt.serve.models import default_models
 class ClusterConfig:
     """The arguments of `serve run`."""
 
-    models: tuple[str, ...] = ()  # names or paths, separated by commas; none for all that are shipped
-    streams_per_replica: int = 100  # that a replica is to have; more make Ray start another
+    models: tuple[str, ...] = ()  # names or paths, separated by commas; empty for all shipped models
+    streams_per_replica: int = 100  # target; above it Ray starts another replica
     least_replicas: int = 1
     most_replicas: int = 4
     cpus: int = 1  # of a replica
@@ -37,13 +37,13 @@ class ClusterConfig:
 
 
 def build(arguments: dict[str, str]) -> Any:
-    """The application, from arguments as `serve run` passes them on."""
+    """Build the application from the arguments of `serve run`."""
     names = [name for name in arguments.get("models", "").split(",") if name]
     numbers = {key: int(value) for key, value in arguments.items() if key != "models"}
     config = build_config(ClusterConfig, {"models": names, **numbers}, "serve run")
     deployment = serve.deployment(
         name="simulmt",
-        # An open WebSocket is a request that is under way, so this scales by live streams.
+        # An open WebSocket is an ongoing request, so this scales by live streams.
         autoscaling_config={
             "min_replicas": config.least_replicas,
             "max_replicas": config.most_replicas,

@@ -1,7 +1,7 @@
 """Rooms: the output of one speaker, read by any number of viewers.
 
 A room keeps the messages of the last sentences in a log. Every viewer reads the log at its own pace, so a slow viewer
-costs no memory: once the log has been trimmed past its position, it is sent away.
+costs no memory: it is disconnected once the log has been trimmed past its position.
 
 With several workers, every room has a home worker, chosen by its name. Speakers at other workers publish to the home
 worker; the workers of viewers subscribe to it once per room and serve their viewers from a copy.
@@ -47,10 +47,10 @@ KEPT_MESSAGES = 500  # of a room, however long its sentences are
 NORMAL_CLOSURE = 1000  # close code
 RETRY_SECONDS = 0.2
 OPENING_SECONDS = 5.0  # for the home worker of a room to answer
-RECOVERY_SECONDS = 30.0  # for a speech to be back after its home worker was restarted
-LOST = (OSError, ConnectionClosed, InvalidHandshake, TimeoutError, RefusedError)
+RECOVERY_SECONDS = 30.0  # for a speaker to reconnect after the home worker was restarted
+CONNECTION_ERRORS = (OSError, ConnectionClosed, InvalidHandshake, TimeoutError, RefusedError)
 
-Spoken = Commit | Sentence | Retract
+RoomEvent = Commit | Sentence | Retract
 
 
 class Entry(NamedTuple):
@@ -61,8 +61,8 @@ class Entry(NamedTuple):
 class RoomLog:
     """The messages of a room, readable by many viewers at their own pace.
 
-    A speech that is published again after a lost connection is recognised by its `speech` id, and what the log already
-    has of it is dropped. The end of a speech can still be read for some time after it.
+    A speech that is published again after a lost connection is identified by its `speech` id, and messages already in
+    the log are dropped. The end of a speech can be read for some time after it.
     """
 
     def __init__(self, name: str, kept_sentences: int, kept_seconds: float = math.inf) -> None:
@@ -79,10 +79,10 @@ class RoomLog:
         self._last_sentence = -1
         self._retracted: set[int] = set()
         self._ended = -math.inf  # when, by the monotonic clock
-        self._news = asyncio.Event()
+        self._updated = asyncio.Event()
 
     @property
-    def is_remembered(self) -> bool:
+    def is_kept(self) -> bool:
         """Whether new viewers still get the last speech."""
         return self.is_open or time.monotonic() < self._ended + self._kept_seconds
 
@@ -98,8 +98,8 @@ class RoomLog:
             self._retracted.clear()
             self._start = self._end
 
-    def put(self, message: Spoken) -> None:
-        """Add a message, unless it is known already."""
+    def put(self, message: RoomEvent) -> None:
+        """Add a message, unless the log already has it."""
         match message:
             case Commit(seq=seq):
                 is_new = seq > self._last_commit
@@ -129,8 +129,8 @@ class RoomLog:
         self._append(Entry(write(Closed(self.name)), self._last_sentence))
 
     def recent(self) -> list[str]:
-        """Return what a new viewer gets first."""
-        if self.speech is None or not self.is_remembered:
+        """Return the first messages for a new viewer."""
+        if self.speech is None or not self.is_kept:
             return [write(Waiting(self.name))]
         return [write(self.speech), *(entry.text for entry in islice(self._entries, self._start - self._trimmed, None))]
 
@@ -140,13 +140,13 @@ class RoomLog:
         for text in self.recent():
             yield text
         while True:
-            news = self._news
+            updated = self._updated
             while position < self._end:
                 if position < self._trimmed:
                     raise RefusedError(ErrorCode.SLOW_READER, "the viewer does not keep up")
                 position += 1
                 yield self._entries[position - 1 - self._trimmed].text
-            await news.wait()
+            await updated.wait()
 
     @property
     def _end(self) -> int:
@@ -158,17 +158,17 @@ class RoomLog:
             self._entries.popleft()
             self._trimmed += 1
             self._start = max(self._start, self._trimmed)
-        self._news.set()
-        self._news = asyncio.Event()
+        self._updated.set()
+        self._updated = asyncio.Event()
 
 
 class Publisher:
-    """A speaker's hold on a room: what it publishes reaches the viewers of all workers."""
+    """Publishes the output of a speaker to the viewers of a room."""
 
     def __init__(self, log: RoomLog) -> None:
         self.log = log
 
-    def put(self, message: Spoken) -> None:
+    def put(self, message: RoomEvent) -> None:
         self.log.put(message)
 
     def close(self) -> None:
@@ -239,12 +239,12 @@ class Rooms:
         return self._logs[name]
 
     def _discard(self, name: str) -> None:
-        """Forget a room that nobody speaks in or reads, some time after its speech."""
+        """Delete a room without speaker and viewers, some time after its speech."""
         log = self._logs.get(name)
         if log is None or log.readers > 0 or name in self._owners:
             return
         is_home = self._peers.home(name) == self._peers.worker
-        if is_home and log.is_remembered and len(self._logs) <= 2 * self._limits.rooms:
+        if is_home and log.is_kept and len(self._logs) <= 2 * self._limits.rooms:
             return
         del self._logs[name]
         subscription = self._subscriptions.pop(name, None)
@@ -252,20 +252,20 @@ class Rooms:
             subscription.cancel()
 
     async def _subscribe(self, log: RoomLog, home: int) -> None:
-        """Copy a room from its home worker, as long as somebody reads it."""
+        """Copy a room from its home worker while it has viewers."""
         while True:
-            with suppress(*LOST):
+            with suppress(*CONNECTION_ERRORS):
                 async with self._peers.connect(home, f"/v1/rooms/{log.name}") as connection:
                     first = parse_room(str(await connection.recv()))
                     if isinstance(first, Waiting) and log.is_open:
-                        first = await self._await_return(connection) or first
+                        first = await self._wait_for_speaker(connection) or first
                     _copy(first, log)
                     async for text in connection:
                         _copy(parse_room(str(text)), log)
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _await_return(self, connection: ClientConnection) -> RoomMessage | None:
-        """Give the speaker a moment to find the home worker that was restarted."""
+    async def _wait_for_speaker(self, connection: ClientConnection) -> RoomMessage | None:
+        """Wait for the speaker to reconnect to a home worker that was restarted."""
         try:
             async with asyncio.timeout(RECOVERY_SECONDS):
                 return parse_room(str(await connection.recv()))
@@ -285,7 +285,7 @@ class LocalPublisher(Publisher):
 
 
 class RemotePublisher(Publisher):
-    """Publishes to the home worker of a room, again and again if that worker is restarted."""
+    """Publishes to the home worker of a room; reconnects if that worker is restarted."""
 
     def __init__(self, speech: Room, log: RoomLog, peers: Peers, home: int) -> None:
         super().__init__(log)
@@ -293,12 +293,12 @@ class RemotePublisher(Publisher):
         self._peers = peers
         self._home = home
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._gives_up = math.inf
+        self._deadline = math.inf
         log.begin(speech)
         self._task = asyncio.create_task(self._publish())
 
     async def opened(self) -> None:
-        """Wait for the answer of the home worker; if it is being restarted, go on without."""
+        """Wait for the home worker to open the room; continue without it after a timeout."""
         try:
             async with asyncio.timeout(OPENING_SECONDS):
                 await asyncio.shield(self._opened)
@@ -310,18 +310,18 @@ class RemotePublisher(Publisher):
 
     def close(self) -> None:
         self.log.finish()
-        self._gives_up = time.monotonic() + RECOVERY_SECONDS
+        self._deadline = time.monotonic() + RECOVERY_SECONDS
 
     async def _publish(self) -> None:
-        while time.monotonic() < self._gives_up:
-            with suppress(*LOST):
+        while time.monotonic() < self._deadline:
+            with suppress(*CONNECTION_ERRORS):
                 async with self._peers.connect(self._home, "/internal/publish") as connection:
                     await connection.send(write(self._speech))
                     answer = parse_room(str(await connection.recv()))
                     if isinstance(answer, Error):
-                        self._settle(RefusedError(ErrorCode(answer.code), answer.message))
+                        self._set_opened(RefusedError(ErrorCode(answer.code), answer.message))
                         return
-                    self._settle(None)
+                    self._set_opened(None)
                     await self._send_all(connection)
                     return
             await asyncio.sleep(RETRY_SECONDS)
@@ -344,7 +344,7 @@ class RemotePublisher(Publisher):
             if isinstance(parse_room(text), Closed):
                 return
 
-    def _settle(self, refusal: RefusedError | None) -> None:
+    def _set_opened(self, refusal: RefusedError | None) -> None:
         if not self._opened.done():
             self._opened.set_exception(refusal) if refusal else self._opened.set_result(None)
 

@@ -1,4 +1,4 @@
-"""The server process: listens, and on SIGTERM or Ctrl-C lets open streams end before it exits."""
+"""The server process, with graceful shutdown: on SIGTERM or Ctrl-C it drains open streams before it exits."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from simulmt.errors import ConfigError
 from simulmt.serve.access import ApiKeys, is_loopback
 from simulmt.serve.connection import Service
 from simulmt.serve.limits import Limits
-from simulmt.serve.transport import Gate, HttpProtocol, WebSocketProtocol
+from simulmt.serve.transport import ConnectionLimiter, HttpProtocol, WebSocketProtocol
 
 logger = logging.getLogger("simulmt.serve")
 
-LAST_SECONDS = 2  # for connections that are still open after all streams were told to go
-KEEP_ALIVE_SECONDS = 15  # that a connection may be idle between two requests
+GRACEFUL_SHUTDOWN_SECONDS = 2  # for connections still open after draining
+KEEP_ALIVE_SECONDS = 15  # idle time between two requests of a connection
 BACKLOG = 256  # connections that are accepted at once
 BIND_SECONDS = 1.0
 OTHER_FILES = 64  # open files that are not connections
 LOG_INTERVAL = 10.0  # seconds between two log lines with the same text
 REMEMBERED_LINES = 1_000
-PROXIES = "FORWARDED_ALLOW_IPS"  # the environment variable by which uvicorn knows trusted proxies
+PROXIES = "FORWARDED_ALLOW_IPS"  # uvicorn's environment variable of trusted proxies
 
 
 class DrainingServer(uvicorn.Server):
-    """Exits once all streams have ended or the time for that is up; a second signal ends it at once."""
+    """Exits once all streams have ended or the drain timeout has expired; a second signal ends it at once."""
 
     def __init__(self, config: uvicorn.Config, service: Service, handles_signals: bool = True) -> None:
         super().__init__(config)
@@ -62,7 +62,7 @@ class DrainingServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def when_started(self, callback: Callable[[], None]) -> None:
-        """Call back in the event loop once the server accepts connections."""
+        """Set a callback for when the server accepts connections."""
         self._when_started = callback
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -70,7 +70,7 @@ class DrainingServer(uvicorn.Server):
         self._when_started()
 
     def stop(self) -> None:
-        """Begin to shut down, or end at once if that has begun; from any thread or signal handler."""
+        """Start to shut down; if already shutting down, exit at once. Thread-safe, also in signal handlers."""
         self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
@@ -119,11 +119,11 @@ def run(app: Starlette, host: str, port: int) -> None:
     """Serve an application until a signal ends it."""
     service: Service = app.state.service
     listeners = listen(host, port, service.limits)
-    announce(listeners[0], host, service.models, service.authenticator.keys)
+    log_address(listeners[0], host, service.models, service.authenticator.keys)
     server_for(app).run(sockets=listeners)
 
 
-def announce(listener: socket.socket, host: str, models: Iterable[str], keys: ApiKeys) -> None:
+def log_address(listener: socket.socket, host: str, models: Iterable[str], keys: ApiKeys) -> None:
     """Log the address of the server, and warn if it is open to everyone."""
     address, port = listener.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
@@ -138,17 +138,17 @@ def server_for(app: Starlette, handles_signals: bool = True) -> DrainingServer:
     limits = service.limits
     most = allowed_connections(limits.connections)
     proxies = [address.strip() for address in os.environ.get(PROXIES, "").split(",")]
-    gate = Gate(limits, service.counters, service.metrics, most, proxies)
+    limiter = ConnectionLimiter(limits, service.counters, service.metrics, most, proxies)
     config = uvicorn.Config(
         app,
-        http=partial(HttpProtocol, gate=gate, limits=limits),  # type: ignore[arg-type]
-        ws=partial(WebSocketProtocol, gate=gate, limits=limits),  # type: ignore[arg-type]
+        http=partial(HttpProtocol, limiter=limiter, limits=limits),  # type: ignore[arg-type]
+        ws=partial(WebSocketProtocol, limiter=limiter, limits=limits),  # type: ignore[arg-type]
         ws_max_size=2 * limits.message_bytes,
         ws_ping_interval=limits.ping_seconds,
         ws_ping_timeout=limits.ping_seconds,
         ws_per_message_deflate=False,  # costs memory, and gains nothing for short messages
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=LAST_SECONDS,
+        timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
         backlog=BACKLOG,
         access_log=False,
         log_config=None,
@@ -174,12 +174,12 @@ def allowed_connections(wanted: int) -> int:
 
 
 def listen(host: str, port: int, limits: Limits, count: int = 1) -> list[socket.socket]:
-    """Open listening sockets on one port, among which the kernel shares out connections; port 0 takes a free one."""
+    """Open listening sockets on one port, among which the kernel balances connections; port 0 takes a free one."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listeners = [_bind(family, address[0], int(address[1]))]
         if count > 1:
-            port = listeners[0].getsockname()[1]  # nobody else has it
+            port = listeners[0].getsockname()[1]  # it is free
             listeners.pop().close()
             listeners = [
                 socket.create_server((address[0], port), family=family, backlog=BACKLOG, reuse_port=True)
@@ -195,7 +195,7 @@ def listen(host: str, port: int, limits: Limits, count: int = 1) -> list[socket.
 
 
 def _bind(family: int, address: str | int, port: int) -> socket.socket:
-    """Open a socket; the workers of a server that was killed may need a moment to release the port."""
+    """Open a listening socket; retry while workers of a killed server still hold the port."""
     deadline = time.monotonic() + BIND_SECONDS
     while True:
         try:

@@ -1,7 +1,7 @@
 """Sessions: streams that outlive the connections of their clients.
 
-A session is attached to at most one connection at a time. While detached it goes on translating what it has received,
-as far as its outbox has room, and waits for `grace_seconds` to be resumed.
+A session is attached to at most one connection at a time. While detached it keeps translating the input received, as
+long as its outbox has space, and can be resumed for `grace_seconds`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simulmt.runtime.revisions import feed
 from simulmt.serve.audio import Audio, Recognised, RecogniserPool, SpeechInput
 from simulmt.serve.limits import Counted, Counters, Limits, Throttle
 from simulmt.serve.metrics import Metrics
-from simulmt.serve.models import CHARACTERS_AT_ONCE, Model, chunks, log_failure
+from simulmt.serve.models import CHUNK_CHARACTERS, Model, chunks, log_failure
 from simulmt.serve.outbox import Outbox
 from simulmt.serve.peers import Peers
 from simulmt.serve.protocol import (
@@ -40,7 +40,7 @@ from simulmt.serve.rooms import Publisher
 from simulmt.speech.audio import RATE
 
 MESSAGE_COST = 64  # characters that a message counts for, besides its text
-LONGEST_JOINED = 4_096  # characters up to which texts that wait are joined
+LONGEST_JOINED = 4_096  # characters up to which queued texts are joined
 DRAINING = "the server is shutting down; continue at another one, or in a moment"
 FAILED = "the server failed to translate this stream; start it again"
 
@@ -66,7 +66,7 @@ class _Received:
 
 
 class Budget:
-    """A number of characters, or samples, that may be outstanding; `spend` waits while it is used up."""
+    """Back-pressure: a bound on outstanding characters or samples; `spend` waits while it is exceeded."""
 
     def __init__(self, characters: float) -> None:
         self._all = self._left = characters
@@ -78,7 +78,7 @@ class Budget:
         return self._left < self._all
 
     async def spend(self, characters: int) -> None:
-        """Wait until something is left; a single message may overdraw it."""
+        """Wait until the bound is not exceeded; a single message may exceed it."""
         await self._available.wait()
         self.refund(-characters)
 
@@ -116,7 +116,7 @@ class Session:
         self._stream = model.stream(delay)
         self._throttle = Throttle(limits.characters_per_second, limits.burst_characters, model.translator.clock)
         self._unread = Budget(limits.unread_characters)
-        self._unheard = Budget(limits.audio_seconds * RATE)
+        self._unrecognised = Budget(limits.audio_seconds * RATE)
         self._inbox: asyncio.Queue[_Received | None] = asyncio.Queue()  # bounded by the budget; None: draining
         self._newest: _Received | None = None  # the last one in the inbox
         self._metrics = metrics
@@ -130,11 +130,11 @@ class Session:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is still to be translated."""
-        return self._stream.is_due or self._unread.is_used or self._unheard.is_used
+        """Whether input is still to be translated."""
+        return self._stream.is_due or self._unread.is_used or self._unrecognised.is_used
 
     async def receive(self, message: Input | Audio, attachment: Attachment) -> None:
-        """Queue a message, once there is room for it; a message that comes too late is not counted as received."""
+        """Queue a message once there is space; after the end of the attachment it is not counted as received."""
         if self.state is State.FINISHING:
             raise RefusedError(ErrorCode.OUT_OF_ORDER, "no message may follow finish")
         if isinstance(message, Source) and self.speech is not None:
@@ -161,8 +161,8 @@ class Session:
     def _queue(self, message: Input | Audio, arrived: float) -> None:
         """Add a message to the inbox.
 
-        Texts that wait are joined. So a long text is read to its end, and pings behind it are answered, even if it
-        comes in many small messages.
+        Queued texts are joined, so that a long text in many small messages does not hit the limit, and pings after it
+        are answered.
         """
         newest = self._newest.message if self._newest is not None else None
         if isinstance(message, Source) and isinstance(newest, Source) and len(newest.text) < LONGEST_JOINED:
@@ -174,19 +174,19 @@ class Session:
         self._inbox.put_nowait(self._newest)
 
     def _budget(self, message: Input | Audio) -> tuple[Budget, int]:
-        """Return what bounds messages of this kind, and the cost of this one."""
+        """Return the budget for this kind of message, and the cost of this one."""
         if isinstance(message, Audio):
-            return self._unheard, message.length
+            return self._unrecognised, message.length
         return self._unread, MESSAGE_COST + (len(message.text) if isinstance(message, Source) else 0)
 
     def drain(self) -> None:
-        """Receive no more; once everything received is translated, tell the client that the server shuts down."""
+        """Stop receiving; after translating what was received, tell the client that the server shuts down."""
         if self.state is State.LIVE:
             self.state = State.DRAINING
             self._inbox.put_nowait(None)
 
     def stop(self) -> None:
-        """Drop everything that is still to be translated."""
+        """Drop the remaining input."""
         self._worker.cancel()
         if self.speech is not None:
             self.speech.close()
@@ -199,7 +199,7 @@ class Session:
             self._end(Error(ErrorCode.INTERNAL, FAILED))
 
     async def _translate(self) -> Done | Error:
-        """Translate what arrives, a bounded part at a time; return the last message to the client."""
+        """Translate input as it arrives, in bounded chunks; return the last message to the client."""
         while True:
             if self._inbox.empty():
                 await self._advance()
@@ -227,7 +227,7 @@ class Session:
                 for chunk in chunks(text):
                     self._stream.accept(chunk, arrived)
                     self._accepted += len(chunk)
-                    if self._accepted >= CHARACTERS_AT_ONCE:
+                    if self._accepted >= CHUNK_CHARACTERS:
                         await self._advance()
             case Delay(k):
                 self._stream.set_delay(k)
@@ -255,18 +255,18 @@ class Session:
         if self._is_translated:
             now = self.model.translator.clock()
             feed(self._stream, recognised.words, recognised.seconds + now - arrived, now)
-        await self.outbox.room()
+        await self.outbox.wait_for_space()
         for transcript in self.speech.transcripts(recognised.words):
             self.outbox.put(transcript)
         if recognised.words:
             await self._advance()
 
     async def _advance(self) -> None:
-        """Compute until nothing is due, as long as the client reads the output."""
+        """Compute until nothing is due; wait while the outbox is full (back-pressure)."""
         self._accepted = 0
         self._report_sentences()
         while self._stream.is_due:
-            await self.outbox.room()
+            await self.outbox.wait_for_space()
             for commit in await self.model.step(self._stream):
                 self._metrics.count(self.model.name, commit, commit.source_words - self._words)
                 self._words, self._commits = commit.source_words, commit.seq
@@ -281,7 +281,7 @@ class Session:
 
     def _undo(self) -> None:
         undone = self._stream.undo()
-        self._sentences = self._stream.sentences_finished  # a sentence that was taken back is not reported
+        self._sentences = self._stream.sentences_finished  # an undone sentence is not reported
         if undone is None:
             self.outbox.put(Undone(None, ""))
             return
@@ -322,7 +322,7 @@ class Sessions:
         pool: RecogniserPool | None = None,
         is_translated: bool = True,
     ) -> Session:
-        """Begin a session, unless the server is full or shuts down; with audio, if a pool of recognisers is given."""
+        """Open a session, unless the server is full or shutting down; with audio if a pool is given."""
         self._refuse_when_draining()
         limits, counters = self._limits, self._counters
         if counters.of(Counted.STREAMS, address) >= limits.streams_per_address:
@@ -341,7 +341,7 @@ class Sessions:
         return session
 
     def find(self, name: str, seq: int) -> Session:
-        """Return the session of this name, ready to send what follows commit `seq`."""
+        """Return the session of this name, rewound to commit `seq`."""
         self._refuse_when_draining()
         session = self._sessions.get(name)
         if session is None or not session.outbox.rewind(seq):
@@ -349,7 +349,7 @@ class Sessions:
         return session
 
     def attach(self, session: Session) -> Attachment:
-        """Attach a session to a connection; a connection that had it before loses it."""
+        """Attach a session to a connection; detach an earlier connection."""
         if session.expiry is not None:
             session.expiry.cancel()
         if session.attachment is None:
@@ -361,7 +361,7 @@ class Sessions:
         return session.attachment
 
     def detach(self, session: Session, attachment: Attachment, remedy: Remedy) -> None:
-        """Release a session whose connection is gone, unless another connection has it; it waits or ends."""
+        """Detach a session from a closed connection, unless another connection has it; keep it if it can be resumed."""
         if session.attachment is not attachment:
             return
         session.attachment = None
@@ -372,13 +372,13 @@ class Sessions:
             session.expiry = loop.call_later(self._limits.grace_seconds, self.forget, session)
             return
         if remedy is Remedy.RESTART and session.room is not None:
-            # The client will start again and open the room again; its viewers need not notice.
+            # The client will reopen the room in a new session; keep its viewers until then.
             loop.call_later(self._limits.grace_seconds, session.room.close)
             session.room = None
         self.forget(session)
 
     async def drain(self) -> None:
-        """Let every stream finish what it has received, then send its client away; bounded in time."""
+        """Let every stream translate its input, then disconnect its client; bounded by `drain_seconds`."""
         self.is_draining = True
         for session in self._sessions.values():
             session.drain()
@@ -402,7 +402,7 @@ class Sessions:
         raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many streams {where} (limit {most}); try again later")
 
     def _evict(self, group: list[Session], most: int) -> None:
-        """Make room for one more by dropping the oldest session that is not attached: its client can start again."""
+        """Drop the oldest detached session if the limit is reached; its client can start again."""
         waiting = next((session for session in group if session.attachment is None), None)
         if len(group) >= most and waiting is not None:
             self.forget(waiting)

@@ -1,7 +1,7 @@
-"""HTTP and WebSocket connections that hold out against slow, silent and flooding peers.
+"""HTTP and WebSocket protocols with protection against slow, idle and flooding peers.
 
 Subclasses of uvicorn's protocols: they cap the number of connections, give requests a deadline, and end every WebSocket
-with an `error` message that says why.
+with an `error` message that gives the reason.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ logger = logging.getLogger("simulmt.serve")
 CLOSING_SECONDS = 5.0  # for a peer to read the last message and close its side
 ANY_PROXY = "*"
 INVALID_TEXT = 1007  # close code
-QUEUED_MESSAGES = 16  # received and not yet taken by the application; then reading pauses
-# Bytes sent after which the peer must have answered a ping. Without this bound a slow reader has megabytes in the
-# buffers of the network, and its answer to a ping comes far too late.
+QUEUED_MESSAGES = 16  # received and not yet read by the application; then reading pauses (back-pressure)
+# Bytes sent after which the peer must answer a ping. Without this bound the network would buffer megabytes for a slow
+# reader, and its pong would come far too late.
 UNCONFIRMED_BYTES = 65_536
-# Pings, pongs and continuation frames a second, and at once, that one peer may send.
+# Limit on pings, pongs and continuation frames of a peer: per second, and burst.
 CONTROL_FRAMES_PER_SECOND, CONTROL_FRAMES_BURST = 100.0, 1_000
 
 
-class Gate:
+class ConnectionLimiter:
     """Counts open connections, and refuses those above the limits.
 
-    When a server is full, the connection that has waited longest without sending a request gives way, so that idle
-    connections cannot lock others out. Peers in `proxies` connect on behalf of many clients and are not limited per
+    When the server is full, the oldest connection without a request is closed, so that idle connections cannot lock
+    others out. Peers in `proxies` connect on behalf of many clients and are not limited per
     address.
     """
 
@@ -55,36 +55,36 @@ class Gate:
         self._most = most  # of this process
         self._proxies = proxies
         self._addresses: dict[asyncio.Transport, str] = {}
-        self._silent: dict[asyncio.Transport, None] = {}  # no request yet, oldest first
+        self._idle: dict[asyncio.Transport, None] = {}  # no request yet, oldest first
 
-    def enter(self, transport: asyncio.Transport, address: str) -> str | None:
-        """Count a new connection; return why it is refused, if it is."""
+    def add(self, transport: asyncio.Transport, address: str) -> str | None:
+        """Count a new connection; return the reason if it is refused."""
         limits, counters = self._limits, self._counters
         at_address = counters.of(Counted.CONNECTIONS, address)
         is_limited = address not in self._proxies and ANY_PROXY not in self._proxies
         if is_limited and at_address >= limits.connections_per_address:
             return f"too many connections from this address; the limit is {limits.connections_per_address}"
         if len(self._addresses) >= self._most or counters.total(Counted.CONNECTIONS) >= limits.connections:
-            if not self._silent:
+            if not self._idle:
                 return "too many connections; try again later"
-            oldest = next(iter(self._silent))
-            self.leave(oldest)
+            oldest = next(iter(self._idle))
+            self.remove(oldest)
             oldest.abort()
         self._addresses[transport] = address
-        self._silent[transport] = None
+        self._idle[transport] = None
         counters.add(Counted.CONNECTIONS, address)
         return None
 
     def count_error(self, code: ErrorCode) -> None:
         self._metrics.errors.labels(code).inc()
 
-    def note_request(self, transport: asyncio.Transport) -> None:
-        """Note that a connection has sent a whole request."""
-        self._silent.pop(transport, None)
+    def mark_active(self, transport: asyncio.Transport) -> None:
+        """Mark a connection that has sent a complete request."""
+        self._idle.pop(transport, None)
 
-    def leave(self, transport: asyncio.Transport) -> None:
-        """Stop counting a connection; harmless when it is not counted."""
-        self._silent.pop(transport, None)
+    def remove(self, transport: asyncio.Transport) -> None:
+        """Stop counting a connection; do nothing if it is not counted."""
+        self._idle.pop(transport, None)
         address = self._addresses.pop(transport, None)
         if address is not None:
             self._counters.add(Counted.CONNECTIONS, address, -1)
@@ -93,9 +93,9 @@ class Gate:
 class HttpProtocol(H11Protocol):
     """HTTP/1.1 with a limit on connections and a deadline for every request to arrive."""
 
-    def __init__(self, *, gate: Gate, limits: Limits, **settings: Any) -> None:
+    def __init__(self, *, limiter: ConnectionLimiter, limits: Limits, **settings: Any) -> None:
         super().__init__(**settings)
-        self._gate = gate
+        self._limiter = limiter
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
         self._is_refused = False
@@ -103,7 +103,7 @@ class HttpProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self.client is not None:  # else a Unix socket: another worker of this server
-            refusal = self._gate.enter(transport, self.client[0])
+            refusal = self._limiter.add(transport, self.client[0])
             if refusal is not None:
                 self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, refusal)
                 return
@@ -111,7 +111,7 @@ class HttpProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
-        self._gate.leave(self.transport)
+        self._limiter.remove(self.transport)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -124,16 +124,16 @@ class HttpProtocol(H11Protocol):
             if self._deadline is None:
                 self._set_deadline()
         else:
-            self._gate.note_request(self.transport)
+            self._limiter.mark_active(self.transport)
             self._clear_deadline()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._clear_deadline()
-        self._gate.note_request(self.transport)
+        self._limiter.mark_active(self.transport)
         super().handle_websocket_upgrade(event)
 
     def on_response_complete(self) -> None:
-        self._clear_deadline()  # from here on the keep-alive timeout counts
+        self._clear_deadline()  # the keep-alive timeout takes over
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -168,11 +168,11 @@ class HttpProtocol(H11Protocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """A WebSocket that bounds what a peer can make it do, and explains why it closes."""
+    """A WebSocket with limits on what a peer can send, and an error message on closing."""
 
-    def __init__(self, *, gate: Gate, limits: Limits, **settings: Any) -> None:
+    def __init__(self, *, limiter: ConnectionLimiter, limits: Limits, **settings: Any) -> None:
         super().__init__(**settings)
-        self._gate = gate
+        self._limiter = limiter
         self._limits = limits
         self._sending_deadline: asyncio.TimerHandle | None = None
         self.close_timeout = CLOSING_SECONDS
@@ -182,21 +182,21 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._control_frames = Throttle(CONTROL_FRAMES_PER_SECOND, CONTROL_FRAMES_BURST, self.loop.time)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gate.leave(self.transport)
+        self._limiter.remove(self.transport)
         self._clear_sending_deadline()
         self._confirm()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._sending_deadline = self.loop.call_later(self._limits.sending_seconds, self._give_up_sending)
+        self._sending_deadline = self.loop.call_later(self._limits.sending_seconds, self._fail_slow_reader)
 
     def resume_writing(self) -> None:
         self._clear_sending_deadline()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_failed:  # else it is only read so that the peer gets to read the explanation
+        if not self._is_failed:  # else discard input until the peer has read the error
             super().data_received(data)
 
     def handle_events(self) -> None:
@@ -233,7 +233,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.queue.qsize() >= QUEUED_MESSAGES and not self.read_paused:
             self.read_paused = True
             self.transport.pause_reading()
-            self._confirm()  # an answer to a ping would not be read
+            self._confirm()  # a pong would not be read
 
     def handle_parser_exception(self) -> None:
         if isinstance(self.conn.parser_exc, PayloadTooBig):
@@ -242,7 +242,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.fail(ErrorCode.BAD_MESSAGE, f"invalid WebSocket frame: {self.conn.parser_exc}")
 
     def keepalive_timeout(self) -> None:
-        if self.read_paused:  # the pong may be waiting behind messages that are not read yet
+        if self.read_paused:  # the pong may be queued behind unread messages
             self.pong_timer = self.pending_ping_payload = None
             self.schedule_ping()
         else:
@@ -259,9 +259,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             raise ClientDisconnected
         await super().send(message)
         if message["type"] == "websocket.send":
-            await self._await_reader(len(message.get("text") or message.get("bytes") or ""))
+            await self._apply_back_pressure(len(message.get("text") or message.get("bytes") or ""))
         if message["type"] == "websocket.close" and self.close_timer is not None:
-            # transport.close() would wait, perhaps forever, for the peer to read what was sent.
+            # transport.close() would wait indefinitely for the peer to read.
             self.close_timer.cancel()
             self.close_timer = self.loop.call_later(self.close_timeout, self.transport.abort)
 
@@ -273,14 +273,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
             return
         logger.info("connection closed: %s", code)
-        self._gate.count_error(code)
+        self._limiter.count_error(code)
         self._is_failed = self.close_sent = True
         self.stop_keepalive()
-        self.writable.set()  # whoever waits to send is to find out
+        self.writable.set()  # wake up pending sends
         self._confirm()
         close_code = code.info.close_code if close_code is None else close_code
         self.queue.put_nowait({"type": "websocket.disconnect", "code": close_code, "reason": code})
-        if self.conn.state is State.OPEN:  # else the parser has failed and brings its own close frame
+        if self.conn.state is State.OPEN:  # else the parser has failed and sends its own close frame
             self.conn.send_close(close_code, code)
         explanation = Frame(Opcode.TEXT, write(Error(code, message)).encode()).serialize(mask=False)
         self.transport.write(explanation + b"".join(self.conn.data_to_send()))
@@ -291,8 +291,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
         self.close_timer = self.loop.call_later(self.close_timeout, self.transport.abort)
 
-    async def _await_reader(self, size: int) -> None:
-        """Note what was sent; if it is much, wait until the peer has read it, which its answer to a ping shows."""
+    async def _apply_back_pressure(self, size: int) -> None:
+        """Count bytes sent; above the limit, wait for a pong, which shows that the peer has read them."""
         self._unconfirmed += size
         if self._unconfirmed < UNCONFIRMED_BYTES or self.read_paused or self.close_sent:
             return
@@ -307,7 +307,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._unconfirmed = 0
         self._is_confirmed.set()
 
-    def _give_up_sending(self) -> None:
+    def _fail_slow_reader(self) -> None:
         self.fail(ErrorCode.SLOW_READER, "the client does not read what is sent")
 
     def _clear_sending_deadline(self) -> None:

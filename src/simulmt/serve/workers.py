@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("simulmt.serve")
 
-QUICK_DEATH = 5.0  # seconds after its start; the next worker then waits a moment
+EARLY_EXIT_SECONDS = 5.0  # if a worker exits earlier than this after its start, wait before restarting it
 READY, STOP = "ready", "stop"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a server, as its workers get them."""
+    """The settings of a server, passed to its workers."""
 
     models: tuple[str, ...]
     host: str
@@ -55,7 +55,7 @@ class Settings:
     recognisers: Mapping[str, str] = field(default_factory=dict)  # names by language
 
     def __post_init__(self) -> None:
-        """Find mistakes before any worker is started."""
+        """Validate settings before any worker is started."""
         Origins(self.origins)
         for model in self.models:
             find(model)
@@ -81,7 +81,7 @@ class Worker:
     """A worker process, seen from the supervisor."""
 
     def __init__(self, settings: Settings, peers: Peers, listener: socket.socket) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked onnxruntime would be missing its threads
+        context = multiprocessing.get_context("spawn")  # onnxruntime's threads do not survive a fork
         self.number = peers.worker
         self._control, control = context.Pipe()
         self.started = time.monotonic()
@@ -90,7 +90,7 @@ class Worker:
         control.close()
 
     def await_ready(self) -> str:
-        """Return READY, or why the worker cannot start."""
+        """Return READY, or the reason why the worker cannot start."""
         try:
             return str(self._control.recv())
         except (EOFError, ConnectionError):
@@ -131,7 +131,7 @@ class Supervisor:
                     self._replace(worker)
 
     def stop(self, _number: int = 0, _frame: FrameType | None = None) -> None:
-        """Stop all workers; the second time, at once."""
+        """Stop all workers; kill them on the second call."""
         self._signals += 1
         if self._signals > 1:
             self._kill_all()
@@ -148,7 +148,7 @@ class Supervisor:
 
         logger.warning("worker %d died with code %s; starting another", worker.number, worker.process.exitcode)
         multiprocess.mark_process_dead(worker.process.pid)  # type: ignore[no-untyped-call]
-        if time.monotonic() - worker.started < QUICK_DEATH:
+        if time.monotonic() - worker.started < EARLY_EXIT_SECONDS:
             time.sleep(1.0)
         if not self._signals:
             self._workers.append(self._start_worker(worker.number))
@@ -160,7 +160,7 @@ class Supervisor:
 
 def run_workers(settings: Settings, port: int, workers: int) -> None:
     """Serve with several workers until a signal ends them."""
-    from simulmt.serve.server import announce, listen
+    from simulmt.serve.server import listen, log_address
 
     with ExitStack() as stack:
         listeners = [stack.enter_context(each) for each in listen(settings.host, port, settings.limits, workers)]
@@ -170,7 +170,7 @@ def run_workers(settings: Settings, port: int, workers: int) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, supervisor.stop)
         supervisor.start()
-        announce(listeners[0], settings.host, [Path(model).name for model in settings.models], settings.keys)
+        log_address(listeners[0], settings.host, [Path(model).name for model in settings.models], settings.keys)
         supervisor.run()
 
 
@@ -184,7 +184,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def _work(settings: Settings, peers: Peers, listener: socket.socket, control: Connection) -> None:
-    """Run a worker; in a process of its own."""
+    """Run a worker; the target of its process."""
     from simulmt.serve.server import server_for, set_up_logging
 
     for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all processes; the supervisor stops the workers
@@ -200,12 +200,12 @@ def _work(settings: Settings, peers: Peers, listener: socket.socket, control: Co
         path.unlink()
     inner = socket.socket(socket.AF_UNIX)
     inner.bind(str(path))
-    server.when_started(lambda: _obey(control, server.stop))
+    server.when_started(lambda: _connect_supervisor(control, server.stop))
     server.run(sockets=[listener, inner])
 
 
-def _obey(control: Connection, stop: Callable[[], None]) -> None:
-    """Tell the supervisor that this worker serves; stop when it says so, and at once should it die."""
+def _connect_supervisor(control: Connection, stop: Callable[[], None]) -> None:
+    """Report to the supervisor that this worker is ready; stop on its request, exit at once if it dies."""
 
     def listen() -> None:
         try:
