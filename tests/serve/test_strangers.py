@@ -286,7 +286,7 @@ def test_no_more_is_sent_than_a_slow_reader_has_read(served: Served) -> None:
         while PING_HEAD not in answer:
             answer += client.recv(65_536)
         (session,) = served.sessions._attached()
-        eventually(lambda: not session.outbox._room.is_set())  # so it waits, though everything was taken from the line
+        eventually(lambda: not session.outbox._has_space.is_set())  # so it waits, although everything was received
         while b'{"type":"done"}' not in answer:
             while PING_HEAD in answer:
                 _, answer = answer.split(PING_HEAD, 1)

@@ -27,7 +27,7 @@ class Limits:
     requests_per_address: int = 8
     viewers: int = 3_000  # of all rooms
     rooms: int = 256
-    kept_sentences: int = 6  # of a room, for viewers that come late
+    kept_sentences: int = 6  # of a room, for viewers that join late
     kept_seconds: float = 120.0  # after the end of a speech, for viewers whose connection was lost
     message_bytes: int = 65_536
     characters_per_second: float = 5_000.0  # translated per stream; then input is throttled

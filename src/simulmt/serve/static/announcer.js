@@ -1,10 +1,10 @@
-/** Whole sentences for screen readers; text that grows by syllables would be a stutter. */
+/** Announce whole sentences to screen readers; announcing every piece would stutter. */
 
 const KEPT_SENTENCES = 5;
 
 const log = document.querySelector(".announcer");
 
-/** @param {string} sentence @param {string} language as the `lang` attribute wants it */
+/** @param {string} sentence @param {string} language for the `lang` attribute */
 export function announce(sentence, language) {
   const line = document.createElement("p");
   line.textContent = sentence;
@@ -13,6 +13,6 @@ export function announce(sentence, language) {
   while (log.childElementCount > KEPT_SENTENCES) log.firstElementChild.remove();
 }
 
-export function forgetAnnouncements() {
+export function clearAnnouncements() {
   log.replaceChildren();
 }

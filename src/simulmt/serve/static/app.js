@@ -1,6 +1,6 @@
 /** The live page: one source, one lane or two. */
 
-import { announce, forgetAnnouncements } from "./announcer.js";
+import { announce, clearAnnouncements } from "./announcer.js";
 import { merged } from "./connection.js";
 import { Lane } from "./lane.js";
 import { Microphone } from "./microphone.js";
@@ -38,9 +38,9 @@ const status = new Status(find(".connection"));
 let models = [];
 /** @type {import("./models.js").Model} */
 let model;
-/** @type {import("./connection.js").Message[]} what was sent and not taken back, for lanes that join later */
+/** @type {import("./connection.js").Message[]} messages sent and not undone, for lanes added later */
 let history = [];
-/** @type {import("./connection.js").Message[]} what was sent before there was a lane */
+/** @type {import("./connection.js").Message[]} messages sent before there was a lane */
 const early = [];
 /** @type {Lane[]} */
 let lanes = [];
@@ -71,7 +71,7 @@ function isEmpty() {
 
 /** @param {import("./connection.js").Message} message */
 function send(message) {
-  if (message.type !== "undo") history.push(message); // what an undo takes back is known when it is answered
+  if (message.type !== "undo") history.push(message); // what an undo removes is known from the answer
   if (lanes.length === 0) early.push(message);
   for (const lane of lanes) lane.send(message);
 }
@@ -91,7 +91,7 @@ function addLane(saved) {
   document.body.dataset.lanes = String(lanes.length);
 }
 
-/** @param {number | null} _ the sentence that was taken back @param {string} text its source */
+/** @param {number | null} _ the undone sentence @param {string} text its source */
 function takeBack(_, text) {
   history = dropWords(history, splitWords(text).length);
   source.takenBack(text);
@@ -118,7 +118,7 @@ function showState(index, state, code) {
   }
 }
 
-/** Open the lanes again as they are: with another key, or without an audience. */
+/** Reopen the lanes with their state: with another key, or without a room. */
 function reopen() {
   const [first, second] = lanes.map((lane) => lane.saved);
   const { model: name, delay } = first.session.start;
@@ -130,7 +130,7 @@ function reopen() {
 
 function askForKey() {
   keyDialog.querySelector(".trouble").textContent = apiKey ? "That key is not valid. Check it and try again." : "";
-  keyDialog.returnValue = ""; // stays so if the dialog is only closed
+  keyDialog.returnValue = ""; // unchanged if the dialog is dismissed
   keyDialog.showModal();
   keyDialog.querySelector("input").select();
 }
@@ -143,7 +143,7 @@ function useKey() {
   reopen();
 }
 
-/** Translate the source so far once more, with the model that is chosen now. @param {(number | null)[]} delays */
+/** Translate the source so far again, with the current model. @param {(number | null)[]} delays */
 function translateAgain(delays) {
   const isKnown = (delay) => model.delays.includes(delay);
   const [first, second] = delays.map((delay) => (isKnown(delay) ? delay : model.default_delay));
@@ -155,17 +155,17 @@ function translateAgain(delays) {
   showModel();
 }
 
-/** Begin with an empty page; the delays stay. */
+/** Clear the page; keep the delays. */
 function begin() {
   const delays = lanes.map((lane) => lane.delay);
   history = [];
-  forgetAnnouncements();
+  clearAnnouncements();
   microphone.stop();
   source.clear();
   translateAgain(delays);
 }
 
-/** Ask before a text is cleared; nothing brings it back.
+/** Ask before clearing a text, which cannot be undone.
  *  @param {{title: string, reason: string}} question @returns {Promise<boolean>} */
 function mayClear({ title, reason }) {
   if (isEmpty()) return Promise.resolve(true);
@@ -226,9 +226,9 @@ function toggle(button) {
   return isOn;
 }
 
-/** Keep the page above the keyboard on screen, where the browser does not do so by itself. */
+/** Keep the page above the on-screen keyboard in browsers that do not do so. */
 function fitScreen() {
-  if (visualViewport.scale > 1.01) return; // somebody looks closer
+  if (visualViewport.scale > 1.01) return; // the user has zoomed in
   document.documentElement.style.setProperty("--screen", `${visualViewport.height}px`);
 }
 
@@ -252,14 +252,14 @@ function setUp() {
   visualViewport.addEventListener("resize", fitScreen);
 }
 
-/** Show the text that was left here, before there is a server to translate it. */
+/** Show the saved text before the server is reachable. */
 function restoreSource() {
   if (!saved) return;
   history = saved.history;
   source.restore(history, saved.rest);
 }
 
-/** Go on with that text if its languages are still served; else at least its source. */
+/** Restore the saved translation if its model is still served, else only the source. */
 function restoreTranslation() {
   const same = models.find(({ name }) => name === saved?.model);
   const similar = models.find(({ source }) => source === saved?.language);
@@ -270,7 +270,7 @@ function restoreTranslation() {
     history = [];
   }
   setUp();
-  if (!same) return translateAgain([model.default_delay]); // with what was typed while the server was not there yet
+  if (!same) return translateAgain([model.default_delay]); // including text typed before the server was reachable
   sharing.restore(saved.room);
   addLane(saved.lane);
   early.forEach((message) => lanes[0].send(message));

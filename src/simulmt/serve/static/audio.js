@@ -1,4 +1,4 @@
-/** The speech recogniser of the server: audio goes out, final and tentative text comes back.
+/** The speech recogniser of the server: send audio, receive final and tentative text.
  *
  * Audio that the server has not acknowledged is kept, and sent again after a lost connection.
  */
@@ -6,10 +6,10 @@
 import { Backoff, socketAddress } from "./backoff.js";
 
 const SAMPLE_RATE = 16_000;
-const LONGEST_FRAME = 32_000; // samples of a binary message; servers limit them
-const MOST_KEPT = 60 * SAMPLE_RATE; // samples; a longer silence of the network loses speech
+const LONGEST_FRAME = 32_000; // samples per binary message; servers limit them
+const MOST_KEPT = 60 * SAMPLE_RATE; // samples; older audio is dropped while the connection is lost
 const FULL = new Set(["too_many_streams"]);
-const PASSING = new Set(["slow_reader", "draining", "internal", "idle"]); // errors that time may heal
+const TRANSIENT = new Set(["slow_reader", "draining", "internal", "idle"]); // transient errors
 
 /** @typedef {import("./microphone.js").Listener} Listener */
 
@@ -41,7 +41,7 @@ export class ServerRecogniser {
     this.#stream = stream;
     this.#context = new AudioContext({ sampleRate: SAMPLE_RATE });
     await this.#context.audioWorklet.addModule(new URL("recorder.js", import.meta.url));
-    if (this.#isOver) return this.stop(); // while the browser asked for permission
+    if (this.#isOver) return this.stop(); // stopped while the browser asked for permission
     const recorder = new AudioWorkletNode(this.#context, "recorder", { channelCount: 1, channelCountMode: "explicit" });
     recorder.port.onmessage = ({ data }) => this.#session.send(new Int16Array(data));
     stream.getTracks()[0].onended = () => this.#isOver || this.#listener.failed("audio-capture");
@@ -49,7 +49,7 @@ export class ServerRecogniser {
   }
 }
 
-/** A session with audio that outlives its connections. */
+/** An audio session that survives lost connections. */
 export class AudioSession {
   #start;
   #listener;
@@ -60,7 +60,7 @@ export class AudioSession {
   #isReady = false;
   #isFinishing = false;
   #backoff = new Backoff();
-  #kept = new Int16Array(0); // from sample number #firstKept of the session on
+  #kept = new Int16Array(0); // unacknowledged samples, from number #firstKept of the session on
   #firstKept = 0;
   #sent = 0; // samples of the session that this connection has been sent
   #lastTranscript = 0;
@@ -85,26 +85,26 @@ export class AudioSession {
     this.#flush();
   }
 
-  /** Send no more; what was said is still recognised. */
+  /** Stop sending; audio already sent is still recognised. */
   finish() {
     this.#isFinishing = true;
     this.#backoff.cancel();
-    if (this.#isReady) this.#say({ type: "finish" });
+    if (this.#isReady) this.#sendMessage({ type: "finish" });
     else this.#socket?.close();
   }
 
   #connect = () => {
     const socket = new WebSocket(socketAddress("v1/stream"));
     this.#socket = socket;
-    socket.onopen = () => this.#greet();
+    socket.onopen = () => this.#sendOpening();
     socket.onmessage = ({ data }) => this.#receive(JSON.parse(data));
     socket.onclose = () => this.#retry();
   };
 
-  #greet() {
+  #sendOpening() {
     const { model, api_key } = this.#start;
-    if (this.#name) this.#say({ type: "resume", session: this.#name, seq: this.#lastTranscript, api_key });
-    else this.#say({ type: "start", model, input: "audio", output: "transcript", api_key });
+    if (this.#name) this.#sendMessage({ type: "resume", session: this.#name, seq: this.#lastTranscript, api_key });
+    else this.#sendMessage({ type: "start", model, input: "audio", output: "transcript", api_key });
   }
 
   #retry() {
@@ -152,9 +152,9 @@ export class AudioSession {
     if (code === "unknown_session") {
       this.#name = null;
       this.#lastTranscript = 0;
-      this.#greet();
+      this.#sendOpening();
     } else if (FULL.has(code)) this.#trouble = "full";
-    else if (!PASSING.has(code)) this.#trouble = "lost";
+    else if (!TRANSIENT.has(code)) this.#trouble = "lost";
   }
 
   #flush() {
@@ -166,7 +166,7 @@ export class AudioSession {
     }
   }
 
-  #say(message) {
+  #sendMessage(message) {
     if (this.#socket?.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(message));
   }
 }
@@ -178,7 +178,7 @@ function littleEndian(samples) {
   return view.buffer;
 }
 
-/** The name that browsers' recognisers have for an error of the microphone. @param {DOMException} error */
+/** Map a microphone error to the error code of SpeechRecognition. @param {DOMException} error */
 function codeOf({ name }) {
   if (name === "NotAllowedError") return "not-allowed";
   if (name === "NotFoundError" || name === "NotReadableError") return "audio-capture";

@@ -1,8 +1,8 @@
-/** When to connect again: at once after a good connection, ever later while nothing good comes. */
+/** Exponential back-off with jitter for reconnecting. */
 
 const FIRST_RETRY_MS = 250;
 const LONGEST_RETRY_MS = 8000;
-const STEADY_MS = 10_000; // a connection that lasted this long was a good one
+const STEADY_MS = 10_000; // a connection that lasted this long resets the back-off
 
 export class Backoff {
   #attempts = 0;
@@ -27,7 +27,7 @@ export class Backoff {
     this.#connectedAt = Infinity;
     const wait = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.#attempts);
     this.#attempts += 1;
-    // Many pages lose one server at the same time; they should not all come back at the same time.
+    // Jitter: pages that lose a server at the same time should not all reconnect at once.
     this.#timer = setTimeout(connect, wait * (0.5 + Math.random() / 2));
   }
 
@@ -36,7 +36,7 @@ export class Backoff {
   }
 }
 
-/** The address of a WebSocket of this server. @param {string} path */
+/** Return the URL of a WebSocket of this server. @param {string} path */
 export function socketAddress(path) {
   const address = new URL(path, document.baseURI);
   address.protocol = address.protocol.replace("http", "ws");

@@ -1,6 +1,6 @@
-/** The captions of a room, for an audience or, on nothing, for a video.
+/** The captions of a room, as a page or as a transparent overlay for video.
  *
- * /captions/ROOM                                      to read along
+ * /captions/ROOM                                      page for viewers
  * /captions/ROOM?overlay&size=48&lines=2&color=white  a browser source of OBS; size in px, or a CSS length such as 6vw
  */
 
@@ -20,9 +20,9 @@ const STATES = {
   closed: "The speaker has finished.",
   lost: "Connection lost, trying again…",
   refused: "This room cannot be opened.",
-  unauthorized: "The server asks for a key.",
+  unauthorized: "This server requires a key.",
 };
-// What stands in the place of the text, or below it.
+// Shown instead of the text, or below it.
 const NOTES = {
   live: "The captions will appear here.",
   waiting: "The captions will appear here as soon as somebody speaks in this room.",
@@ -33,7 +33,7 @@ const find = (selector) => document.querySelector(selector);
 const parameters = new URLSearchParams(location.search);
 const isOverlay = "obsstudio" in window || ["overlay", "size", "lines", "color"].some((name) => parameters.has(name));
 const room = roomName(decodeURIComponent(location.pathname.match(/\/captions\/([^/]+)\/?$/)?.[1] ?? ""));
-const key = new URLSearchParams(location.hash.slice(1)).get("key"); // servers do not see this part of an address
+const key = new URLSearchParams(location.hash.slice(1)).get("key"); // the fragment is not sent to the server
 
 function styleOverlay() {
   const size = parameters.get("size") ?? "";
@@ -60,7 +60,7 @@ function offerSizes() {
   show();
 }
 
-/** Ask for what is missing. @param {string} label @param {(answer: string) => void} answered */
+/** Ask for a missing value. @param {string} label @param {(answer: string) => void} answered */
 function ask(label, answered) {
   const form = find(".question");
   form.hidden = false;

@@ -1,17 +1,17 @@
-/** A translation session that outlives its connections, and the page.
+/** A translation session that survives lost connections and page reloads.
  *
- * Every message is kept in a log. After a lost connection the session is resumed and the log sent on from where the
- * server had received it. A server that no longer knows the session gets the whole log again; since what it writes
- * depends on the messages only, commits that were seen before are dropped, and nothing is lost, repeated or changed.
+ * Every message is kept in a log. After a lost connection the session is resumed, and the log is sent from the first
+ * message that the server has not received. If the server no longer knows the session, the whole log is sent again;
+ * since the output depends on the messages only, commits received before are dropped.
  */
 
 import { Backoff, socketAddress } from "./backoff.js";
 
-export const LONGEST_TEXT = 2000; // characters of a message; servers limit them
-const LONGEST_LOG = 5000; // messages that are saved one by one
+export const LONGEST_TEXT = 2000; // characters per message; servers limit them
+const LONGEST_LOG = 5000; // messages saved without merging
 const CLOCK_MS = 5000;
-const SLEEP_MS = 90_000; // longer than the clock of a hidden page is ever held back
-const PASSING = new Set(["too_many_streams", "slow_reader", "draining", "internal"]); // errors that time may heal
+const SLEEP_MS = 90_000; // longer than browsers throttle timers of hidden pages
+const TRANSIENT = new Set(["too_many_streams", "slow_reader", "draining", "internal"]); // transient errors
 
 /** @typedef {{type: "source", text: string} | {type: "delay", k: number} | {type: "end"} | {type: "undo"}} Message */
 /** @typedef {{seq: number, text: string, sentence: number, source_words: number,
@@ -21,7 +21,7 @@ const PASSING = new Set(["too_many_streams", "slow_reader", "draining", "interna
 /** @typedef {{commit(commit: Commit): void, sentence(): void, undone(sentence: number | null, source: string): void,
  *             state(state: State, code?: string): void}} Listener */
 /** @typedef {{start: Start, log: Message[], session: string | null, commits: number, sentences: number,
- *             undone: number[]}} Saved what it takes to go on after a reload of the page */
+ *             undone: number[]}} Saved state to continue with after a reload of the page */
 
 export class Session {
   #start;
@@ -37,7 +37,7 @@ export class Session {
   #isOver = false;
   #lastCommit;
   #lastSentence;
-  /** @type {Set<number>} the sentences that were taken back */
+  /** @type {Set<number>} the undone sentences */
   #undone;
   #backoff = new Backoff();
   #clock;
@@ -59,19 +59,19 @@ export class Session {
     this.#lastSentence = saved.sentences;
     this.#undone = new Set(saved.undone);
     this.#listener = listener;
-    if (this.#name !== null) this.#log = saved.log; // the server has counted these messages as they are
+    if (this.#name !== null) this.#log = saved.log; // the server counts these messages, so they must not be merged
     addEventListener("online", this.#connect);
     addEventListener("offline", this.#disconnect);
     this.#clock = setInterval(() => this.#noticeSleep(), CLOCK_MS);
     this.#connect();
   }
 
-  /** A session that is yet to be started. @param {Start} start @param {Message[]} log @returns {Saved} */
+  /** Return the state of a new session. @param {Start} start @param {Message[]} log @returns {Saved} */
   static fresh(start, log) {
     return { start, log, session: null, commits: 0, sentences: 0, undone: [] };
   }
 
-  /** After hours, not the messages that the server has counted, but the same text in few: it is sent again.
+  /** The state to save. A long log is merged into fewer messages, which start a new session.
    *  @returns {Saved} */
   get saved() {
     const isLong = this.#log.length > LONGEST_LOG;
@@ -92,12 +92,12 @@ export class Session {
     this.#flush();
   }
 
-  /** Go on as another session, with an audience or without; what was written stays.
+  /** Continue in a new session, with or without a room; keep the translation.
    *  @param {{room?: string, room_key?: string}} audience */
   move(audience) {
     const { model, delay } = this.#start;
     this.#start = { model, delay, ...audience };
-    if (this.#isReady) this.#say({ type: "finish" });
+    if (this.#isReady) this.#sendMessage({ type: "finish" });
     this.#name = null;
     this.#log = merged(this.#log);
     this.#drop();
@@ -105,7 +105,7 @@ export class Session {
   }
 
   close() {
-    if (this.#isReady) this.#say({ type: "finish" });
+    if (this.#isReady) this.#sendMessage({ type: "finish" });
     this.#end();
   }
 
@@ -116,26 +116,26 @@ export class Session {
     if (!this.#backoff.isTrying) this.#listener.state("connecting");
     const socket = new WebSocket(socketAddress("v1/stream"));
     this.#socket = socket;
-    socket.onopen = () => this.#greet();
+    socket.onopen = () => this.#sendOpening();
     socket.onmessage = ({ data }) => this.#socket === socket && this.#receive(JSON.parse(data));
     socket.onclose = () => this.#socket === socket && this.#retry();
   };
 
-  /** A computer that slept wakes up with connections that are dead and do not know it. */
+  /** Reconnect after the computer has slept, since its connections are dead without an error. */
   #noticeSleep() {
     const hasSlept = Date.now() - this.#clockSeen > SLEEP_MS;
     this.#clockSeen = Date.now();
     if (hasSlept) this.#disconnect();
   }
 
-  /** Let go of a connection that may hang for minutes before it notices its own death. */
+  /** Drop a connection that may take minutes to time out. */
   #disconnect = () => {
     this.#socket?.close();
     if (this.#socket) this.#retry();
   };
 
-  #greet() {
-    this.#say(
+  #sendOpening() {
+    this.#sendMessage(
       this.#name === null
         ? { type: "start", ...this.#start, api_key: this.#apiKey }
         : { type: "resume", session: this.#name, seq: this.#lastCommit, api_key: this.#apiKey },
@@ -161,8 +161,8 @@ export class Session {
   #drop() {
     const socket = this.#socket;
     this.#backoff.cancel();
-    this.#socket = null; // what still arrives is no longer heard
-    if (socket?.readyState === WebSocket.CONNECTING) socket.onopen = () => socket.close(); // sooner is an error
+    this.#socket = null; // ignore messages that still arrive
+    if (socket?.readyState === WebSocket.CONNECTING) socket.onopen = () => socket.close(); // now: an error
     else socket?.close();
     this.#isReady = false;
   }
@@ -171,14 +171,14 @@ export class Session {
     if (message.type === "ready") this.#ready(message);
     else if (message.type === "commit") this.#commit(message);
     else if (message.type === "sentence") this.#sentence(message);
-    else if (message.type === "undone") this.#takeBack(message);
+    else if (message.type === "undone") this.#undo(message);
     else if (message.type === "error") this.#error(message);
   }
 
   #ready({ session, received }) {
     this.#name = session;
     this.#next = received;
-    this.#backoff.connected(); // no success yet: the server may fail on the text that follows
+    this.#backoff.connected(); // not yet a success: the server may fail on the text that follows
     this.#trouble = "";
     this.#isReady = true;
     this.#listener.state("live");
@@ -198,23 +198,23 @@ export class Session {
     this.#listener.sentence();
   }
 
-  #takeBack({ sentence, source }) {
+  #undo({ sentence, source }) {
     if (this.#undone.has(sentence)) return;
     if (sentence !== null) this.#undone.add(sentence);
     this.#listener.undone(sentence, source);
   }
 
   #error({ code, message }) {
-    if (code === "unknown_session") this.#beginAgain();
+    if (code === "unknown_session") this.#restart();
     else if (code === "idle") this.#isAsleep = true;
-    else if (PASSING.has(code)) this.#trouble = code;
+    else if (TRANSIENT.has(code)) this.#trouble = code;
     else this.#fail(code, message);
   }
 
-  #beginAgain() {
+  #restart() {
     this.#name = null;
     this.#log = merged(this.#log);
-    this.#greet();
+    this.#sendOpening();
   }
 
   #fail(code, message) {
@@ -225,17 +225,17 @@ export class Session {
 
   #flush() {
     while (this.#isReady && this.#next < this.#log.length) {
-      this.#say(this.#log[this.#next]);
+      this.#sendMessage(this.#log[this.#next]);
       this.#next += 1;
     }
   }
 
-  #say(message) {
+  #sendMessage(message) {
     this.#socket?.send(JSON.stringify(message));
   }
 }
 
-/** The same messages with neighbouring texts joined, so that hours are quickly sent. @param {Message[]} messages */
+/** Join neighbouring texts, so that long sessions are sent quickly. @param {Message[]} messages */
 export function merged(messages) {
   /** @type {Message[]} */
   const result = [];

@@ -1,13 +1,13 @@
-/** The text field: its beginning has been read and is shown in ink, the rest is still yours.
+/** The text field: the part already read is shown in a different colour, the rest can be edited.
  *
- * Browsers forget their own undo history when a script changes the text of a field, so the field keeps one itself.
+ * Browsers lose their undo history when a script changes the text of a field, so the field keeps its own.
  */
 
 const REMEMBERED_EDITS = 200;
 
 /** @typedef {{text: string, caret: number}} Snapshot */
 /** @typedef {{edited(edit: {isInsertion: boolean, isPaste: boolean}): void, entered(): boolean,
- *             takenBack(): void}} Listener `entered` says whether Enter was used up */
+ *             takenBack(): void}} Listener `entered` returns whether Enter was handled */
 
 export class Draft {
   #field;
@@ -37,17 +37,17 @@ export class Draft {
     return this.#field.value;
   }
 
-  /** What was not read yet. */
+  /** Text not read yet. */
   get rest() {
     return this.text.slice(this.#readLength);
   }
 
-  /** Whether the caret stands at the end, where words are typed one after the other. */
+  /** Whether the caret is at the end. */
   get isAtEnd() {
     return this.#field.selectionStart === this.text.length;
   }
 
-  /** Note how much of the text was read. @param {number} length */
+  /** Set how much of the text has been read. @param {number} length */
   setRead(length) {
     this.#readLength = length;
     this.#show();
@@ -58,14 +58,14 @@ export class Draft {
     this.setRead(this.#readLength + length);
   }
 
-  /** Put in text that counts as read, such as speech, before what was typed. @param {string} text */
+  /** Insert text that counts as read, such as speech, before unread text. @param {string} text */
   insertRead(text) {
     this.#field.setRangeText(text, this.#readLength, this.#readLength, "preserve");
     this.#forgetEdits();
     this.read(text.length);
   }
 
-  /** Take out the beginning, which was read. @param {number} length */
+  /** Remove the beginning, which has been read. @param {number} length */
   removeStart(length) {
     if (length === 0) return;
     this.#field.setRangeText("", 0, length, "preserve");
@@ -73,7 +73,7 @@ export class Draft {
     this.setRead(this.#readLength - length);
   }
 
-  /** Put in text that was taken back. @param {string} text */
+  /** Insert undone text at the beginning. @param {string} text */
   prepend(text) {
     const isEmpty = this.text === "";
     this.#field.setRangeText(text, 0, 0, isEmpty ? "end" : "preserve");
@@ -81,13 +81,13 @@ export class Draft {
     this.#show();
   }
 
-  /** Show words that a recogniser may still revise, after the text and not as a part of it. @param {string} text */
+  /** Show words that a recogniser may still revise after the text. @param {string} text */
   showTentative(text) {
     this.#tentative = text;
     this.#show();
   }
 
-  /** Replace all that was not read. @param {string} text */
+  /** Replace the unread text. @param {string} text */
   setRest(text) {
     this.#field.value = this.text.slice(0, this.#readLength) + text;
     this.#forgetEdits();
@@ -95,7 +95,7 @@ export class Draft {
   }
 
   focus() {
-    this.#field.blur(); // a field that a closed dialog gave the focus back to has it, but takes no keys
+    this.#field.blur(); // after a dialog has returned the focus, the field ignores keys until it is focused anew
     this.#field.focus({ preventScroll: true });
   }
 
@@ -104,7 +104,7 @@ export class Draft {
     const tentative = document.createElement("i");
     read.textContent = this.text.slice(0, this.#readLength);
     tentative.textContent = this.#tentative;
-    // The copy gives the field its height; without a character, a last empty line would have none.
+    // The copy sets the height of the field; an empty last line needs a character to have a height.
     this.#ink.replaceChildren(read, `${this.rest}\u200b`, tentative);
   }
 
@@ -124,7 +124,7 @@ export class Draft {
     const isPaste = /^insertFrom(Paste|Drop)/.test(inputType);
     const isLetter = inputType === "insertText" && /^\S$/u.test(data ?? "");
     const goesOn = isLetter && this.text === `${this.#last.text}${data}` && /\S$/u.test(this.#last.text);
-    if (!goesOn || this.#past.length === 0) this.#past.push(this.#last); // else one more letter of a word
+    if (!goesOn || this.#past.length === 0) this.#past.push(this.#last); // else the edit continues a word
     if (this.#past.length > REMEMBERED_EDITS) this.#past.shift();
     this.#future = [];
     this.#last = this.#snapshot();
@@ -139,11 +139,11 @@ export class Draft {
     if (event.key === "Enter" && !event.shiftKey && this.#listener.entered()) event.preventDefault();
     else if (isCommand && event.key.toLowerCase() === "z") this.#stepHistory(event, event.shiftKey);
     else if (isCommand && event.key.toLowerCase() === "y") this.#stepHistory(event, true);
-    // Not while the key is held down, as to delete a draft: sentences are taken back one by one.
+    // Not while the key is held down, as when deleting a draft.
     else if (event.key === "Backspace" && !event.repeat && this.text === "") this.#listener.takenBack();
   }
 
-  /** Undo and redo that did not come from the keyboard, but from a menu or a gesture. @param {InputEvent} event */
+  /** Handle undo and redo from a menu or a gesture. @param {InputEvent} event */
   #replaceHistory(event) {
     if (event.inputType === "historyUndo") this.#stepHistory(event, false);
     else if (event.inputType === "historyRedo") this.#stepHistory(event, true);

@@ -1,4 +1,4 @@
-/** Taking a translation away: the clipboard and files. */
+/** Export of translations: clipboard and files. */
 
 import { srt, vtt } from "./subtitles.js";
 
@@ -8,7 +8,7 @@ const FORMATS = {
   vtt: { media: "text/vtt", write: vtt },
 };
 
-/** A sentence a line. @param {import("./subtitles.js").TimedCommit[]} commits */
+/** Return plain text, one sentence per line. @param {import("./subtitles.js").TimedCommit[]} commits */
 export function plainText(commits) {
   const text = commits.map(({ text, endsSentence }) => text + (endsSentence ? "\n" : "")).join("");
   return text.replace(/^ +/gm, "");
@@ -24,12 +24,12 @@ export function download(commits, format, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-/** @param {string} text @param {HTMLElement} place an open dialog if there is one, since only it takes the focus */
+/** @param {string} text @param {HTMLElement} place the open dialog, if any, since only it can have the focus */
 export async function copy(text, place = document.body) {
   try {
     return await navigator.clipboard.writeText(text);
   } catch {
-    // Pages that are not served over HTTPS have no clipboard of their own, others may not be allowed to use it.
+    // The clipboard API needs HTTPS and permission; fall back to execCommand.
   }
   const carrier = document.createElement("textarea");
   carrier.value = text;

@@ -1,4 +1,4 @@
-/** A lane: one translation of the source at one delay, with its controls, its lag and its path. */
+/** A lane: one translation of the source at one delay, with controls, lag and read/write path. */
 
 import { Session } from "./connection.js";
 import { copy, download, plainText } from "./export.js";
@@ -64,7 +64,7 @@ export class Lane {
     });
   }
 
-  /** A lane that is yet to write. @param {import("./connection.js").Start} start @param {Message[]} log
+  /** Return the state of a new lane. @param {import("./connection.js").Start} start @param {Message[]} log
    *  @returns {SavedLane} */
   static fresh(start, log) {
     return { session: Session.fresh(start, log), written: [], startedAt: 0 };
@@ -189,7 +189,7 @@ export class Lane {
     }
   }
 
-  /** What was written and not taken back. */
+  /** Commits that were not undone. */
   #kept() {
     return this.#written.filter(({ sentence }) => !this.#struck.has(sentence));
   }
@@ -200,12 +200,12 @@ export class Lane {
   }
 }
 
-/** The delay that a session has come to. @param {import("./connection.js").Saved} saved */
+/** Return the current delay of a session. @param {import("./connection.js").Saved} saved */
 function delayOf({ start, log }) {
   return log.findLast(({ type }) => type === "delay")?.k ?? start.delay;
 }
 
-/** A commit as it is saved: hours of them have to fit. @param {Written} commit */
+/** Return a compact form of a commit for storage. @param {Written} commit */
 function packed({ text, seconds, endsSentence, sentence, words }) {
   return [text, Number(seconds.toFixed(2)), endsSentence ? 1 : 0, sentence, words];
 }
@@ -215,7 +215,7 @@ function unpacked([text, seconds, endsSentence, sentence, words]) {
   return { text, seconds, endsSentence: endsSentence === 1, sentence, words };
 }
 
-/** A copy of a template's only element. @param {string} template */
+/** Clone the element of a template. @param {string} template */
 function instance(template) {
   return document.getElementById(`${template}-template`).content.firstElementChild.cloneNode(true);
 }

@@ -1,4 +1,4 @@
-/** How far the translation is behind the speaker, and why. */
+/** The lag of the translation, by cause. */
 
 const COMMITS_AVERAGED = 8;
 const SCALES_MS = [1000, 2000, 5000, 10000, 20000, 60000];

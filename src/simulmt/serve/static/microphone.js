@@ -1,4 +1,4 @@
-/** Speech: recognised by the server where it can, else by the browser; only what is final is passed on. */
+/** Speech input: recognised by the server if possible, else by the browser; only final text is sent. */
 
 import { BrowserRecogniser } from "./recogniser.js";
 import { ServerRecogniser } from "./audio.js";
@@ -11,10 +11,10 @@ const EXPLANATIONS = {
     "The microphone is blocked. Allow it for this page (the symbol beside the address), then press the microphone again.",
   "service-not-allowed": "This browser does not allow speech recognition here. Its settings may have a switch for it.",
   "audio-capture": "No microphone was found. Plug one in or switch it on, then press the microphone again.",
-  "language-not-supported": "The speech recogniser of this browser does not know this language.",
+  "language-not-supported": "The speech recogniser of this browser does not support this language.",
   network: "The speech recogniser of this browser needs the internet, and cannot reach it.",
-  insecure: "Browsers give the microphone only to pages opened over https, or on this very computer as localhost.",
-  full: "The server listens to as many people as it can already. Try again in a moment.",
+  insecure: "Browsers allow the microphone only on pages opened over https, or as localhost.",
+  full: "The server has reached its limit of audio streams. Try again in a moment.",
   lost: "The server's speech recogniser has stopped. Press the microphone to try again.",
 };
 
@@ -47,13 +47,13 @@ export class Microphone {
   /** @param {import("./models.js").Model} model */
   use(model) {
     this.stop();
-    this.#listener = null; // what was said in another language is no longer wanted
+    this.#listener = null; // ignore pending results in another language
     this.#model = model;
     this.#button.hidden = !model.audio && !BrowserRecogniser.knows(model.source);
     this.#button.title = model.audio ? "Listen" : "Listen; your browser may have the speech recognised elsewhere";
   }
 
-  /** Whether there is anything to recognise speech with. */
+  /** Whether speech recognition is available. */
   get isOffered() {
     return !this.#button.hidden;
   }

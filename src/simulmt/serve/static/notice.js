@@ -1,4 +1,4 @@
-/** A message to the person, until they close it or it no longer holds. */
+/** A notification, shown until it is closed or replaced. */
 
 const root = document.querySelector(".notice");
 

@@ -1,7 +1,7 @@
-/** The path of a translation: source words are read across, target words are written down.
+/** The read/write path of a translation: source words run across, target words down.
  *
  * The source runs along the top as text; each target word stands below the last source word that was read for it.
- * Only the words in view are drawn, so the picture costs the same after a minute and after an hour.
+ * Only the most recent words are drawn, so the cost does not grow with the text.
  */
 
 import { isIdeograph, splitWords } from "./words.js";
@@ -20,7 +20,7 @@ const ROOM = 180; // for the target word below the last source word
 export class Path {
   #svg;
   #across = document.createElementNS(SVG, "g");
-  #window = document.createElementNS(SVG, "svg"); // keeps rows that moved up from running into the source
+  #window = document.createElementNS(SVG, "svg"); // clips rows that scroll up to the source
   #both = document.createElementNS(SVG, "g");
   #ruler = document.createElement("canvas").getContext("2d");
   #isDrawDue = false;
@@ -57,8 +57,8 @@ export class Path {
     const x = word?.end ?? 0;
     const [first, ...others] = splitWords(text);
     const last = this.#rows.at(-1);
-    const goesOn = last && !text.startsWith(" ") && !isIdeograph(first) && !isIdeograph(last.text);
-    if (goesOn) last.text += first;
+    const continuesWord = last && !text.startsWith(" ") && !isIdeograph(first) && !isIdeograph(last.text);
+    if (continuesWord) last.text += first;
     else this.#rows.push({ text: first, x });
     this.#rows.push(...others.map((text) => ({ text, x })));
     this.#drawSoon();
@@ -113,7 +113,7 @@ export class Path {
   }
 }
 
-/** A step of the stairs: across, reading; then down, writing. */
+/** A step of the path: across for reading, then down for writing. */
 function step(x, y, nextX, nextY) {
   const path = document.createElementNS(SVG, "path");
   path.setAttribute("d", `M${x} ${y}H${nextX}V${nextY}`);

@@ -1,6 +1,6 @@
 /** QR codes (ISO/IEC 18004): bytes, error correction level M, versions 1 to 10. */
 
-/** By version: codewords of error correction in a block, and the number of blocks. */
+/** By version: error correction codewords per block, and number of blocks. */
 const CORRECTION = [10, 16, 26, 18, 24, 16, 18, 22, 22, 26];
 const BLOCKS = [1, 1, 1, 2, 2, 4, 4, 4, 5, 5];
 const CODEWORDS = [26, 44, 70, 100, 134, 172, 196, 242, 292, 346];
@@ -54,7 +54,7 @@ function dataLength(version) {
   return CODEWORDS[version - 1] - CORRECTION[version - 1] * BLOCKS[version - 1];
 }
 
-/** Bits of the field that says how many bytes follow. @param {number} version */
+/** Return the width of the byte count field in bits. @param {number} version */
 function countBits(version) {
   return version < 10 ? 8 : 16;
 }
@@ -128,7 +128,8 @@ function generatorPolynomial(degree) {
   return polynomial.slice(1);
 }
 
-/** What division by the generator leaves: the error correction. @param {number[]} data @param {number[]} generator */
+/** Return the remainder of the division by the generator: the error correction codewords.
+ *  @param {number[]} data @param {number[]} generator */
 function remainder(data, generator) {
   const result = generator.map(() => 0);
   for (const codeword of data) {
@@ -226,7 +227,7 @@ function drawData(matrix, codewords, mask) {
   }
 }
 
-/** How hard a code is to read, by the four rules of the standard. @param {Matrix} matrix */
+/** Return the mask penalty, by the four rules of the standard. @param {Matrix} matrix */
 function penalty(matrix) {
   const columns = matrix.map((_, index) => matrix.map((row) => row[index]));
   const lines = [...matrix, ...columns].map((line) => line.map((isDark) => (isDark ? "1" : "0")).join(""));

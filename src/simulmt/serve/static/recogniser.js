@@ -2,7 +2,7 @@
 
 const Recognition = globalThis.SpeechRecognition ?? globalThis.webkitSpeechRecognition;
 
-const PASSING = new Set(["no-speech", "aborted"]); // errors that a new start mends
+const TRANSIENT = new Set(["no-speech", "aborted"]); // errors solved by restarting
 
 export class BrowserRecogniser {
   #recognition = new Recognition();
@@ -21,9 +21,9 @@ export class BrowserRecogniser {
     this.#recognition.continuous = true;
     this.#recognition.interimResults = true;
     this.#recognition.onresult = (event) => this.#hear(event);
-    // Recognisers stop after a silence; only the user, or a refusal, ends ours.
+    // Browsers stop recognition after silence; restart it until the user stops or an error occurs.
     this.#recognition.onend = () => this.#isOver || this.#recognition.start();
-    this.#recognition.onerror = ({ error }) => PASSING.has(error) || this.#listener.failed(error);
+    this.#recognition.onerror = ({ error }) => TRANSIENT.has(error) || this.#listener.failed(error);
     this.#recognition.start();
   }
 
@@ -36,7 +36,7 @@ export class BrowserRecogniser {
     const fresh = [...results].slice(resultIndex);
     for (const result of fresh.filter(({ isFinal }) => isFinal)) {
       this.#listener.text(result[0].transcript);
-      this.#listener.sentence(); // it has pauses in place of full stops
+      this.#listener.sentence(); // browsers write no punctuation, so a pause ends the sentence
     }
     const open = fresh.filter(({ isFinal }) => !isFinal);
     this.#listener.tentative(open.map((result) => result[0].transcript).join(""));

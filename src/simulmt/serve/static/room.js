@@ -1,4 +1,4 @@
-/** A viewer's connection to a room, opened again whenever it is lost. */
+/** A viewer's connection to a room; reconnects when it is lost. */
 
 import { Backoff, socketAddress } from "./backoff.js";
 
@@ -17,13 +17,13 @@ export class RoomViewer {
   #backoff = new Backoff();
   /** @type {WebSocket | null} */
   #socket = null;
-  #speech = ""; // of which the commits are
+  #speech = ""; // id of the current speech
   #lastCommit = 0;
   #lastSentence = -1;
   #isClosed = false;
   #isRefused = false;
 
-  /** @param {string} name @param {string | null} key for servers that ask for one @param {Listener} listener */
+  /** @param {string} name @param {string | null} key for servers that require one @param {Listener} listener */
   constructor(name, key, listener) {
     this.#name = name;
     this.#key = key;
@@ -47,7 +47,7 @@ export class RoomViewer {
     socket.onclose = () => this.#socket === socket && this.#retry();
   };
 
-  /** Let go of a connection that may hang for minutes before it notices its own death. */
+  /** Drop a connection that may take minutes to time out. */
   #disconnect = () => {
     this.#socket?.close();
     if (this.#socket) this.#retry();
@@ -107,7 +107,7 @@ export class RoomViewer {
   }
 }
 
-/** A name that a room can have, closest to what somebody typed. @param {string} text */
+/** Convert typed text to a valid room name. @param {string} text */
 export function roomName(text) {
   const plain = text.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase();
   return plain.replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, LONGEST_NAME);

@@ -1,4 +1,4 @@
-/** Something to play, by source language: the talk of `simulmt demo`. */
+/** Sample texts by source language, the same as in `simulmt demo`. */
 
 const SAMPLES = {
   en: `Good morning, and thank you all for coming.

@@ -1,4 +1,4 @@
-/** Sharing the translation with an audience: a room, its address and a QR code of it. */
+/** Sharing the translation in a room: its URL and QR code. */
 
 import { copy } from "./export.js";
 import { qrImage } from "./qr.js";
@@ -6,7 +6,7 @@ import { roomName } from "./room.js";
 
 const SYLLABLES = "ba be bo da do fa fe ka ko la le li ma mi mo na no pa pe ra ro sa so ta te to va vi zo".split(" ");
 const CONFIRMATION_MS = 1500;
-const ONLY_HERE =
+const LOOPBACK_WARNING =
   "Other devices cannot open this address, since it names this computer. Start the server with --host 0.0.0.0, " +
   "and open this page by the computer's name or IP address.";
 const RENEWAL_MS = 5000;
@@ -34,47 +34,47 @@ export class Sharing {
     button.addEventListener("click", () => this.#open());
     this.#find("[name=room]").addEventListener("change", () => this.#rename());
     this.#find(".stop").addEventListener("click", () => this.#use(null));
-    dialog.addEventListener("close", () => this.#complain(""));
+    dialog.addEventListener("close", () => this.#showError(""));
     for (const copyButton of dialog.querySelectorAll("[data-copy]")) {
       copyButton.addEventListener("click", () => this.#copy(copyButton));
     }
   }
 
-  /** The room, if there is one; as it is kept over a reload. */
+  /** The room, if any; saved across reloads. */
   get room() {
     return this.#room;
   }
 
-  /** What `start` says of it. */
+  /** The fields of `start` for the room. */
   get audience() {
     return this.#room ? { room: this.#room.name, room_key: this.#room.key } : {};
   }
 
-  /** Go on with a room after a reload. @param {Room | null} room */
+  /** Restore a room after a reload. @param {Room | null} room */
   restore(room) {
     this.#room = room ?? null;
     this.#show();
   }
 
-  /** Use a new key: the server closes a room with its text, and opens it for another one. */
+  /** Use a new key, so that the server opens the room again for a new text. */
   renew() {
     if (!this.#room) return;
     this.#room = { name: this.#room.name, key: secret() };
     this.#renewedAt = performance.now();
   }
 
-  /** Whether the room may still be closing, and belongs to nobody else. */
+  /** Whether the server may still be closing our own room. */
   get isRenewed() {
     return performance.now() - this.#renewedAt < RENEWAL_MS;
   }
 
-  /** Somebody else has the room. */
+  /** Handle a room that another speaker has opened. */
   refuse() {
     const name = this.#room?.name;
     this.#room = null;
     this.#lastName = "";
     this.#show();
-    this.#complain(`Somebody else speaks in the room “${name}”. Choose another name.`);
+    this.#showError(`Another speaker is using the room “${name}”. Choose another name.`);
     if (!this.#dialog.open) this.#showDialog();
   }
 
@@ -83,7 +83,7 @@ export class Sharing {
     this.#showDialog();
   }
 
-  /** From its top, though the button at its end has the focus. */
+  /** Open the dialog scrolled to the top, although the last button has the focus. */
   #showDialog() {
     this.#dialog.showModal();
     this.#dialog.scrollTop = 0;
@@ -91,8 +91,8 @@ export class Sharing {
 
   #rename() {
     const name = roomName(this.#find("[name=room]").value);
-    this.#complain("");
-    if (!name) this.#complain("A room's name has letters a to z, digits and hyphens.");
+    this.#showError("");
+    if (!name) this.#showError("A room's name has letters a to z, digits and hyphens.");
     else if (name !== this.#room?.name) this.#use({ name, key: secret() });
   }
 
@@ -113,11 +113,11 @@ export class Sharing {
     this.#find(".link").href = address;
     this.#find(".link").textContent = address.replace(/^https?:\/\//, "");
     this.#find(".code").replaceChildren(qrImage(address));
-    this.#find(".warning").textContent = isOnlyHere() ? ONLY_HERE : "";
+    this.#find(".warning").textContent = isLoopback() ? LOOPBACK_WARNING : "";
   }
 
   /** @param {string} text */
-  #complain(text) {
+  #showError(text) {
     this.#find(".trouble").textContent = text;
   }
 
@@ -140,12 +140,12 @@ export class Sharing {
   }
 }
 
-/** Whether this page was opened by a name that other devices take for their own. */
-function isOnlyHere() {
+/** Whether this page was opened by a loopback address. */
+function isLoopback() {
   return /^(localhost|127\.|\[::1\])/.test(location.hostname);
 }
 
-/** A name that is easy to say and hard to guess. */
+/** Return a random name that is easy to say. */
 function freshName() {
   const [...numbers] = crypto.getRandomValues(new Uint32Array(6));
   const syllables = numbers.map((number) => SYLLABLES[number % SYLLABLES.length]);

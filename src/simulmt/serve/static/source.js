@@ -1,8 +1,8 @@
-/** The source pane: what was read for good, and below it the sentence that is being written.
+/** The source pane: the text already sent, and below it the draft.
  *
- * A typed word is sent when the next one begins, or after a moment of rest. A text that was pasted or taken from the
- * samples is played: its words are sent one by one at a speaking pace, while the rest can still be edited.
- * A sentence that was changed after it was sent is taken back, and sent anew.
+ * A typed word is sent when the next one begins, or after a pause. Pasted text and samples are played: words are sent
+ * one by one at speaking pace, while the rest can still be edited. A sentence edited after it was sent is undone and
+ * sent again.
  */
 
 import { LONGEST_TEXT } from "./connection.js";
@@ -10,10 +10,10 @@ import { Draft } from "./draft.js";
 import { Transcript } from "./transcript.js";
 import { completeLength, firstWordLength, settledLength, splitSentences, splitWords } from "./words.js";
 
-const PLAYED_WORDS = 3; // pasting fewer is like typing
+const PLAYED_WORDS = 3; // fewer pasted words are treated as typed
 const TICK_MS = 40;
-const REST_MS = 1000; // without a key, until a word counts as finished
-// What goes into one message: cut between words, unless there is no gap.
+const REST_MS = 1000; // pause after which a word is complete
+// The text of one message: split between words if possible.
 const MESSAGE = new RegExp(`[^]{0,${LONGEST_TEXT - 1}}\\s|[^]{1,${LONGEST_TEXT}}`, "gu");
 
 /** @typedef {import("./connection.js").Message} Message */
@@ -27,12 +27,12 @@ export class Source {
   #send;
   #changed;
   #paragraph = 0;
-  #open = ""; // the beginning of the draft, as it was read: the open sentence
+  #open = ""; // the part of the draft already sent: the open sentence
   #isSentenceOpen = false;
-  #isTakingBack = false; // until the server has said which text that was
-  /** @type {(() => void)[]} what is to be done after that */
+  #isTakingBack = false; // until the server has answered
+  /** @type {(() => void)[]} actions to run after that */
   #postponed = [];
-  #isScript = false; // whether the draft is a text to be played
+  #isScript = false; // whether the draft is played
   #player = 0;
   #lastWordAt = 0;
   #restTimer = 0;
@@ -76,7 +76,7 @@ export class Source {
     return this.#sent.isEmpty && !this.#open;
   }
 
-  /** What was typed and not sent. */
+  /** Text not sent yet. */
   get rest() {
     const { text, rest } = this.#draft;
     const isStillRead = this.#isTakingBack && text.startsWith(this.#open);
@@ -87,7 +87,7 @@ export class Source {
     return this.#isTakingBack;
   }
 
-  /** Show a text as it was left. @param {Message[]} messages @param {{text: string, isScript: boolean}} rest */
+  /** Restore a saved text. @param {Message[]} messages @param {{text: string, isScript: boolean}} rest */
   restore(messages, { text, isScript }) {
     for (const message of messages) {
       if (message.type === "source") this.#showRead(message.text);
@@ -102,7 +102,7 @@ export class Source {
     this.#draft.focus();
   }
 
-  /** Play a text, after the draft if there is one. @param {string} text */
+  /** Play a text after the draft. @param {string} text */
   perform(text) {
     const rest = this.#draft.rest.trim();
     this.#draft.setRest(rest ? `${rest}\n${text}` : text);
@@ -156,23 +156,23 @@ export class Source {
     this.#showState();
   }
 
-  /** Ask for the last sentence back. */
+  /** Undo the last sentence. */
   takeBack() {
     if (this.#isTakingBack || this.isEmpty) return;
     this.pause();
     clearTimeout(this.#restTimer);
     this.#isTakingBack = true;
-    this.#draft.setRead(0); // nothing is sent until it is known how much of it comes back
+    this.#draft.setRead(0); // send nothing until the answer says how much was undone
     this.#send({ type: "undo" });
     this.#showState();
   }
 
-  /** The last sentence was taken back: its words are the draft's again.
-   *  @param {string} source as the server has read it */
+  /** Handle the answer to undo: move the words back to the draft.
+   *  @param {string} source as read by the server */
   takenBack(source) {
     const count = splitWords(source).length;
     const open = splitWords(this.#open).length;
-    if (count === 0 && !this.#isTakingBack) return; // an answer that came again
+    if (count === 0 && !this.#isTakingBack) return; // a repeated answer
     this.#isTakingBack = false;
     if (count >= open || count === 0) {
       const earlier = this.#popWords(count - open);
@@ -185,14 +185,14 @@ export class Source {
     this.#postponed.splice(0).forEach((act) => act());
   }
 
-  /** The server had ended a sentence within the open one: its words stay read. @param {number} count */
+  /** Keep the first words as sent, if the server had ended a sentence within the open one. @param {number} count */
   #keepRead(count) {
     this.#open = this.#open.slice(0, prefixLength(this.#open, count));
     if (this.#draft.text.startsWith(this.#open)) this.#draft.setRead(this.#open.length);
-    else this.takeBack(); // it was changed as well
+    else this.takeBack(); // they were edited as well
   }
 
-  /** The last words of the paragraphs above. @param {number} count */
+  /** Remove and return the last words of the paragraphs above. @param {number} count */
   #popWords(count) {
     let text = "";
     while (splitWords(text).length < count && !this.#sent.isEmpty) text = `${this.#sent.pop().trim()} ${text}`;
@@ -228,21 +228,21 @@ export class Source {
     this.#restTimer = setTimeout(() => this.#take(completeLength(this.#draft.rest)), REST_MS);
   }
 
-  /** Enter ends the sentence, wherever the caret is; in a text to be played it is a line's end like any other. */
+  /** End the sentence on Enter; in a played text, Enter inserts a line break. */
   #enter() {
     if (this.#isScript) return false;
     this.sendAll();
     return true;
   }
 
-  /** The button does the same, and whoever was typing types on. */
+  /** Handle the send button; keep the focus for typing. */
   #finish() {
     const wasTyped = !this.#isScript;
     this.sendAll();
     if (wasTyped) this.focus();
   }
 
-  /** Hidden tabs are woken rarely, so the words of the time since the last call are all due. */
+  /** Send all words due since the last call, since timers of hidden tabs are throttled. */
   #tick() {
     const interval = 1000 / Number(this.#pace.value);
     while (this.isPlaying && performance.now() - this.#lastWordAt >= interval) {
@@ -258,7 +258,7 @@ export class Source {
     this.pause();
   }
 
-  /** Send the beginning of what was not read. @param {number} length */
+  /** Send the beginning of the unread text. @param {number} length */
   #take(length) {
     if (length === 0 || this.#isTakingBack) return;
     const text = this.#draft.rest.slice(0, length);
@@ -281,7 +281,7 @@ export class Source {
     this.#moveUp();
   }
 
-  /** Show text that was sent before. @param {string} text */
+  /** Show text that was already sent. @param {string} text */
   #showRead(text) {
     this.#draft.insertRead(text);
     this.#open += text;
@@ -294,7 +294,7 @@ export class Source {
     this.#moveUp(true);
   }
 
-  /** Sentences that are complete leave the field. @param {boolean} isAll */
+  /** Move complete sentences out of the field. @param {boolean} isAll */
   #moveUp(isAll = false) {
     const { sentences, length } = splitSentences(this.#open);
     const moved = isAll ? this.#open.length : length;
@@ -320,7 +320,7 @@ export class Source {
     this.#changed();
   }
 
-  /** The controls of the player go; a keyboard that was there goes on in the field. */
+  /** Hide the player controls; move the keyboard focus to the field. */
   #endScript() {
     const isThere = this.#root.querySelector(".player").contains(document.activeElement);
     this.#isScript = false;
@@ -341,7 +341,7 @@ export class Source {
   }
 }
 
-/** The length of the first words of a text. @param {string} text @param {number} count */
+/** Return the length of the first words of a text. @param {string} text @param {number} count */
 function prefixLength(text, count) {
   let length = 0;
   for (let word = 0; word < count; word += 1) length += firstWordLength(text.slice(length));

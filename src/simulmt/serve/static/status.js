@@ -1,22 +1,22 @@
-/** What to tell the person about the connection. */
+/** The connection status shown to the user. */
 
 const STATES = {
   connecting: "Connecting…",
   live: "Ready",
   lost: "Connection lost, trying again. Your text is safe.",
-  asleep: "Resting. Type or speak to go on.",
+  asleep: "Paused. Type or speak to continue.",
   failed: "Stopped",
 };
 
 const CAUSES = {
   too_many_streams: "The server is full, trying again. Your text is safe.",
   draining: "The server is restarting. Your text is safe.",
-  internal: "The server had a fault, trying again. Your text is safe.",
+  internal: "Server error, trying again. Your text is safe.",
   slow_reader: "The network is slow, catching up.",
-  unauthorized: "This server asks for a key.",
+  unauthorized: "This server requires a key.",
   taken_over: "This text is open in another tab.",
-  too_long: "The server ended this session after its longest time. Reload the page to go on.",
-  room_taken: "Somebody else speaks in this room.",
+  too_long: "The session has reached the time limit of the server. Reload the page to continue.",
+  room_taken: "Another speaker is using this room.",
   unknown_model: "The server no longer has these languages. Reload the page.",
 };
 
@@ -38,7 +38,7 @@ export class Status {
     this.#show();
   }
 
-  /** Forget lanes that are gone. @param {number} count of those that are left */
+  /** Drop the status of closed lanes. @param {number} count of open lanes */
   keep(count) {
     this.#lanes.length = Math.min(count, this.#lanes.length);
     this.#show();

@@ -1,15 +1,14 @@
-/** What the page keeps in the browser, so that a reload or a closed tab loses no text.
+/** Text saved in the browser, so that it survives reloads and closed tabs.
  *
- * Every tab keeps a text of its own. A tab that is opened anew goes on with the text that was used last and that no
- * other tab has open.
+ * Every tab has its own text. A new tab continues the most recent text that no other tab has open.
  */
 
 const PREFIX = "simulmt.text.";
 const TAB = "simulmt.tab";
 const SAVE_MS = 500;
-const SAVING_SHARE = 0.02; // of the time that saving may take
+const SAVING_SHARE = 0.02; // maximum fraction of time spent saving
 const HEARTBEAT_MS = 30_000;
-const ABANDONED_MS = 5 * 60_000; // without a heartbeat; those of hidden tabs are rare
+const ABANDONED_MS = 5 * 60_000; // without a heartbeat; hidden tabs have few
 const MOST_TEXTS = 8;
 
 /** @typedef {{isOpen: boolean, savedAt: number, text: any}} Entry */
@@ -19,16 +18,16 @@ export class TextStorage {
   #read;
   #timer = 0;
   #lastTook = 0; // milliseconds
-  #isLeft = false; // by its tab, which is closed or shows another page
-  /** @type {any} what was saved, if there is something */
+  #isLeft = false; // its tab is closed or shows another page
+  /** @type {any} the saved text, if any */
   saved;
 
-  /** @param {() => any} read gives what is to be saved, null for an empty text */
+  /** @param {() => any} read returns the state to save, null for an empty text */
   constructor(read) {
     this.#read = read;
     const tab = attempt(() => sessionStorage.getItem(TAB));
     const own = tab ? entry(tab) : null;
-    const isCopy = own !== null && isInUse(own); // the tab was duplicated, session storage and all
+    const isCopy = own !== null && isInUse(own); // the tab was duplicated, including its session storage
     const adopted = own && !isCopy ? tab : unused()[0];
     const isOwn = !isCopy && adopted !== undefined;
     this.#key = isOwn ? adopted : `${PREFIX}${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
@@ -64,7 +63,7 @@ export class TextStorage {
       try {
         localStorage.setItem(this.#key, content);
       } catch {
-        unused().forEach((key) => localStorage.removeItem(key)); // full: older texts make way
+        unused().forEach((key) => localStorage.removeItem(key)); // full: delete older texts
         localStorage.setItem(this.#key, content);
       }
     });
@@ -72,7 +71,7 @@ export class TextStorage {
   }
 }
 
-/** A setting that all tabs share; with a value, it is changed. @param {string} name @param {string} [value] */
+/** Get, or with a value set, a setting shared by all tabs. @param {string} name @param {string} [value] */
 export function preference(name, value) {
   return attempt(() => {
     if (value !== undefined) localStorage.setItem(`simulmt.${name}`, value);
@@ -80,7 +79,7 @@ export function preference(name, value) {
   });
 }
 
-/** A setting of this tab alone, until it is closed; with a value, it is changed.
+/** Get, or with a value set, a setting of this tab.
  *  @param {string} name @param {string} [value] */
 export function tabSetting(name, value) {
   return attempt(() => {
@@ -89,7 +88,7 @@ export function tabSetting(name, value) {
   });
 }
 
-/** The texts that no tab has open, the latest first. */
+/** Return the keys of texts that no tab has open, newest first. */
 function unused() {
   const keys = attempt(() => Object.keys(localStorage).filter((key) => key.startsWith(PREFIX))) ?? [];
   const entries = keys.map((key) => ({ key, entry: entry(key) })).filter(({ entry }) => entry && !isInUse(entry));
@@ -106,7 +105,7 @@ function isInUse({ isOpen, savedAt }) {
   return isOpen && Date.now() - savedAt < ABANDONED_MS;
 }
 
-/** A copy of a text starts a session of its own, without an audience. */
+/** Return a copy of a text that starts a new session, without a room. */
 function withoutSession(text) {
   const copy = structuredClone(text);
   delete copy.room;
@@ -115,7 +114,7 @@ function withoutSession(text) {
   return copy;
 }
 
-/** A result, or null where the browser is told to keep nothing. @template T @param {() => T} act */
+/** Return a result, or null if storage is disabled. @template T @param {() => T} act */
 function attempt(act) {
   try {
     return act();

@@ -1,15 +1,15 @@
-/** Subtitles out of timed commits, by the same rules as `simulmt translate --format srt`.
+/** Subtitles from timed commits, by the same rules as `simulmt translate --format srt`.
  *
- * A subtitle begins with its first word, or when the one before it ends, and stays until it can have been read.
+ * A subtitle starts with its first word, or when the previous one ends, and is shown long enough to be read.
  */
 
-const COLUMNS = 42; // in a line; an ideograph takes two
+const COLUMNS = 42; // per line; an ideograph takes two
 const LINES = 2;
-const READING_SPEED = 20; // columns a second
-const SHORTEST = 0.8; // seconds that even one word is shown
-const LINGER = 1; // seconds that a subtitle stays after its last word was added
-const LONGEST = 6; // seconds after which a subtitle takes no new word
-const CLOSING = new Set("\"'”’»›)]}」』）】》〉,.;:!?…、。，；：！？｡"); // never begins a line
+const READING_SPEED = 20; // columns per second
+const SHORTEST = 0.8; // minimum duration in seconds
+const LINGER = 1; // seconds that a subtitle stays after its last word
+const LONGEST = 6; // seconds after which no more words are added
+const CLOSING = new Set("\"'”’»›)]}」』）】》〉,.;:!?…、。，；：！？｡"); // never starts a line
 const WIDE_RANGES = [
   "\\u1100-\\u115f\\u2e80-\\u303e\\u3041-\\ua4cf\\uac00-\\ud7a3\\uf900-\\ufaff\\ufe30-\\ufe6f", // letters of East Asia
   "\\uff00-\\uff60\\uffe0-\\uffe6", // full-width forms
@@ -40,21 +40,21 @@ export function vtt(commits) {
 
 /** @param {TimedCommit[]} commits @returns {Cue[]} */
 export function cues(commits) {
-  const filler = new Filler();
+  const builder = new CueBuilder();
   for (const commit of commits) {
-    filler.add(commit.text, commit.seconds);
-    if (commit.endsSentence) filler.endLine();
+    builder.add(commit.text, commit.seconds);
+    if (commit.endsSentence) builder.endLine();
   }
-  filler.endLine();
-  return filler.cues;
+  builder.endLine();
+  return builder.cues;
 }
 
-class Filler {
+class CueBuilder {
   /** @type {Cue[]} */
   cues = [];
-  #text = ""; // of the subtitle that is being filled
-  #begun = 0; // when its first and
-  #added = 0; // its last text came
+  #text = ""; // of the current subtitle
+  #begun = 0; // time of its first commit
+  #added = 0; // time of its last commit
   #shownUntil = 0;
 
   /** @param {string} text @param {number} now */
@@ -90,7 +90,7 @@ class Filler {
   }
 }
 
-/** Text cut into lines; joined, they are the text. Only a longer word makes a longer line. @param {string} text */
+/** Wrap text into lines, which join to the same text; only a long word may exceed the width. @param {string} text */
 function wrap(text) {
   const lines = [""];
   for (const unit of units(text)) {
@@ -101,12 +101,12 @@ function wrap(text) {
   return lines;
 }
 
-/** Columns that a text takes on a screen, spaces at its ends apart. @param {string} text */
+/** Return the display width of a text without surrounding spaces. @param {string} text */
 function width(text) {
   return [...text.trim()].reduce((sum, character) => sum + (WIDE.test(character) ? 2 : 1), 0);
 }
 
-/** What stays together on a line: a word with the space before it, an ideograph, each with the marks behind it.
+/** Split text into unbreakable units: words with the preceding space, or ideographs, plus closing punctuation.
  *  @param {string} text */
 function units(text) {
   /** @type {string[]} */

@@ -1,4 +1,4 @@
-/* Loaded before the first paint, so that a page kept dark never flashes light. */
+/* Loaded before the first paint, so that a dark page does not flash white. */
 (() => {
   const root = document.documentElement;
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
@@ -22,7 +22,7 @@
     document.querySelector("[data-action=theme]")?.addEventListener("click", toggle);
     show();
   });
-  // Last, since it throws where the browser is told to keep nothing.
+  // Last, since it throws if storage is disabled.
   const kept = localStorage.getItem("theme");
   if (kept === "light" || kept === "dark") root.dataset.theme = kept;
 })();

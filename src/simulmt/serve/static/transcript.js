@@ -1,21 +1,20 @@
 /** Text that grows at its end, in paragraphs.
  *
- * Paragraphs far above are taken out of the page as a whole, so that it stays light through hours; a button brings
- * them back.
+ * Old paragraphs are removed from the page, so that it stays fast in long sessions; a button shows them again.
  */
 
 const KEPT_PARAGRAPHS = 150;
 const NEAR_THE_END_PX = 48;
-const WHERE_TO_READ = 0.6; // of the height, if text follows
-const FRAME_MS = 16; // a timer, since hidden pages get no animation frames and must stay light as well
+const WHERE_TO_READ = 0.6; // reading position as a fraction of the height, if unread text follows
+const FRAME_MS = 16; // a timer, since hidden pages get no animation frames
 
 export class Transcript {
   #scroller;
   #body = document.createElement("div");
   #earlierButton = document.createElement("button");
-  /** @type {HTMLElement[]} paragraphs taken out of the page, oldest first */
+  /** @type {HTMLElement[]} paragraphs removed from the page, oldest first */
   #earlier = [];
-  #isFollowing = true; // the reader stays at the end, until they scroll up
+  #isFollowing = true; // scroll with new text, until the user scrolls up
   #isScrollDue = false;
   #lastTop = 0;
   #end;
@@ -23,7 +22,7 @@ export class Transcript {
   /**
    * @param {HTMLElement} root holds the text
    * @param {HTMLElement} scroller scrolls it
-   * @param {() => HTMLElement | null} end of what is to be kept in view, where text follows that is not read yet
+   * @param {() => HTMLElement | null} end of the text to keep in view, if unread text follows
    */
   constructor(root, scroller = root, end = () => null) {
     this.#scroller = scroller;
@@ -43,7 +42,7 @@ export class Transcript {
     return !this.#body.hasChildNodes() && this.#earlier.length === 0;
   }
 
-  /** Add to a paragraph: the last one if the key is its key, else a new one.
+  /** Append to the last paragraph if it has this key, else start a new one.
    *  @param {string} text @param {number | string} key */
   append(text, key) {
     let paragraph = this.#body.lastElementChild;
@@ -58,17 +57,17 @@ export class Transcript {
     this.scrollSoon();
   }
 
-  /** Mark a paragraph as taken back. @param {number | string} key */
+  /** Mark a paragraph as undone. @param {number | string} key */
   strike(key) {
     this.#find(key)?.setAttribute("role", "deletion");
   }
 
-  /** The text of a paragraph. @param {number | string} key */
+  /** Return the text of a paragraph. @param {number | string} key */
   textOf(key) {
     return this.#find(key)?.textContent.trim() ?? "";
   }
 
-  /** Take the last paragraph out. @returns {string} its text */
+  /** Remove the last paragraph. @returns {string} its text */
   pop() {
     const last = this.#body.lastElementChild ?? this.#earlier.pop();
     last?.remove();
@@ -82,7 +81,7 @@ export class Transcript {
     this.#isFollowing = true;
   }
 
-  /** Show the end, unless the reader has scrolled up. */
+  /** Scroll to the end, unless the user has scrolled up. */
   scrollSoon() {
     if (this.#isScrollDue) return;
     this.#isScrollDue = true;
@@ -98,11 +97,11 @@ export class Transcript {
     return paragraphs.findLast((paragraph) => paragraph.dataset.key === String(key));
   }
 
-  #putAway() {
+  #removeOld() {
     while (this.#body.childElementCount > KEPT_PARAGRAPHS) {
       const oldest = this.#body.firstElementChild;
       oldest.remove();
-      oldest.textContent = oldest.textContent; // one node instead of one a word
+      oldest.textContent = oldest.textContent; // one node instead of one per word
       this.#earlier.push(oldest);
       this.#earlierButton.hidden = false;
     }
@@ -113,7 +112,7 @@ export class Transcript {
     this.#body.prepend(...this.#earlier.splice(-KEPT_PARAGRAPHS));
     this.#earlierButton.hidden = this.#earlier.length === 0;
     this.#isFollowing = false;
-    this.#scroller.scrollTop += this.#scroller.scrollHeight - height; // the reader keeps their place
+    this.#scroller.scrollTop += this.#scroller.scrollHeight - height; // keep the scroll position
   }
 
   #noteScroll() {
@@ -132,8 +131,8 @@ export class Transcript {
   }
 
   #follow() {
-    this.#putAway();
+    this.#removeOld();
     this.#scroller.scrollTop = this.#wantedTop();
-    this.#lastTop = this.#scroller.scrollTop; // so that this is not taken for the reader's doing
+    this.#lastTop = this.#scroller.scrollTop; // so that it does not count as a scroll by the user
   }
 }

@@ -1,10 +1,10 @@
-/** Words as the server counts them: cut at white space and around ideographs. */
+/** Word splitting as on the server: at white space and around ideographs. */
 
 const IDEOGRAPH =
   "\\u3001-\\u30ff\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff\\uff01-\\uff0f\\uff1a-\\uff20\\u{20000}-\\u{3ffff}";
 const LONGEST_WORD = 128;
-const LONGEST_PIECE = 1000; // characters that are searched for the end of a word
-const LONGEST_SENTENCE = 80; // words; speech recognition may know no full stops
+const LONGEST_PIECE = 1000; // characters searched for the end of a word
+const LONGEST_SENTENCE = 80; // words; some speech recognisers write no punctuation
 const WORD = new RegExp(`[${IDEOGRAPH}]|[^\\s${IDEOGRAPH}]{1,${LONGEST_WORD}}`, "gu");
 const IS_IDEOGRAPH = new RegExp(`^[${IDEOGRAPH}]`, "u");
 const OPEN_WORD = new RegExp(`(?<![^\\s${IDEOGRAPH}])[^\\s${IDEOGRAPH}]+$`, "u"); // tried at word starts only
@@ -17,30 +17,30 @@ export function splitWords(text) {
   return text.match(WORD) ?? [];
 }
 
-/** Whether a word is one that is written without spaces. @param {string} word */
+/** Return whether a word is written without spaces. @param {string} word */
 export function isIdeograph(word) {
   return IS_IDEOGRAPH.test(word);
 }
 
-/** How much of a text is complete words: all but a last word that may still grow. @param {string} text */
+/** Return the length of the complete words: all but a last word that may still grow. @param {string} text */
 export function completeLength(text) {
   const open = text.search(OPEN_WORD);
   return open < 0 ? text.length : open;
 }
 
-/** The length of the first word of a text and the white space around it, with the end of its line.
+/** Return the length of the first word with surrounding white space and line end.
  *  @param {string} text */
 export function firstWordLength(text) {
   return text.match(FIRST_WORD)?.[0].length ?? text.length;
 }
 
-/** Whether a sentence seems to end with this word; for the look of the page only, the server decides for itself.
+/** Return whether a sentence seems to end with this word; for display only, the server decides independently.
  *  @param {string} word */
 export function looksFinal(word) {
   return ENDING.test(word) && !ABBREVIATION.test(word);
 }
 
-/** How much of a text can no longer be meant to change: the last word may, until another one begins or the line ends.
+/** Return the length of the text before the last word, which may still change until another one or a new line starts.
  *  @param {string} text */
 export function settledLength(text) {
   const line = text.lastIndexOf("\n") + 1;
@@ -48,7 +48,7 @@ export function settledLength(text) {
   return Math.max(line, words.at(-1)?.index ?? 0);
 }
 
-/** Cut a text after each word that seems to end a sentence. @param {string} text
+/** Split a text after each word that seems to end a sentence. @param {string} text
  *  @returns {{sentences: string[], length: number}} the complete sentences, and their length in all */
 export function splitSentences(text) {
   const sentences = [];
@@ -65,7 +65,7 @@ export function splitSentences(text) {
   return { sentences, length: start };
 }
 
-/** Messages without their last words. @param {import("./connection.js").Message[]} messages @param {number} count */
+/** Remove the last words from messages. @param {import("./connection.js").Message[]} messages @param {number} count */
 export function dropWords(messages, count) {
   const kept = [...messages];
   for (let left = count; left > 0 && kept.length; ) {
