@@ -88,11 +88,11 @@ class SortingNetwork(nn.Module):
         target_mask: Bool[Tensor, "B T"] | None,
     ) -> Float[Tensor, "B S S"]:
         """Return Z in fp32: row r holds the weights of the states that make up output position r."""
-        own = None if source_mask is None else source_mask[:, None, None, :]
-        other = None if target_mask is None else target_mask[:, None, None, :]
+        source_attention = None if source_mask is None else source_mask[:, None, None, :]
+        target_attention = None if target_mask is None else target_mask[:, None, None, :]
         Q = H
         for layer in self.layers:
-            Q, _ = layer(Q, layer.cross_attention.project(context), other, own)
+            Q, _ = layer(Q, layer.cross_attention.project(context), target_attention, source_attention)
         A = scaled_scores(self.final_norm(Q), H)
         if self.training and self.delta > 0:
             gumbel = -torch.empty_like(A).exponential_().log()

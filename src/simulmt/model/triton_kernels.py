@@ -92,10 +92,8 @@ def _ctc_kernel(  # type: ignore[no-untyped-def]
     log_likelihood = top + tl.log(total)
     tl.store(negative + sentence, -log_likelihood)
 
-    label, blank = (
-        tl.where(ends_in_label, 0.0, LOG_ZERO),
-        tl.where(ends_in_blank, 0.0, LOG_ZERO),
-    )  # what follows the frame
+    label = tl.where(ends_in_label, 0.0, LOG_ZERO)  # beta of the last frame
+    blank = tl.where(ends_in_blank, 0.0, LOG_ZERO)
     for step in range(frames):
         frame = frames - 1 - step
         scratch = alphas + frame * 2 * C
@@ -177,7 +175,7 @@ def _transducer_kernel(  # type: ignore[no-untyped-def]
     log_likelihood = tl.sum(tl.where(i == count, alpha, 0.0))
     tl.store(negative + sentence, -log_likelihood)
 
-    beta = tl.where(i == count, 0.0, LOG_ZERO)  # what follows the frame
+    beta = tl.where(i == count, 0.0, LOG_ZERO)  # of the last frame
     for step in range(frames):
         row = (frames - 1 - step) * C
         scratch = betas + (step % 2) * C  # double buffer, as above

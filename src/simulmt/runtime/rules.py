@@ -65,12 +65,12 @@ class RulesConfig:
 
     @property
     def active(self) -> list[str]:
-        """Names of the rules that are on."""
+        """Names of the active rules."""
         return [field.name for field in fields(self) if getattr(self, field.name)]
 
     @property
     def on_scores(self) -> list[str]:
-        """Names of the rules on scores that are on."""
+        """Names of the active rules on scores."""
         return [rule.name for rule in FILTERS if getattr(self, rule.name)]
 
     def without(self, *names: str) -> RulesConfig:

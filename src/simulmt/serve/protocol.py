@@ -294,22 +294,22 @@ _room_decoder = msgspec.json.Decoder(RoomMessage)
 
 
 def parse_client(text: str) -> ClientMessage:
-    """Decode a message of a client; anything else is a RefusedError."""
+    """Decode a message of a client; raise RefusedError if it is invalid."""
     return _decode(_client_decoder, text)
 
 
 def parse_server(text: str) -> ServerMessage:
-    """Decode a message of a server; anything else is a RefusedError."""
+    """Decode a message of a server; raise RefusedError if it is invalid."""
     return _decode(_server_decoder, text)
 
 
 def parse_viewer(text: str) -> ViewerMessage:
-    """Decode a message of a viewer; anything else is a RefusedError."""
+    """Decode a message of a viewer; raise RefusedError if it is invalid."""
     return _decode(_viewer_decoder, text)
 
 
 def parse_room(text: str) -> RoomMessage:
-    """Decode a message to a viewer; anything else is a RefusedError."""
+    """Decode a message to a viewer; raise RefusedError if it is invalid."""
     return _decode(_room_decoder, text)
 
 

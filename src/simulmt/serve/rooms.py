@@ -303,7 +303,7 @@ class RemotePublisher(Publisher):
             async with asyncio.timeout(OPENING_SECONDS):
                 await asyncio.shield(self._opened)
         except TimeoutError:
-            logger.warning("the home worker of a room does not answer")
+            logger.warning("the home worker of a room does not respond")
         except RefusedError:
             self._task.cancel()
             raise
