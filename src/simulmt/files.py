@@ -31,7 +31,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    synchronise(path.parent)
+    fsync(path.parent)
 
 
 @contextmanager
@@ -49,12 +49,12 @@ def replacing_directory(directory: Path, scratch: str = "", keep: Path | None = 
         new.mkdir(parents=True)
         yield new
         for path in (*new.iterdir(), new):
-            synchronise(path)
+            fsync(path)
         if directory.is_dir():
             shutil.rmtree(old, ignore_errors=True)
             directory.rename(old)  # a directory cannot be replaced atomically
         new.rename(directory)
-        synchronise(directory.parent)
+        fsync(directory.parent)
         if keep is None:
             shutil.rmtree(old, ignore_errors=True)
     except BaseException:
@@ -62,7 +62,7 @@ def replacing_directory(directory: Path, scratch: str = "", keep: Path | None = 
         raise
 
 
-def synchronise(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Flush a file, or the entries of a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -201,7 +201,10 @@ class _Rows:
 
     def chunks(self, size: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Yield logits and normalisers in chunks of rows, and their softmax with one extra row on either side."""
-        frames, weights = F.pad(self.frames, (0, 0, 1, 1)), F.pad(self.weights, (1, 1))  # no weight, no softmax
+        frames, weights = (
+            F.pad(self.frames, (0, 0, 1, 1)),
+            F.pad(self.weights, (1, 1)),
+        )  # with zero weight
         for start in range(0, len(self.frames), size):
             stop = min(start + size, len(self.frames))
             logits = frames[start : stop + 2] @ self.table.T

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from simulmt.config import as_table, as_toml, build
 from simulmt.errors import ConfigError, DataError
-from simulmt.files import replacing_directory, sha256, synchronise, write_whole
+from simulmt.files import fsync, replacing_directory, sha256, write_whole
 from simulmt.recipe.plan import Recipe, Stage, Workspace, settings_file
 
 RECORD, BEGUN, LOG = "stage.json", "begun.json", "stage.log"
@@ -181,7 +181,7 @@ def finish(
     results = [name for name in names if name.name not in own and not _is_ignored(name, ignored)]
     sizes = {name.as_posix(): (directory / name).stat().st_size for name in results}
     for name in results:
-        synchronise(directory / name)
+        fsync(directory / name)
     _write(directory / RECORD, Record(inputs, sizes, round(seconds, 1), round(cpu_seconds, 1), finished))
     (directory / BEGUN).unlink()
     shutil.rmtree(_hidden_sibling(directory, "old"), ignore_errors=True)

@@ -191,7 +191,7 @@ def _position(stable: Sequence[str], keys: Sequence[str]) -> int:
         return count
     anchor = max(0, count - WINDOW)
     tail, rest = stable[anchor:], keys[anchor : count + WINDOW]
-    costs = [float(n) for n in range(len(rest) + 1)]  # of turning the tail, so far, into the first n of the rest
+    costs = [float(n) for n in range(len(rest) + 1)]  # edit distance of the tail so far to the first n keys
     for key in tail:
         diagonal, costs[0] = costs[0], costs[0] + 1
         for n, other in enumerate(rest, start=1):

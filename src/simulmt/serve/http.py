@@ -233,7 +233,7 @@ async def _disconnect(request: Request) -> None:
 
 
 def _with_whole_numbers(body: Any) -> Any:
-    """Turn 5.0 into 5: JSON Schema takes both for an integer."""
+    """Convert 5.0 to 5: JSON Schema accepts both as integers."""
     if not isinstance(body, dict):
         return body
     return {
