@@ -392,7 +392,7 @@ def test_a_killed_sweep_goes_on_as_if_nothing_had_happened(
     assert not (tmp_path / "killed" / "trial-0001" / "final").exists()
 
     whole = sweep(config, tmp_path / "whole", settings, "cpu")
-    assert "going on" not in capsys.readouterr().err
+    assert "ignoring it" not in capsys.readouterr().err
     resumed = sweep(config, tmp_path / "killed", settings, "cpu")
     shown = capsys.readouterr().err
     assert "trial 0 (" not in shown
