@@ -55,6 +55,7 @@ def test_sorting_beats_plain_ctc_where_words_move_far(tmp_path: Path) -> None:
     assert sorted_ > plain + 2.0
 
 
+@pytest.mark.slow  # two minutes; recipes/toy.toml shows the same
 @pytest.mark.learning
 def test_sorting_does_no_harm_where_nothing_moves(tmp_path: Path) -> None:
     data = prepared(0.0, tmp_path)

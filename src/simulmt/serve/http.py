@@ -261,4 +261,11 @@ def _table(pairs: list[tuple[str, str]]) -> dict[str, Any]:
         table["q"] = texts
     if len(table) < len(pairs) - max(0, len(texts) - 1):
         raise ValueError("only q may be repeated")
-    return {name: int(value) if name in NUMBERS else value for name, value in table.items()}
+    return {name: _whole_number(value) if name in NUMBERS else value for name, value in table.items()}
+
+
+def _whole_number(text: str) -> int:
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError(f"expected a whole number, got {text}")
+    return int(number)
