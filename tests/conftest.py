@@ -13,6 +13,12 @@ from hypothesis import settings
 
 from simulmt.text import Tokenizer, VocabularySpec
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that train, the longest, so that no process is left alone with one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("learning") is None)
+
+
 if TYPE_CHECKING:
     from simulmt.runtime.stream import Translator
 
