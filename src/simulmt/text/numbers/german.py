@@ -26,7 +26,7 @@ _ORDINALS = words("zweite dritte vierte fünfte sechste siebte achte neunte zehn
 _MONTHS = words("januar februar märz april mai juni juli august september oktober november dezember")
 _ENDINGS = ("", "n", "r", "s", "m")
 
-_VALUES = {
+_WHOLE = {
     **{word: value for value, word in enumerate(_ONES, start=1)},
     **{word: value for value, word in enumerate(_TEENS, start=10)},
     **{word: 10 * value for value, word in enumerate(_TENS, start=2)},
@@ -34,7 +34,8 @@ _VALUES = {
     "eins": 1,
     "zwo": 2,
 }
-_VALUES |= {word.replace("ü", "ue").replace("ö", "oe"): value for word, value in _VALUES.items()}
+_WHOLE |= {word.replace("ü", "ue").replace("ö", "oe"): value for word, value in _WHOLE.items()}
+_VALUES = {**_WHOLE, **{f"{word}einhalb": value + Fraction(1, 2) for word, value in _WHOLE.items()}}
 _MULTIPLIERS = {"hundert": 10**2, "tausend": 10**3, "million": 10**6, "milliarde": 10**9, "billion": 10**12}
 _AFTER_NUMBER = {"millionen": 10**6, "milliarden": 10**9, "billionen": 10**12, "tsd": 10**3, "mio": 10**6}
 _AFTER_NUMBER |= {"mrd": 10**9, "dutzend": 12, "jahrzehnte": 10, "jahrzehnten": 10}
@@ -65,19 +66,20 @@ AMBIGUOUS: Ambiguous = {
 }
 AMBIGUOUS_WORD = re.compile(rf"\b(?:{any_of(AMBIGUOUS)})\b")
 
-_MORPHEMES = any_of([*_VALUES, "hundert", "tausend"])
+_CARDINAL = rf"(?:{any_of(_WHOLE)})(?:einhalb)?+"
+_MORPHEMES = rf"{_CARDINAL}|hundert|tausend"
 _COMPOUND = (  # but not "ein" or "einfach"
-    rf"(?!ein(?:s|mal|fach)?(?:e[nrsm]?)?\b)(?:{_MORPHEMES})(?:(?!einhalb)(?:und)?+(?:{_MORPHEMES}))*+"
-    r"(?:einhalb|(?:mal|malig|fach|spurig|jährig|stündig|tägig|wöchig|monatig|köpfig|stellig)(?:e[nrsm]?)?|s?te[nrsm]?)?"
+    rf"(?!ein(?:s|mal|fach)?(?:e[nrsm]?)?\b)(?:{_MORPHEMES})(?:(?:und)?+(?:{_MORPHEMES}))*+"
+    r"(?:(?:mal|malig|fach|spurig|jährig|stündig|tägig|wöchig|monatig|köpfig|stellig)(?:e[nrsm]?)?|s?te[nrsm]?)?"
 )
 _WORD = rf"\b(?:{_COMPOUND}|million|milliarde|billion)\b"
 _NEXT = rf"\b(?:{_COMPOUND}|{any_of([*_MULTIPLIERS, *_AFTER_NUMBER])})\b"
 _RUN = rf"(?:{DECIMAL}|{_WORD})(?:[\s-]+(?:{DECIMAL}|{_NEXT}))*"
-_TOKEN = re.compile(rf"{DECIMAL}|einhalb|{any_of([*_VALUES, *_MULTIPLIERS, *_AFTER_NUMBER])}")
+_TOKEN = re.compile(rf"{DECIMAL}|{any_of([*_VALUES, *_MULTIPLIERS, *_AFTER_NUMBER])}")
 _SCALE = rf"(?:\s?%|\s+prozent\b|\s+(?:{any_of([*_MULTIPLIERS, *_AFTER_NUMBER])})\b)"
-_SMALL = rf"(?:(?<![\d.,])\d{{1,3}}(?:\.\d+)?|\b(?:{any_of(_VALUES)})\b)"
+_SMALL = rf"(?:(?<![\d.,])\d{{1,3}}(?:\.\d+)?|\b{_CARDINAL}\b)"
 _HOUR = rf"(\d{{1,2}}|{any_of([*_ONES, 'eins', *_TEENS[:3]])})\b"
-_VALUE = rf"(?:{DECIMAL}|\b(?:{any_of(_VALUES)})\b)"
+_VALUE = rf"(?:{DECIMAL}|\b{_CARDINAL}\b)"
 
 
 def _value(text: str) -> Fraction:
@@ -99,16 +101,11 @@ def _run(match: re.Match[str]) -> str:
     if match[0] in AMBIGUOUS or match[0].isdecimal():
         return match[0]
     parts = []
-    half = Fraction(0)
     for token in _TOKEN.findall(match[0]):
         multiplier = _MULTIPLIERS.get(token) or _AFTER_NUMBER.get(token)
-        if token == "einhalb":
-            half = Fraction(1, 2)
-        else:
-            value = Fraction(multiplier) if multiplier else _value(token)
-            parts.append(Part(value, bool(multiplier), token.isalpha()))
-    *numbers, last = compose(parts)
-    return " ".join(map(format_number, [*numbers, last + half]))
+        value = Fraction(multiplier) if multiplier else _value(token)
+        parts.append(Part(value, bool(multiplier), token.isalpha()))
+    return " ".join(map(format_number, compose(parts)))
 
 
 _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
