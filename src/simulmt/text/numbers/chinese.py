@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from fractions import Fraction
 
-from simulmt.text.numbers.composing import DECIMAL, VERSION, Ambiguous, Part, compose, format_number, with_values
+from simulmt.text.numbers.composing import (
+    DECIMAL,
+    VERSION,
+    Ambiguous,
+    Part,
+    Rule,
+    compile_rules,
+    compose,
+    format_number,
+    with_values,
+)
 from simulmt.text.words import HAN
 
 _DIGITS = {character: value for value, character in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2}
@@ -82,7 +91,7 @@ def _decimals(match: re.Match[str]) -> str:
     return f"{format_number(_value(match[1]))}.{''.join(str(_DIGITS.get(c, c)) for c in match[2])}"
 
 
-_RULES: list[tuple[str | re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+_RULES: list[Rule] = [
     (r"(?<=\d),(?=\d{3}(?!\d))", ""),
     (VERSION, lambda match: match[0].replace(".", " ")),
     (_NOT_NUMBERS, "·"),
@@ -114,13 +123,10 @@ _RULES: list[tuple[str | re.Pattern[str], str | Callable[[re.Match[str]], str]]]
     (rf"({_NUMERAL})(?=成(?![为了功员立本人就长交绩果熟年]))", lambda match: format_number(_value(match[1]))),
     (_NUMERAL, _numeral),
 ]
-_COMPILED = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
+_apply_rules = compile_rules(_RULES)
 _FULL_WIDTH = {ord("０") + value: str(value) for value in range(10)} | {ord("％"): "%", ord("．"): ".", ord("："): ":"}
 
 
 def to_digits(text: str) -> str:
     """Convert all numbers in a text to digits: 15亿 to 1500000000, 百分之十 to 10%, 三点半 to 3:30."""
-    text = text.translate(_FULL_WIDTH)
-    for pattern, replacement in _COMPILED:
-        text = pattern.sub(replacement, text)
-    return text
+    return _apply_rules(text.translate(_FULL_WIDTH))

@@ -1,12 +1,16 @@
-"""Compute the value of number words: two hundred fifty thousand is ((2 * 100) + 50) * 1000."""
+"""What the languages share: substitution rules, and the value of number words.
+
+Two hundred fifty thousand is ((2 * 100) + 50) * 1000.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
+Rule = tuple[str | re.Pattern[str], str | Callable[[re.Match[str]], str]]  # pattern and replacement, as in re.sub
 Ambiguous = dict[str, tuple[Fraction | int, ...]]  # words that may or may not be numbers, with their values
 DECIMAL = r"\d{1,30}+(?:\.\d{1,30}+)?+"  # possessive and bounded, to avoid quadratic backtracking
 VERSION = r"\d{1,30}+(?:\.\d{1,30}+){2,}"  # or a date; read as several numbers
@@ -19,6 +23,28 @@ class Part(NamedTuple):
     value: Fraction
     multiplies: bool = False
     is_word: bool = True
+
+
+class NumberWords:
+    """Number words of a language, by value; multipliers such as million apply to what precedes them."""
+
+    def __init__(self, values: Mapping[str, Fraction | int], multipliers: Mapping[str, int]) -> None:
+        self._values = values
+        self._multipliers = multipliers
+        self._token = re.compile(rf"{DECIMAL}|{any_of([*values, *multipliers])}")
+
+    def value(self, token: str) -> Fraction:
+        """Return the value of a word or a decimal."""
+        return Fraction(self._values.get(token, token))
+
+    def to_digits(self, run: str) -> str:
+        """Convert a run of number words and decimals to digits."""
+        return " ".join(map(format_number, compose(map(self._part, self._token.findall(run)))))
+
+    def _part(self, token: str) -> Part:
+        if token in self._multipliers:
+            return Part(Fraction(self._multipliers[token]), multiplies=True)
+        return Part(self.value(token), is_word=not token[0].isdecimal())
 
 
 def compose(parts: Iterable[Part]) -> list[Fraction]:
@@ -66,6 +92,18 @@ def format_number(value: Fraction) -> str:
         return f"{value.numerator}⁄{value.denominator}"
     whole, rest = divmod(value.numerator * 10**places // value.denominator, 10**places)
     return f"{whole}.{rest:0{places}d}"
+
+
+def compile_rules(rules: Iterable[Rule]) -> Callable[[str], str]:
+    """Return a function that applies the substitutions in order."""
+    compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
+
+    def apply(text: str) -> str:
+        for pattern, replacement in compiled:
+            text = pattern.sub(replacement, text)
+        return text
+
+    return apply
 
 
 def words(text: str) -> list[str]:

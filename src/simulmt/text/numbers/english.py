@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from fractions import Fraction
 
 from simulmt.text.numbers.composing import (
     DECIMAL,
     VERSION,
     Ambiguous,
-    Part,
+    NumberWords,
+    Rule,
     any_of,
-    compose,
+    compile_rules,
     format_number,
     with_values,
     words,
@@ -40,6 +40,7 @@ _COUNTS = {word: value for word, value in _VALUES.items() if word in {*_ONES, *_
 _MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _AFTER_NUMBER = {f"{word}s": value for word, value in _MULTIPLIERS.items()}  # "hundreds" alone is not a number
 _AFTER_NUMBER |= {"dozen": 12, "decades": 10, "mn": 10**6, "bn": 10**9, "tn": 10**12}
+_WORDS = NumberWords(_VALUES, _MULTIPLIERS | _AFTER_NUMBER)
 _FRACTIONS = {f"{word}s": value for value, word in enumerate(_ORDINALS, start=3)} | {"quarters": 4}
 
 AMBIGUOUS: Ambiguous = {
@@ -63,38 +64,28 @@ _SMALL = rf"(?:(?<![\d.])\d{{1,3}}(?:\.\d+)?|\b(?:{any_of(_COUNTS)})\b)"
 _FIRST = rf"(?:{DECIMAL}|\b(?:{any_of([*_VALUES, *_MULTIPLIERS])})\b)"
 _NEXT = rf"(?:{DECIMAL}|\b(?:{any_of([*_VALUES, *_MULTIPLIERS, *_AFTER_NUMBER])})\b)"
 _RUN = rf"{_FIRST}(?:[\s-]+{_NEXT}|\s+and\s+\b(?:{any_of(_VALUES)})\b)*"
-_TOKEN = re.compile(rf"{DECIMAL}|{any_of([*_VALUES, *_MULTIPLIERS, *_AFTER_NUMBER])}")
 _SCALE = rf"(?:\s?%|\s+per\s?cent\b|\s+(?:{any_of([*_MULTIPLIERS, 'mn', 'bn', 'tn'])})\b)"
 _HOUR = rf"(\d{{1,2}}|{any_of(_ONES[:12])})\b"
 _DIGITS = rf"(?:{any_of(['zero', *_ONES[:9]])})"
 
 
-def _value(text: str) -> Fraction:
-    return Fraction(_VALUES[text]) if text in _VALUES else Fraction(text)
-
-
 def _point(match: re.Match[str]) -> str:
-    return f"{_value(match[1])}.{''.join(str(_VALUES.get(word, 0)) for word in match[2].split())}"
+    return f"{_WORDS.value(match[1])}.{''.join(str(_VALUES.get(word, 0)) for word in match[2].split())}"
 
 
 def _clock(match: re.Match[str]) -> str:
-    hour = int(_value(match[2]))
+    hour = int(_WORDS.value(match[2]))
     return {"half past": f"{hour}:30", "quarter past": f"{hour}:15", "quarter to": f"{hour - 1 or 12}:45"}[match[1]]
 
 
 def _run(match: re.Match[str]) -> str:
     """Convert a run of number words to digits; "one" alone is left as it is."""
-    if match[0] == "one" or match[0].isdecimal():
+    if match[0] in AMBIGUOUS or match[0].isdecimal():
         return match[0]
-    parts = []
-    for token in _TOKEN.findall(match[0]):
-        multiplier = _MULTIPLIERS.get(token) or _AFTER_NUMBER.get(token)
-        value = Fraction(multiplier) if multiplier else _value(token)
-        parts.append(Part(value, bool(multiplier), is_word=not token[0].isdecimal()))
-    return " ".join(map(format_number, compose(parts)))
+    return _WORDS.to_digits(match[0])
 
 
-_RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+_RULES: list[Rule] = [
     (r"(?<=\d),(?=\d{3}(?!\d))|(?<=\d) (?=000(?!\d))", ""),
     (VERSION, lambda match: match[0].replace(".", " ")),
     (r"(?<=\d)(?:st|nd|rd|th)\b", ""),
@@ -105,23 +96,23 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (rf"\b(?:several|few|many|some|of)\s+(?:{any_of(_MULTIPLIERS)})\b", ""),
     (r"\bhalf\s+an?\s+(?=[mbtr]+illion|dozen)", "0.5 "),
     (r"\b(?:an?|one)\s+([a-z]+)\s+and\s+a\s+half\b", r"1.5 \1"),
-    (rf"({_VALUE})[\s-]and[\s-](?:a[\s-])?half\b", lambda match: format_number(_value(match[1]) + Fraction(1, 2))),
+    (
+        rf"({_VALUE})[\s-]and[\s-](?:a[\s-])?half\b",
+        lambda match: format_number(_WORDS.value(match[1]) + Fraction(1, 2)),
+    ),
     (rf"\b(half past|quarter past|quarter to)\s+{_HOUR}", _clock),
     (rf"({_VALUE})\s+point\s+({_DIGITS}(?:\s{_DIGITS})*)\b", _point),
-    (rf"({_VALUE})[\s-]({any_of(_FRACTIONS)})\b", lambda match: f"{_value(match[1])}⁄{_FRACTIONS[match[2]]}"),
-    (rf"\bone\s+(?:in|out\s+of)\s+({_VALUE})", lambda match: f"1⁄{_value(match[1])}"),
+    (rf"({_VALUE})[\s-]({any_of(_FRACTIONS)})\b", lambda match: f"{_WORDS.value(match[1])}⁄{_FRACTIONS[match[2]]}"),
+    (rf"\bone\s+(?:in|out\s+of)\s+({_VALUE})", lambda match: f"1⁄{_WORDS.value(match[1])}"),
     (r"\bone[\s-](third|quarter|fifth)\b", lambda match: f"1⁄{_FRACTIONS[match[1] + 's']}"),
     (_RUN, _run),
     (r"(?<=\d)\s*(?:per\s?cent(?:age\s+points?)?|pct)\b", "%"),
     (r"(?<![\d:.])(\d{1,2})(?=\s?[ap]\.?m\b|\s?o'?\s?clock\b)", r"\1:00"),
     (r"(?<![\d:.])(\d{1,2})(?=\s*(?:[-–]|to|and|or|until|till)\s*\d{1,2}:\d\d)", r"\1:00"),
 ]
-_COMPILED = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
+_apply_rules = compile_rules(_RULES)
 
 
 def to_digits(text: str) -> str:
     """Convert all numbers in a case-folded text to digits: 3,000 to 3000, half past three to 3:30."""
-    text = text.replace("’", "'")
-    for pattern, replacement in _COMPILED:
-        text = pattern.sub(replacement, text)
-    return text
+    return _apply_rules(text.replace("’", "'"))

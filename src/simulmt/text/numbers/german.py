@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from fractions import Fraction
 
 from simulmt.text.numbers.composing import (
     DECIMAL,
     VERSION,
     Ambiguous,
-    Part,
+    NumberWords,
+    Rule,
     any_of,
-    compose,
-    format_number,
+    compile_rules,
     with_values,
     words,
 )
@@ -35,10 +34,14 @@ _WHOLE = {
     "zwo": 2,
 }
 _WHOLE |= {word.replace("ü", "ue").replace("ö", "oe"): value for word, value in _WHOLE.items()}
-_VALUES = {**_WHOLE, **{f"{word}einhalb": value + Fraction(1, 2) for word, value in _WHOLE.items()}}
+_VALUES: dict[str, Fraction | int] = {
+    **_WHOLE,
+    **{f"{word}einhalb": value + Fraction(1, 2) for word, value in _WHOLE.items()},
+}
 _MULTIPLIERS = {"hundert": 10**2, "tausend": 10**3, "million": 10**6, "milliarde": 10**9, "billion": 10**12}
 _AFTER_NUMBER = {"millionen": 10**6, "milliarden": 10**9, "billionen": 10**12, "tsd": 10**3, "mio": 10**6}
 _AFTER_NUMBER |= {"mrd": 10**9, "dutzend": 12, "jahrzehnte": 10, "jahrzehnten": 10}
+_WORDS = NumberWords(_VALUES, _MULTIPLIERS | _AFTER_NUMBER)
 _FRACTIONS = {
     "drittel": 3,
     "viertel": 4,
@@ -75,15 +78,10 @@ _COMPOUND = (  # but not "ein" or "einfach"
 _WORD = rf"\b(?:{_COMPOUND}|million|milliarde|billion)\b"
 _NEXT = rf"\b(?:{_COMPOUND}|{any_of([*_MULTIPLIERS, *_AFTER_NUMBER])})\b"
 _RUN = rf"(?:{DECIMAL}|{_WORD})(?:[\s-]+(?:{DECIMAL}|{_NEXT}))*"
-_TOKEN = re.compile(rf"{DECIMAL}|{any_of([*_VALUES, *_MULTIPLIERS, *_AFTER_NUMBER])}")
 _SCALE = rf"(?:\s?%|\s+prozent\b|\s+(?:{any_of([*_MULTIPLIERS, *_AFTER_NUMBER])})\b)"
 _SMALL = rf"(?:(?<![\d.,])\d{{1,3}}(?:\.\d+)?|\b{_CARDINAL}\b)"
 _HOUR = rf"(\d{{1,2}}|{any_of([*_ONES, 'eins', *_TEENS[:3]])})\b"
 _VALUE = rf"(?:{DECIMAL}|\b{_CARDINAL}\b)"
-
-
-def _value(text: str) -> Fraction:
-    return Fraction(_VALUES[text]) if text in _VALUES else Fraction(text)
 
 
 def _plain(match: re.Match[str]) -> str:
@@ -91,7 +89,7 @@ def _plain(match: re.Match[str]) -> str:
 
 
 def _clock(match: re.Match[str]) -> str:
-    hour = int(_value(match[2]))
+    hour = int(_WORDS.value(match[2]))
     before = hour - 1 or 12
     return {"halb": f"{before}:30", "viertel nach": f"{hour}:15", "viertel vor": f"{before}:45"}[match[1]]
 
@@ -100,15 +98,10 @@ def _run(match: re.Match[str]) -> str:
     """Convert a run of number words to digits; "ein" and small ordinals are left as they are."""
     if match[0] in AMBIGUOUS or match[0].isdecimal():
         return match[0]
-    parts = []
-    for token in _TOKEN.findall(match[0]):
-        multiplier = _MULTIPLIERS.get(token) or _AFTER_NUMBER.get(token)
-        value = Fraction(multiplier) if multiplier else _value(token)
-        parts.append(Part(value, bool(multiplier), token.isalpha()))
-    return " ".join(map(format_number, compose(parts)))
+    return _WORDS.to_digits(match[0])
 
 
-_RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+_RULES: list[Rule] = [
     (r"\b(\d{1,2})[.:](\d{2})(?=\s*uhr\b)", r"\1:\2"),
     (r"\b(\d{1,2})\s+uhr\s+(\d{2})\b", r"\1:\2"),
     (r"\b(?:mehrere|einige|viele|paar)n? (?:hundert|tausend|million|milliarde)(?:en?)?\b", ""),
@@ -121,18 +114,16 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\beine[rn]?\s+halben?\s+(?=million|milliarde|billion)", "0.5 "),
     (r"\beine[rn]?\s+(?=million|milliarde|billion)", "1 "),
     (rf"\b(halb|viertel nach|viertel vor)\s+{_HOUR}", _clock),
-    (rf"({_VALUE})\s+komma\s+(\d+|{any_of(_ONES)})\b", lambda m: f"{_value(m[1])}.{_value(m[2])}"),
-    (rf"({_VALUE})\s+({any_of(_FRACTIONS)})\b", lambda m: f"{_value(m[1])}⁄{_FRACTIONS[m[2]]}"),
+    (rf"({_VALUE})\s+komma\s+(\d+|{any_of(_ONES)})\b", lambda m: f"{_WORDS.value(m[1])}.{_WORDS.value(m[2])}"),
+    (rf"({_VALUE})\s+({any_of(_FRACTIONS)})\b", lambda m: f"{_WORDS.value(m[1])}⁄{_FRACTIONS[m[2]]}"),
     (_RUN, _run),
     (r"(?<=\d)[\s-]*prozent(?:punkten?)?\b", "%"),
     (r"(?<![\d:.])(\d{1,2})(?=\s*uhr\b)", r"\1:00"),
     (r"(?<![\d:.])(\d{1,2})(?=\s*(?:[-–]|bis|und|oder)\s*\d{1,2}:\d\d)", r"\1:00"),
 ]
-_COMPILED = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
+_apply_rules = compile_rules(_RULES)
 
 
 def to_digits(text: str) -> str:
     """Convert all numbers in a case-folded text to digits: 1.000,5 to 1000.5, halb vier to 3:30."""
-    for pattern, replacement in _COMPILED:
-        text = pattern.sub(replacement, text)
-    return text
+    return _apply_rules(text)
