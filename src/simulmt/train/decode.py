@@ -32,7 +32,7 @@ def translate_store(
     model: Translator,
     store: DeviceStore,
     delay: int | None,
-    batch_tokens: int = 4096,
+    batch_tokens: int = 16_384,
     blank_penalty: float = 0.0,
     shard: tuple[int, int] = (0, 1),
 ) -> dict[int, list[int]]:
