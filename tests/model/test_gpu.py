@@ -13,6 +13,8 @@ from simulmt.model.bigrams import bigram_loss
 from simulmt.model.ctc import Alignments, CTCConfig, CTCModel, alignment_likelihood, ctc_loss
 from simulmt.model.kernels import softmax_rows
 from simulmt.model.output import Loss
+from simulmt.model.risk import policy_gradient
+from simulmt.model.transducer import Lattice, forward_backward, transducer_loss
 
 pytestmark = [
     pytest.mark.gpu,
@@ -102,3 +104,51 @@ def test_sorted_model_loss_is_the_cpus() -> None:
     model.cuda()
     found = model.loss(source.cuda(), lengths[0], target.cuda(), lengths[1], delay=2).total.detach()
     assert relative_error(found, exact) < 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
+def test_transducer_loss_and_its_gradients(dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(1)
+    target = torch.randint(6, 500, (6, 9))
+    lengths, frames = torch.tensor([9, 7, 9, 1, 5, 9]), torch.tensor([24, 24, 20, 24, 3, 24])
+    inputs = torch.randn(6, 24, 32), torch.randn(500, 32) / 3, torch.randn(6, 10, 16), torch.randn(500, 16) / 3
+    results = []
+    for device, kind in (("cpu", torch.float64), ("cuda", dtype)):
+        leaves = h, table, contexts, context_table = [each.to(device, kind).requires_grad_() for each in inputs]
+        lattice = Lattice.of(target.to(device), lengths, frames)
+        loss = transducer_loss(h, table, contexts, context_table, lattice, smoothing=0.1, chunk=50)
+        results.append((loss.total.detach(), *torch.autograd.grad(loss.total, leaves)))
+    for found, exact in zip(results[1], results[0], strict=True):
+        assert relative_error(found, exact) < tolerance
+
+
+def test_transducer_kernel_on_long_sentences() -> None:
+    torch.manual_seed(1)
+    B, U, T = 20, 600, 250
+    lengths, frames = torch.randint(1, T + 1, (B,)), torch.randint(T, U + 1, (B,))
+    blank, label = torch.rand(2, B, U, T + 1).log()
+    lattice = Lattice.of(torch.randint(6, 60, (B, T)), lengths, frames)
+    exact = forward_backward(blank.double(), label.double(), lattice)
+    from simulmt.model import triton_kernels  # Triton is installed with PyTorch for GPUs only
+
+    found = triton_kernels.transducer_forward_backward(
+        blank.cuda(), label.cuda(), *(each.cuda() for each in lattice[1:])
+    )
+    assert relative_error(found[0], exact[0]) < 1e-5
+    assert relative_error(found[1].blank, exact[1].blank) < 1e-3
+    assert relative_error(found[1].label, exact[1].label) < 1e-3
+
+
+def test_policy_gradient_is_the_cpus() -> None:
+    torch.manual_seed(1)
+    B, N, U = 3, 4, 10
+    inputs = torch.randn(B, U, 32), torch.randn(500, 32) / 3, torch.randn(B, N, U, 16), torch.randn(500, 16) / 3
+    symbols, advantages, risk = torch.randint(0, 500, (B, N, U)), torch.randn(B, N, U), torch.zeros(())
+    results = []
+    for device, kind in (("cpu", torch.float64), ("cuda", torch.float32)):
+        leaves = h, table, contexts, context_table = [each.to(device, kind).requires_grad_() for each in inputs]
+        sampled = symbols.to(device), advantages.to(device), risk.to(device)
+        total = policy_gradient(h, table, contexts, context_table, *sampled, chunk=20)
+        results.append(torch.autograd.grad(total, leaves))
+    for found, exact in zip(results[1], results[0], strict=True):
+        assert relative_error(found, exact) < 1e-4
