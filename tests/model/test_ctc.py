@@ -60,7 +60,7 @@ def loss_from_logits(logits: Tensor, alignments: Alignments, smoothing: float) -
     negative = _Likelihood.apply(log_probs, alignments)  # type: ignore[no-untyped-call]
     uniform = (normaliser - logits.mean(-1)) * alignments.frame_weights(logits.shape[1], logits)
     total = (1 - smoothing) * negative + smoothing * uniform.sum()
-    return Loss(total, negative.detach(), alignments.tokens(), alignments.skipped())
+    return Loss.of_aligned(total, negative.detach(), alignments.label_lengths, alignments.alignable)
 
 
 def fused_from_logits(logits: Tensor, alignments: Alignments, smoothing: float, chunk: int = 3) -> Loss:

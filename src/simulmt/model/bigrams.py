@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 
 from simulmt.model.ctc import Alignments, CTCModel
 from simulmt.model.kernels import compiled_on_gpu, softmax_rows
-from simulmt.model.layers import check_tokens, length_mask
+from simulmt.model.layers import check_tokens
 from simulmt.model.output import FRAMES_PER_CHUNK, Loss, at_least_float32, autocast_disabled, first_occurrences
 from simulmt.text import BLANK
 
@@ -46,9 +46,8 @@ def inference_path_loss(
     delay: int = 1,
 ) -> Loss:
     """Return the bigram loss on the inference path, in source order."""
-    check_tokens(source, model.encoder.embedding.num_embeddings, "source")
     check_tokens(target, model.target_embedding.num_embeddings, "target")
-    frames = model.frames(model.encoder(source, length_mask(source_lengths, source.shape[1], source.device), delay))
+    frames = model.frames(model.encode(source, source_lengths, delay))
     alignments = Alignments.of(target, target_lengths, source_lengths * model.mu)
     return bigram_loss(frames, model.target_embedding.weight, alignments)
 

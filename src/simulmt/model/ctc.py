@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from simulmt.config import require
-from simulmt.model.layers import Embedding, Encoder, EncoderState, check_tokens, length_mask
+from simulmt.model.layers import Embedding, Encoder, EncoderState, check_sizes, check_tokens, length_mask
 from simulmt.model.output import FRAMES_PER_CHUNK, Loss, at_least_float32, project_and_loss
 from simulmt.text import BLANK
 
@@ -43,10 +43,7 @@ class CTCConfig:
         inside = 0 <= self.look_ahead_layer < self.layers
         require(inside, f"look_ahead_layer must be in 0..{self.layers - 1}, got {self.look_ahead_layer}")
         require(self.mu >= 1, f"mu must be at least 1, got {self.mu}")
-        require(0 <= self.dropout < 1, f"dropout must be in 0..1, got {self.dropout}")
-        divides = self.heads >= 1 and self.width % self.heads == 0
-        require(divides, f"width ({self.width}) must be a multiple of heads ({self.heads})")
-        require(self.width % 2 == 0, f"width must be even, got {self.width}")
+        check_sizes(self.width, self.heads, self.dropout)
 
 
 class CTCModel(nn.Module):
@@ -87,9 +84,14 @@ class CTCModel(nn.Module):
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], delay: int = 1
     ) -> Float[Tensor, "B U V"]:
         """Return the logits of all frames of whole sentences in source order, as at inference."""
+        return self.logits(self.frames(self.encode(source, source_lengths, delay)))
+
+    def encode(
+        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], delay: int = 1
+    ) -> Float[Tensor, "B S D"]:
+        """Return the states of whole sentences; lengths are a CPU tensor."""
         check_tokens(source, self.encoder.embedding.num_embeddings, "source")
-        mask = length_mask(source_lengths, source.shape[1], source.device)
-        return self.logits(self.frames(self.encoder(source, mask, delay)))
+        return self.encoder(source, length_mask(source_lengths, source.shape[1], source.device), delay)
 
     def step(
         self, tokens: Int[Tensor, "B N"], state: EncoderState, delay: int = 1, end: bool = False
@@ -109,9 +111,8 @@ class CTCModel(nn.Module):
         smoothing: float = 0.1,
     ) -> Loss:
         """Return the summed loss of a batch; lengths are CPU tensors, targets end in END."""
-        check_tokens(source, self.encoder.embedding.num_embeddings, "source")
         check_tokens(target, self.target_embedding.num_embeddings, "target")
-        H = self.encoder(source, length_mask(source_lengths, source.shape[1], source.device), delay)
+        H = self.encode(source, source_lengths, delay)
         return self.loss_of_states(H, source_lengths, target, target_lengths, smoothing)
 
     def loss_of_states(
@@ -165,12 +166,6 @@ class Alignments(NamedTuple):
         lengths = self.frame_lengths * self.alignable
         return (torch.arange(frames, device=like.device) < lengths[:, None]).to(like.dtype)
 
-    def tokens(self) -> Tensor:
-        return (self.label_lengths * self.alignable).sum()
-
-    def skipped(self) -> Tensor:
-        return (~self.alignable).sum()
-
 
 def alignment_likelihood(
     log_probs: Float[Tensor, "B U C"], alignments: Alignments
@@ -211,4 +206,4 @@ def ctc_loss(
     weights = alignments.frame_weights(frames.shape[1], at_least_float32(frames))
     align = partial(alignment_likelihood, alignments=alignments)
     total, negative = project_and_loss(frames, table, alignments.columns, weights, align, smoothing, chunk)
-    return Loss(total, negative, alignments.tokens(), alignments.skipped())
+    return Loss.of_aligned(total, negative, alignments.label_lengths, alignments.alignable)

@@ -384,6 +384,13 @@ def length_mask(lengths: Int[Tensor, " B"], longest: int, device: torch.device) 
     return torch.arange(longest, device=device) < lengths.to(device, non_blocking=True)[:, None]
 
 
+def check_sizes(width: int, heads: int, dropout: float) -> None:
+    """Raise ConfigError unless a Transformer can have these sizes."""
+    require(0 <= dropout < 1, f"dropout must be in 0..1, got {dropout}")
+    require(heads >= 1 and width % heads == 0, f"width ({width}) must be a multiple of heads ({heads})")
+    require(width % 2 == 0, f"width must be even, got {width}")
+
+
 def check_delay(delay: int) -> None:
     require(delay >= 1, f"delay k must be at least 1, got {delay}")
 

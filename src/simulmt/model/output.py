@@ -40,6 +40,13 @@ class Loss(NamedTuple):
     tokens: Tensor  # target tokens counted
     skipped: Tensor  # sentences without a valid alignment; they count neither here nor in `tokens`
 
+    @staticmethod
+    def of_aligned(
+        total: Tensor, likelihood: Tensor, lengths: Int[Tensor, " B"], alignable: Bool[Tensor, " B"]
+    ) -> Loss:
+        """Return the loss with the counts of the sentences that can be aligned."""
+        return Loss(total, likelihood, (lengths * alignable).sum(), (~alignable).sum())
+
 
 def project_and_loss(
     frames: Float[Tensor, "B U D"],
@@ -71,9 +78,26 @@ def autocast_disabled(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tensors
 
 
-class _ProjectAndLoss(torch.autograd.Function):
-    """Computes gradients in forward, up to the factor known in backward."""
+def sentence_chunks(frames: Float[Tensor, "B U D"], size: int) -> Iterator[slice]:
+    """Yield slices of sentences that together have at most `size` frames, or of single sentences."""
+    sentences = max(1, size // frames.shape[1])
+    return (slice(start, start + sentences) for start in range(0, len(frames), sentences))
 
+
+class GradientsInForward(torch.autograd.Function):
+    """A function whose forward computes and saves the gradients of its first arguments.
+
+    They lack only a factor, the gradient of the first output.
+    """
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [gradient * gradients[0].to(gradient.dtype) for gradient in ctx.saved_tensors]
+        return (*scaled, *[None] * (len(ctx.needs_input_grad) - len(scaled)))
+
+
+class _ProjectAndLoss(GradientsInForward):
     @staticmethod
     def forward(
         ctx: Any,
@@ -92,12 +116,6 @@ class _ProjectAndLoss(torch.autograd.Function):
             ctx.save_for_backward(*_gradients(vocabulary_pass, frames, table, columns, posterior, weights, smoothing))
         ctx.mark_non_differentiable(negative)
         return (1 - smoothing) * negative + smoothing * vocabulary_pass.uniform, negative
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        grad_frames, grad_table = ctx.saved_tensors
-        return grad_frames * gradients[0], grad_table * gradients[0], None, None, None, None, None, None
 
 
 class _VocabularyPass(NamedTuple):

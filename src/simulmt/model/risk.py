@@ -23,9 +23,9 @@ from torch import Tensor
 
 from simulmt.config import require
 from simulmt.model.kernels import compiled_on_gpu
-from simulmt.model.layers import check_tokens, length_mask
-from simulmt.model.output import Loss, at_least_float32, autocast_disabled
-from simulmt.model.transducer import GradientsInForward, TransducerModel, wide_product
+from simulmt.model.layers import check_tokens
+from simulmt.model.output import GradientsInForward, Loss, at_least_float32, autocast_disabled, sentence_chunks
+from simulmt.model.transducer import TransducerModel, wide_product
 from simulmt.text import BLANK, PAD, SPACE
 
 FRAMES_PER_CHUNK = 4096
@@ -76,9 +76,8 @@ def risk_loss(
     weights: Float[Tensor, " V"] | None = None,
 ) -> Loss:
     """Return 1 - F of sampled translations, weighted by the number of labels of each sentence."""
-    check_tokens(source, model.encoder.embedding.num_embeddings, "source")
     check_tokens(target, model.target_embedding.num_embeddings, "target")
-    frames = model.frames(model.encoder(source, length_mask(source_lengths, source.shape[1], source.device), delay))
+    frames = model.frames(model.encode(source, source_lengths, delay))
     frame_lengths, lengths = ((each.to(source.device)) for each in (source_lengths * model.mu, target_lengths))
     inside = torch.arange(frames.shape[1], device=source.device) < frame_lengths[:, None]  # [B U]
     with torch.no_grad():
@@ -190,7 +189,7 @@ def policy_gradient(
     """Return `risk`, with the gradient of -advantages * log p(symbols), without storing frames x V of all sentences."""
     with autocast_disabled(frames, contexts) as (frames, contexts):
         return _PolicyGradient.apply(  # type: ignore[no-untyped-call]
-            frames, table, contexts, context_table, symbols, advantages, risk, max(1, chunk // frames.shape[1])
+            frames, table, contexts, context_table, symbols, advantages, risk, chunk
         )
 
 
@@ -207,15 +206,14 @@ class _PolicyGradient(GradientsInForward):
         symbols: Tensor,
         advantages: Tensor,
         risk: Tensor,
-        sentences: int,
+        chunk: int,
     ) -> Tensor:
         wide = torch.promote_types(frames.dtype, torch.float32)
         advantages = advantages.to(wide)
         half, context_half = table.to(frames.dtype), context_table.to(frames.dtype)
         grad_frames, grad_contexts = torch.empty_like(frames), torch.empty_like(contexts)
         grad_table, grad_context_table = (torch.zeros_like(each, dtype=wide) for each in (table, context_table))
-        for start in range(0, len(frames), sentences):
-            rows = slice(start, start + sentences)
+        for rows in sentence_chunks(frames, chunk):
             x, c, chosen = frames[rows], contexts[rows], symbols[rows]
             others, difference = _grad_scores(x @ half.T, c @ context_half.T, chosen, advantages[rows])
             summed = others.sum(1)  # [B U V]

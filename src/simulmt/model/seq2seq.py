@@ -25,6 +25,7 @@ from simulmt.model.layers import (
     KeysValues,
     KeyValueBuffer,
     check_delay,
+    check_sizes,
     check_tokens,
     length_mask,
     look_ahead_mask,
@@ -50,10 +51,7 @@ class Seq2SeqConfig:
     def __post_init__(self) -> None:
         require(self.encoder_layers >= 1, f"encoder_layers must be at least 1, got {self.encoder_layers}")
         require(self.decoder_layers >= 1, f"decoder_layers must be at least 1, got {self.decoder_layers}")
-        require(0 <= self.dropout < 1, f"dropout must be in 0..1, got {self.dropout}")
-        divides = self.heads >= 1 and self.width % self.heads == 0
-        require(divides, f"width ({self.width}) must be a multiple of heads ({self.heads})")
-        require(self.width % 2 == 0, f"width must be even, got {self.width}")
+        check_sizes(self.width, self.heads, self.dropout)
 
 
 class DecoderState(NamedTuple):

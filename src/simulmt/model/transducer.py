@@ -25,13 +25,19 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from simulmt.config import require
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.kernels import compiled_on_gpu
 from simulmt.model.layers import Encoder
-from simulmt.model.output import Loss, at_least_float32, autocast_disabled, first_occurrences
+from simulmt.model.output import (
+    GradientsInForward,
+    Loss,
+    at_least_float32,
+    autocast_disabled,
+    first_occurrences,
+    sentence_chunks,
+)
 from simulmt.text import BLANK, MASK, START
 
 FRAMES_PER_CHUNK = 16_384
@@ -131,9 +137,7 @@ class TransducerModel(CTCModel):
 
         Each symbol depends on the previous ones, so this runs frame by frame.
         """
-        step = max(1, chunk // frames.shape[1])
-        table = self.target_embedding.weight
-        scores = (part @ table.T for part in frames.split(step))
+        scores = (self.logits(frames[rows]) for rows in sentence_chunks(frames, chunk))
         return torch.cat([self._write(a, blank_penalty, samples) for a in scores])
 
     def _write(self, a: Float[Tensor, "B U V"], blank_penalty: float, samples: int) -> Int[Tensor, "B N U"]:
@@ -203,20 +207,9 @@ def transducer_loss(
     """Return (1 - eps) * NLL + eps * cross entropy with the uniform distribution, weighted by cell posteriors."""
     with autocast_disabled(frames, contexts) as (frames, contexts):
         total, negative = _TransducerLoss.apply(  # type: ignore[no-untyped-call]
-            frames, table, contexts, context_table, lattice, smoothing, max(1, chunk // frames.shape[1])
+            frames, table, contexts, context_table, lattice, smoothing, chunk
         )
-    tokens = (lattice.label_lengths * lattice.alignable).sum()
-    return Loss(total, negative, tokens, (~lattice.alignable).sum())
-
-
-class GradientsInForward(torch.autograd.Function):
-    """A function whose forward computes the gradients of its first arguments, up to the factor known in backward."""
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = [gradient * gradients[0].to(gradient.dtype) for gradient in ctx.saved_tensors]
-        return (*scaled, *[None] * (len(ctx.needs_input_grad) - len(scaled)))
+    return Loss.of_aligned(total, negative, lattice.label_lengths, lattice.alignable)
 
 
 class _TransducerLoss(GradientsInForward):
@@ -238,15 +231,14 @@ class _TransducerLoss(GradientsInForward):
         context_table: Tensor,
         lattice: Lattice,
         smoothing: float,
-        sentences: int,
+        chunk: int,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(frames.dtype, torch.float32)
         tables = table.to(frames.dtype), context_table.to(frames.dtype)
         grad_frames, grad_contexts = torch.empty_like(frames), torch.empty_like(contexts)
         grad_tables = [torch.zeros_like(each, dtype=wide) for each in tables]
         total, negative = (frames.new_zeros((), dtype=wide) for _ in range(2))
-        for start in range(0, len(frames), sentences):
-            rows = slice(start, start + sentences)
+        for rows in sentence_chunks(frames, chunk):
             part = _SentenceChunk(frames[rows], contexts[rows], tables, lattice.part(rows), smoothing)
             total += part.total
             negative += part.negative

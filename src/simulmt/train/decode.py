@@ -17,7 +17,6 @@ from torch import Tensor
 
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.ctc import CTCModel
-from simulmt.model.layers import length_mask
 from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.rules import NO_RULES, Context, DecodingRules, SourcePrefix
 from simulmt.text import BLANK, Tokenizer
@@ -51,8 +50,7 @@ def translate_store(
 def translate_batch(model: Translator, batch: Batch, delay: int | None, blank_penalty: float = 0.0) -> list[list[int]]:
     """Return greedy target ids of a batch; `blank_penalty` is subtracted from the blank's logit."""
     if isinstance(model, TransducerModel):
-        mask = length_mask(batch.source_lengths, batch.source.shape[1], batch.source.device)
-        frames = model.frames(model.encoder(batch.source, mask, delay or 1))
+        frames = model.frames(model.encode(batch.source, batch.source_lengths, delay or 1))
         return without_blanks(model.write(frames, blank_penalty)[:, 0], (batch.source_lengths * model.mu).tolist())
     if isinstance(model, CTCModel):
         logits = model(batch.source, batch.source_lengths, delay or 1)
