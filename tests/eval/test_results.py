@@ -154,7 +154,7 @@ def test_a_delay_counts_from_one() -> None:
 
 
 ORACLE = OracleScore("test", "asn", 3, 0.0, 10, 40.0, (39.0, 41.0), 0.9, 30.0, (29.0, 31.0), 1.0, "sig")
-SORTED = SortedSentence("test", "asn", 3, 7, ("a", "</s>"), ("·", "“"), ((1.0, 0.0), (0.25, 0.75)))
+SORTED = SortedSentence("test", "asn", 3, 7, ("a", "</s>"), ("\u2028", "“"), ((1.0, 0.0), (0.25, 0.75)))
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:

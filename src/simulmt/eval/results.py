@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -47,6 +47,8 @@ class Result:
     Intervals are sacrebleu's 95% bootstrap intervals. AL, LAAL, DAL and the offsets are in source words; the target is
     counted in `unit`.
     """
+
+    FILE: ClassVar[str] = SCORES
 
     system: str
     delay: int | None  # k; None for a system that waits for the end of the sentence
@@ -110,7 +112,7 @@ class Result:
     environment: dict[str, str] = field(default_factory=dict)  # versions, processor
 
     def __post_init__(self) -> None:
-        require(_SYSTEM_NAME.fullmatch(self.system) is not None, _name_rule(self.system))
+        check_system_name(self.system)
         require(self.delay is None or self.delay >= 1, f"delay must be 1 or more, or null, got {self.delay}")
 
     @property
@@ -141,95 +143,6 @@ def _percent(part: int | None, whole: int | None) -> float | None:
 def result_name(system: str, delay: int | None) -> str:
     """Return the name of a system at a delay: en-zh-k3, or teacher-full for a full-sentence system."""
     return f"{system}-{WHOLE_SENTENCE if delay is None else f'k{delay}'}"
-
-
-def read_results(path: Path) -> list[Result]:
-    """Read the results of a directory or JSONL file, in order."""
-    path = path / SCORES if path.is_dir() else path
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; create it with `simulmt evaluate`") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
-    results = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
-    if not results:
-        raise DataError(f"{path}: contains no results; remove it and run `simulmt evaluate` again")
-    return results
-
-
-def read_all(paths: Iterable[Path]) -> list[Result]:
-    """Read the results of several directories or files; duplicates are an error."""
-    found: dict[tuple[str, str, int | None], Path] = {}
-    results = []
-    for path in paths:
-        for result in read_results(path):
-            if result.key in found:
-                raise DataError(
-                    f"{path}: {result.name} on {result.test_set} is in {found[result.key]} as well; "
-                    "omit one of them or rename one of the systems"
-                )
-            found[result.key] = path
-            results.append(result)
-    return results
-
-
-def write_results(directory: Path, results: Sequence[Result]) -> None:
-    """Add results of a test set to a directory, replacing those of the same system and delay."""
-    for test_set in {result.test_set for result in results}:
-        prepare_directory(directory, test_set)
-    path = directory / SCORES
-    earlier = read_results(path) if path.exists() else []
-    new = {result.key for result in results}
-    kept = [*(result for result in earlier if result.key not in new), *results]
-    write_whole(path, "".join(_lines(kept)))
-
-
-def prepare_directory(directory: Path, test_set: str) -> None:
-    """Create the directory; raise ConfigError if it holds another test set."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--output {directory}: cannot be created: {error.strerror}") from None
-    earlier = read_results(directory) if (directory / SCORES).exists() else []
-    others = sorted({result.test_set for result in earlier} - {test_set})
-    if others:
-        raise ConfigError(
-            f"--output {directory}: contains results of the test set {others[0]}; use another directory for {test_set}"
-        )
-
-
-def check_system_name(name: str) -> str:
-    """Return the name if it is a valid file name."""
-    if _SYSTEM_NAME.fullmatch(name) is None:
-        raise ConfigError(_name_rule(name))
-    return name
-
-
-def _lines(results: Iterable[Result]) -> Iterator[str]:
-    for result in results:
-        yield json.dumps(as_table(result), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _parse(line: str, where: str) -> Result:
-    try:
-        table = json.loads(line, parse_constant=_refuse_constant)
-    except ValueError as error:
-        raise DataError(f"{where}: not JSON: {error}") from None
-    if not isinstance(table, dict):
-        raise DataError(f"{where}: expected one JSON object per line, found {type(table).__name__}")
-    try:
-        return build(Result, {_FORMER_NAMES.get(str(name), str(name)): value for name, value in table.items()}, where)
-    except ConfigError as error:
-        raise DataError(str(error)) from None
-
-
-def _refuse_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is not a number")
-
-
-def _name_rule(name: str) -> str:
-    return f"system '{name}': invalid name; names must not contain spaces, slashes or a leading dot"
 
 
 @dataclass(frozen=True)
@@ -312,38 +225,103 @@ class _Record(Protocol):
 Record = TypeVar("Record", bound=_Record)
 
 
+def read_results(path: Path) -> list[Result]:
+    """Read the results of a directory or JSONL file, in order."""
+    path = path / SCORES if path.is_dir() else path
+    if not path.exists():
+        raise DataError(f"{path}: no such file; create it with `simulmt evaluate`")
+    results = _read(Result, path)
+    if not results:
+        raise DataError(f"{path}: contains no results; remove it and run `simulmt evaluate` again")
+    return results
+
+
+def read_all(paths: Iterable[Path]) -> list[Result]:
+    """Read the results of several directories or files; duplicates are an error."""
+    found: dict[tuple[str, str, int | None], Path] = {}
+    results = []
+    for path in paths:
+        for result in read_results(path):
+            if result.key in found:
+                raise DataError(
+                    f"{path}: {result.name} on {result.test_set} is in {found[result.key]} as well; "
+                    "omit one of them or rename one of the systems"
+                )
+            found[result.key] = path
+            results.append(result)
+    return results
+
+
+def read_records(kind: type[Record], directories: Iterable[Path]) -> list[Record]:
+    """Read the records of a kind in all directories."""
+    paths = (directory / kind.FILE for directory in directories)
+    return [record for path in paths if path.exists() for record in _read(kind, path)]
+
+
 def directories_with_scores(directories: Iterable[Path]) -> list[Path]:
     """Return the directories that hold scores, not only analyses."""
     files = [kind.FILE for kind in (Anticipation, OracleScore, SortedSentence)]
     return [each for each in directories if (each / SCORES).exists() or not any((each / f).exists() for f in files)]
 
 
-def read_records(kind: type[Record], directories: Iterable[Path]) -> list[Record]:
-    """Read the records of a kind in all directories."""
-    records: list[Record] = []
-    for path in (directory / kind.FILE for directory in directories):
-        if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            records += [_parse_record(kind, line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
-    return records
+def write_results(directory: Path, results: Sequence[Result]) -> None:
+    """Add results of a test set to a directory, replacing those of the same system and delay."""
+    for test_set in {result.test_set for result in results}:
+        prepare_directory(directory, test_set)
+    write_records(directory, results)
 
 
 def write_records(directory: Path, records: Sequence[Record]) -> Path:
-    """Add records to a directory, replacing those with the same key."""
+    """Add records of one kind to a directory, replacing those with the same key."""
     kind = type(records[0])
-    path = directory / kind.FILE
     new = {record.key for record in records}
-    earlier: list[Record] = read_records(kind, [directory])
-    kept = [record for record in earlier if record.key not in new]
-    lines = (json.dumps(as_table(record), ensure_ascii=False) + "\n" for record in [*kept, *records])
-    write_whole(path, "".join(lines))
-    return path
+    kept = [record for record in read_records(kind, [directory]) if record.key not in new]
+    lines = (json.dumps(as_table(each), ensure_ascii=False, allow_nan=False) + "\n" for each in [*kept, *records])
+    write_whole(directory / kind.FILE, "".join(lines))
+    return directory / kind.FILE
 
 
-def _parse_record(kind: type[Record], line: str, where: str) -> Record:
+def prepare_directory(directory: Path, test_set: str) -> None:
+    """Create the directory; raise ConfigError if it holds another test set."""
     try:
-        return build(kind, json.loads(line), where)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{where}: not a JSON object: {error}") from None
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output {directory}: cannot be created: {error.strerror}") from None
+    earlier = read_results(directory) if (directory / SCORES).exists() else []
+    others = sorted({result.test_set for result in earlier} - {test_set})
+    if others:
+        raise ConfigError(
+            f"--output {directory}: contains results of the test set {others[0]}; use another directory for {test_set}"
+        )
+
+
+def check_system_name(name: str) -> str:
+    """Return the name if it is a valid file name."""
+    rule = "names must not contain spaces, slashes or a leading dot"
+    require(_SYSTEM_NAME.fullmatch(name) is not None, f"system '{name}': invalid name; {rule}")
+    return name
+
+
+def _read(kind: type[Record], path: Path) -> list[Record]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    return [_parse(kind, line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _parse(kind: type[Record], line: str, where: str) -> Record:
+    try:
+        table = json.loads(line, parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise DataError(f"{where}: expected one JSON object per line, found {type(table).__name__}")
+    try:
+        return build(kind, {_FORMER_NAMES.get(str(name), str(name)): value for name, value in table.items()}, where)
     except ConfigError as error:
         raise DataError(str(error)) from None
+
+
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a number")
