@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -15,3 +16,14 @@ def write(path: Path, lines: Sequence[str]) -> Path:
 
 def lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+@contextmanager
+def unchanged_texts(folder: Path, *names: str) -> Iterator[None]:
+    """Write texts, which must be there afterwards as before, and nothing else."""
+    for name in names:
+        write(folder / name, ["a b", "c d"])
+    before = sorted(folder.rglob("*"))
+    yield
+    assert sorted(folder.rglob("*")) == before
+    assert all(lines(folder / name) == ["a b", "c d"] for name in names)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulmt.data.reordering import reorder_corpus
 from simulmt.errors import ConfigError, DataError
 
-from .helpers import lines, write
+from .helpers import lines, unchanged_texts, write
 
 
 class TestReordering:
@@ -125,13 +125,9 @@ class TestOwnInputs:
 
     @pytest.fixture(autouse=True)
     def texts(self, tmp_path: Path) -> Iterator[None]:
-        """They are there afterwards as before."""
-        for name in ("mine.source", "mine.target", "other.source", "other.target", "other.links"):
-            write(tmp_path / name, [] if name == "other.links" else ["a b", "c d"])
-        before = sorted(tmp_path.rglob("*"))
-        yield
-        assert sorted(tmp_path.rglob("*")) == before
-        assert lines(tmp_path / "mine.source") == lines(tmp_path / "mine.target") == ["a b", "c d"]
+        write(tmp_path / "other.links", [])
+        with unchanged_texts(tmp_path, "mine.source", "mine.target", "other.source", "other.target"):
+            yield
 
     @pytest.mark.parametrize("read", [0, 1, 2])
     def test_of_reordering(self, tmp_path: Path, read: int, overwrite: bool) -> None:

@@ -19,7 +19,7 @@ from simulmt.data.transforms import (
 )
 from simulmt.errors import ConfigError, DataError
 
-from .helpers import lines, write
+from .helpers import lines, unchanged_texts, write
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -28,13 +28,8 @@ class TestOwnInputs:
 
     @pytest.fixture(autouse=True)
     def texts(self, tmp_path: Path) -> Iterator[None]:
-        """They are there afterwards as before."""
-        for name in ("mine.source", "mine.target", "other.source", "other.target"):
-            write(tmp_path / name, ["a b", "c d"])
-        before = sorted(tmp_path.rglob("*"))
-        yield
-        assert sorted(tmp_path.rglob("*")) == before
-        assert lines(tmp_path / "mine.source") == lines(tmp_path / "mine.target") == ["a b", "c d"]
+        with unchanged_texts(tmp_path, "mine.source", "mine.target", "other.source", "other.target"):
+            yield
 
     @pytest.mark.parametrize("read", [0, 1])
     def test_of_speech_and_joining(self, tmp_path: Path, read: int, overwrite: bool) -> None:

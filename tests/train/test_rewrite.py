@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from data.helpers import lines, unchanged_texts, write
 from simulmt.data.dataset import Dataset
 from simulmt.errors import ConfigError, DataError, VocabularyError
 from simulmt.model.beam import BeamConfig, beam_search
@@ -67,16 +67,6 @@ def source(data: Path, tmp_path: Path) -> Path:
     lines = (data.parent / "text" / "train.source").read_text(encoding="utf-8").splitlines()[:24]
     lines[3], lines[15] = " \u3000", " ".join(lines)
     return write(tmp_path / "text.source", lines)
-
-
-def write(path: Path, lines: Sequence[str]) -> Path:
-    text = "".join(f"{line}\n" for line in lines)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return path
-
-
-def lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
 def record(prefix: Path) -> dict[str, Any]:
@@ -279,13 +269,8 @@ class TestOwnInputs:
 
     @pytest.fixture(autouse=True)
     def texts(self, tmp_path: Path) -> Iterator[None]:
-        """They are there afterwards as before."""
-        for name in ("mine.source", "mine.target"):
-            write(tmp_path / name, ["a b", "c d"])
-        before = sorted(tmp_path.rglob("*"))
-        yield
-        assert sorted(tmp_path.rglob("*")) == before
-        assert lines(tmp_path / "mine.source") == lines(tmp_path / "mine.target") == ["a b", "c d"]
+        with unchanged_texts(tmp_path, "mine.source", "mine.target"):
+            yield
 
     @pytest.mark.parametrize("read", ["mine.source", "model.json"])
     def test_of_translation(

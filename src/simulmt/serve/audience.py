@@ -26,6 +26,7 @@ from simulmt.serve.protocol import (
     write,
 )
 from simulmt.serve.rooms import Publisher
+from simulmt.serve.tasks import cancel
 
 logger = logging.getLogger("simulmt.serve")
 
@@ -84,9 +85,7 @@ class Viewer:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*tasks)
         for task in done:
             task.result()
 

@@ -45,6 +45,7 @@ from simulmt.serve.protocol import (
     parse_server,
     write,
 )
+from simulmt.serve.tasks import cancel
 
 LONGEST_SOURCE = 4_000  # characters up to which texts are joined before they are sent again
 FIRST_RETRY, LONGEST_RETRY = 0.1, 5.0  # seconds before the next attempt
@@ -91,8 +92,7 @@ class LiveTranslation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._worker.cancel()
-        await asyncio.gather(self._worker, return_exceptions=True)
+        await cancel(self._worker)
 
     def source(self, text: str) -> None:
         """Send more source text, in any chunks."""
@@ -186,9 +186,7 @@ class LiveTranslation:
                 sender.result()
             await receiver
         finally:
-            sender.cancel()
-            receiver.cancel()
-            await asyncio.gather(sender, receiver, return_exceptions=True)
+            await cancel(sender, receiver)
 
     async def _open(self, connection: ClientConnection) -> Ready:
         if self._session is None:

@@ -37,6 +37,7 @@ from simulmt.serve.protocol import (
 )
 from simulmt.serve.rooms import Rooms
 from simulmt.serve.sessions import Attachment, Session, Sessions
+from simulmt.serve.tasks import cancel
 
 logger = logging.getLogger("simulmt.serve")
 
@@ -166,8 +167,7 @@ class Connection:
                     async for text in owner:
                         await self._websocket.send_text(str(text))
                 finally:
-                    reader.cancel()
-                    await asyncio.gather(reader, return_exceptions=True)
+                    await cancel(reader)
                 code = owner.close_code
         except (OSError, InvalidHandshake, ConnectionClosed):
             code = None
@@ -195,9 +195,7 @@ class Connection:
                 seconds = self._time_left(session)
                 done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*tasks)
         if writer in done:
             return writer.result()
         if reader in done:

@@ -35,6 +35,7 @@ from simulmt.serve.openapi import (
     TranslateRequest,
     TranslateResponse,
 )
+from simulmt.serve.tasks import cancel
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 NUMBERS = ("delay", "alternatives")  # form fields
@@ -222,9 +223,7 @@ async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -
             raise HTTPException(CLIENT_CLOSED_REQUEST, "the client has disconnected")
         return task.result()
     finally:
-        task.cancel()
-        disconnect.cancel()
-        await asyncio.gather(task, disconnect, return_exceptions=True)
+        await cancel(task, disconnect)
 
 
 async def _disconnect(request: Request) -> None:

@@ -40,6 +40,7 @@ from simulmt.serve.protocol import (
     parse_room,
     write,
 )
+from simulmt.serve.tasks import cancel
 
 logger = logging.getLogger("simulmt.serve")
 
@@ -335,8 +336,7 @@ class RemotePublisher(Publisher):
                 raise ConnectionError
             sender.result()
         finally:
-            sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
+            await cancel(sender)
 
     async def _send(self, connection: ClientConnection) -> None:
         async for text in self.log.read():

@@ -30,7 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from simulmt.model.ctc import CTCModel
-from simulmt.model.layers import Attention, Embedding, Encoder, FeedForward, sinusoids
+from simulmt.model.layers import Attention, Embedding, Encoder, EncoderLayer, FeedForward, sinusoids
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
@@ -217,6 +217,11 @@ class Graph:
         values = self.remember(f"{name}_values", values, rows.slots)
         return self.add("Add", x, self.attend(module, queries, keys, values, rows.mask, rows.tokens))
 
+    def encoder_layer(self, name: str, layer: EncoderLayer, x: str, rows: Rows) -> str:
+        """Add an encoder layer, whose keys and values are cached under `name`, [P D]."""
+        x = self.self_attention(name, layer.attention_norm, layer.attention, x, rows)
+        return self.feed_forward(layer.feed_forward_norm, layer.feed_forward, x, rows.tokens)
+
     def choose(
         self, states: str, table: Tensor, rows: str, frames: int, penalised: int, forbidden: Sequence[int]
     ) -> None:
@@ -283,8 +288,7 @@ def ctc_graph(model: CTCModel, longest: int, precision: Precision) -> Graph:
     x = graph.add("Add", x, graph.attend(layer.attention, queries, keys, values, read.mask, rows.tokens))
     x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x, rows.tokens)
     for index, layer in enumerate(encoder.layers[looking + 1 :], looking + 1):
-        x = graph.self_attention(f"layer_{index}", layer.attention_norm, layer.attention, x, rows)
-        x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x, rows.tokens)
+        x = graph.encoder_layer(f"layer_{index}", layer, x, rows)
     projection = model.length_projection
     states = graph.norm(encoder.final_norm, x)
     frames = graph.flatten(graph.linear(states, rows.tokens, projection.weight, projection.bias))
@@ -310,8 +314,7 @@ def _read_states(graph: Graph, encoder: Encoder, read: Rows, rows: Rows, longest
     reading = read._replace(mask=graph.mask("causal_mask", "R"))
     states = graph.flatten(graph.embed(encoder.embedding, read.tokens, read.positions, longest))
     for index, layer in enumerate(encoder.layers[: encoder.look_ahead_layer]):
-        states = graph.self_attention(f"layer_{index}", layer.attention_norm, layer.attention, states, reading)
-        states = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, states, read.tokens)
+        states = graph.encoder_layer(f"layer_{index}", layer, states, reading)
     all_states = graph.remember("states", graph.heads_of(states, read.tokens, parts=1)[0], read.slots)
     x = graph.flatten(graph.add("GatherND", all_states, rows.slots))
     norm = encoder.layers[encoder.look_ahead_layer].attention_norm
@@ -339,8 +342,7 @@ def encoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Gr
     rows = graph.rows()
     x = graph.flatten(graph.embed(encoder.embedding, rows.tokens, rows.positions, longest))
     for index, layer in enumerate(encoder.layers):
-        x = graph.self_attention(f"encoder_{index}", layer.attention_norm, layer.attention, x, rows)
-        x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x, rows.tokens)
+        x = graph.encoder_layer(f"encoder_{index}", layer, x, rows)
     states = graph.norm(encoder.final_norm, x)
     for index, decoder_layer in enumerate(model.layers):
         keys, values = graph.keys_values(decoder_layer.cross_attention, states, rows.tokens)
