@@ -17,6 +17,7 @@ TOY = {
     "decode.py": ("--toy --runs 1", "CTranslate2 int8"),
     "rules.py": ("--delay 1", "without restarted_noun"),
     "speech.py": ("--model toy --seconds 4", "two_cities"),
+    "standard_library.py": ("--units 100 --rounds 1", "lines (as_toml)"),
     "start.py": ("--pairs 1000", "first batch after"),
     "stream.py": ("--toy --vocabulary 64 --threads 1 --rounds 1", "32 streams together, fp32"),
     "train_step.py": ("--toy --sentences 4 --device cpu --seconds 0", "speed-up"),
