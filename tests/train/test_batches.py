@@ -167,7 +167,7 @@ def test_a_gathered_batch_holds_the_pairs_of_the_store(dtype: str, largest: int)
 def test_in_order_covers_every_pair_once_longest_first() -> None:
     random = np.random.default_rng(2)
     pairs = [([5] * random.integers(1, 30), [6]) for _ in range(100)]
-    batches = list(DeviceStore(store_of(pairs), CPU).in_order(batch_tokens=60))
+    batches = list(DeviceStore(store_of(pairs), CPU).by_length(batch_tokens=60))
     assert Counter(row for batch in batches for row in batch.rows.tolist()) == Counter(range(100))
     lengths = [length for batch in batches for length in batch.source_lengths.tolist()]
     assert lengths == sorted(lengths, reverse=True)

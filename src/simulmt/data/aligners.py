@@ -34,7 +34,7 @@ MAX_MEAN_WORD_LENGTH = 4.0  # ideographs; a larger mean means that the text is n
 
 
 def alignment_words(text: str, unit: Unit) -> list[str]:
-    """Split a line into units."""
+    """Split a line into the units of an alignment: words, or ideographs and whole Latin words."""
     return split_words(text) if unit == "char" else text.split()
 
 

@@ -40,17 +40,19 @@ def bundle_jobs(models: Sequence[str], delays: Sequence[int]) -> Iterator[Bundle
     """Yield a job for each delay of models given as [NAME=]MODEL; bundles of the same name are one system."""
     systems: defaultdict[str, list[Bundle]] = defaultdict(list)
     for text in models:
-        name, equals, path = ("", "", text) if Path(text).exists() else text.partition("=")
-        bundle = Bundle(find(path if equals else text))
-        systems[check_system_name(name if equals else bundle.name)].append(bundle)
+        is_named = "=" in text and not Path(text).exists()
+        name, path = text.split("=", 1) if is_named else (None, text)
+        bundle = Bundle(find(path))
+        systems[check_system_name(bundle.name if name is None else name)].append(bundle)
     for system, bundles in systems.items():
         trained = {k for bundle in bundles for k in bundle.config.delays}
         if trained and not trained.issuperset(delays):
-            known = ", ".join(map(str, sorted(trained)))
-            raise ConfigError(f"--delay {','.join(map(str, delays))}: {system} was trained for {known}")
+            listed = ", ".join(map(str, sorted(trained)))
+            raise ConfigError(f"--delay {','.join(map(str, delays))}: {system} was trained for {listed}")
         for bundle in bundles:
-            chosen = [k for k in delays or bundle.config.delays if k in bundle.config.delays]
-            yield from (BundleJob(system, k, bundle) for k in (chosen if bundle.config.delays else [None]))
+            known = bundle.config.delays
+            chosen = [k for k in delays or known if k in known] if known else [None]
+            yield from (BundleJob(system, k, bundle) for k in chosen)
 
 
 def check_jobs(jobs: Sequence[Job]) -> None:

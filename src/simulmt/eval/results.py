@@ -122,12 +122,12 @@ class Result:
 
     @property
     def numbers_percent(self) -> float | None:
-        """Share of numbers kept, if any."""
+        """Percentage of numbers kept; None without numbers."""
         return _percent(self.numbers_kept, self.numbers)
 
     @property
     def negations_percent(self) -> float | None:
-        """Share of negations kept, if any."""
+        """Percentage of negations kept; None without negations."""
         return _percent(self.negations_kept, self.negations)
 
     @property

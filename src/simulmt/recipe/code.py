@@ -28,7 +28,7 @@ def code_hash(module: str, handler: str, root: Path = ROOT) -> str:
         is_whole = not name.startswith(COMMANDS)
         key = name if is_whole else f"{name}:{member}"
         if key not in parts:
-            parts[key], imports = _hash_module(name, root) if is_whole else _hash_member(name, member, root)
+            parts[key], imports = _module_code(name, root) if is_whole else _member_code(name, member, root)
             queue += imports
     digest = hashlib.sha256()
     for key, code in sorted(parts.items()):
@@ -36,7 +36,8 @@ def code_hash(module: str, handler: str, root: Path = ROOT) -> str:
     return digest.hexdigest()
 
 
-def _hash_module(module: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
+def _module_code(module: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
+    """Return the code of a module, with hashes of its data files, and its imports."""
     tree = _parse_module(module, root)
     return _serialise(tree) + _data_files(module, root), list(_imports(tree, root))
 
@@ -49,7 +50,7 @@ def _data_files(module: str, root: Path) -> str:
     return "".join(f" {file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files)
 
 
-def _hash_member(module: str, member: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
+def _member_code(module: str, member: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
     """Return the code of a member and of the members of its module that it uses, and their imports."""
     tree = _parse_module(module, root)
     members = {name: node for statement in tree.body for name, node in _members(statement)}

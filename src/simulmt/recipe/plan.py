@@ -95,6 +95,7 @@ class Stage:
 
     @property
     def settings(self) -> tuple[str, ...]:
+        """Names of the configurations passed to the command."""
         return tuple(name.partition(".")[2] for name in self.references if _is_settings(name))
 
     @property
@@ -159,7 +160,7 @@ class Workspace:
     def command_line(self, stage: Stage) -> list[str]:
         """Return the stage's command line with all references replaced by paths."""
 
-        def path(match: re.Match[str]) -> str:
+        def path_of(match: re.Match[str]) -> str:
             name = match[1]
             if name == OUT:
                 return str(self.directory(stage.name))
@@ -169,7 +170,7 @@ class Workspace:
                 return str(settings_file(self.directory(stage.name), name.partition(".")[2]))
             return str(self.directory(name))
 
-        return [_REFERENCE.sub(path, word) for word in stage.words]
+        return [_REFERENCE.sub(path_of, word) for word in stage.words]
 
 
 def settings_file(directory: Path, name: str) -> Path:

@@ -194,6 +194,7 @@ class Detokenizer:
 
 
 def _unspaced_text(text: str) -> str:
+    """Collapse white space to single spaces."""
     return " ".join(split_runs(text))
 
 

@@ -27,7 +27,7 @@ from simulmt.model.asn import SortedCTCModel, SortingStatistics
 from simulmt.text import BLANK, END, PAD, Tokenizer
 from simulmt.train.batches import DeviceStore
 from simulmt.train.decode import collapse
-from simulmt.train.systems import check_vocabularies, load_model
+from simulmt.train.systems import check_vocabularies, evaluation_mode, load_model
 
 BATCH_TOKENS = 1024  # source tokens in one forward pass; its logits over 32,000 pieces take a quarter of a gigabyte
 BLANK_LABEL = "·"  # of a blank frame
@@ -120,15 +120,12 @@ def sorting_statistics(
     model: SortedCTCModel, store: DeviceStore, delay: int, batch_tokens: int = 4096
 ) -> SortingStatistics:
     """Measure the distance of Z from the identity on a token store."""
-    was_training = model.training
-    model.eval()
     batches = (
         (model.sort(each.source, each.source_lengths, each.target, each.target_lengths, delay)[1], each.source_lengths)
-        for each in store.in_order(batch_tokens)
+        for each in store.by_length(batch_tokens)
     )
-    statistics = SortingStatistics.of(batches)
-    model.train(was_training)
-    return statistics
+    with evaluation_mode(model):
+        return SortingStatistics.of(batches)
 
 
 def sort_pairs(sorter: Sorter, pairs: Sequence[tuple[str, str]], delay: int) -> list[Sorting]:
@@ -239,6 +236,7 @@ def _padded(sentences: Sequence[list[int]], device: torch.device) -> tuple[Tenso
 
 
 def _links(sorting: Sorting, source: _Pieces, target: _Pieces) -> set[Link] | None:
+    """Link each target word to the source words whose states its frames hold most of; None if not aligned."""
     if sorting.path is None:
         return None
     nearest = sorting.Z.argmax(1)

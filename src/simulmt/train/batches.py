@@ -57,7 +57,7 @@ class DeviceStore:
         target = _gather(*self._target, on_device, int(target_lengths.max()))
         return Batch(rows, source, source_lengths, target, target_lengths)
 
-    def in_order(self, batch_tokens: int) -> Iterator[Batch]:
+    def by_length(self, batch_tokens: int) -> Iterator[Batch]:
         """Yield every pair once, longest source first, for decoding; `Batch.rows` restores the order."""
         order = np.argsort(-self.source_lengths, kind="stable")
         start = 0

@@ -21,7 +21,7 @@ from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.rules import NO_RULES, Context, DecodingRules, SourcePrefix
 from simulmt.text import BLANK, Tokenizer
 from simulmt.train.batches import Batch, DeviceStore
-from simulmt.train.systems import Translator
+from simulmt.train.systems import Translator, evaluation_mode
 
 GREEDY = BeamConfig(beam=1, length_penalty=0.0, reads_on=True)
 
@@ -36,14 +36,12 @@ def translate_store(
     shard: tuple[int, int] = (0, 1),
 ) -> dict[int, list[int]]:
     """Return target ids by sentence number; with shard (i, n), of every n-th batch starting at the i-th."""
-    was_training = model.training
-    model.eval()
     results: dict[int, list[int]] = {}
-    for number, batch in enumerate(store.in_order(batch_tokens)):
-        if number % shard[1] == shard[0]:
-            hypotheses = translate_batch(model, batch, delay, blank_penalty)
-            results.update(zip(batch.rows.tolist(), hypotheses, strict=True))
-    model.train(was_training)
+    with evaluation_mode(model):
+        for number, batch in enumerate(store.by_length(batch_tokens)):
+            if number % shard[1] == shard[0]:
+                hypotheses = translate_batch(model, batch, delay, blank_penalty)
+                results.update(zip(batch.rows.tolist(), hypotheses, strict=True))
     return results
 
 
@@ -84,7 +82,7 @@ def scores_by_blank_penalty(
             for penalty in penalties
         }
     texts: dict[float, dict[int, str]] = {penalty: {} for penalty in penalties}
-    for batch in store.in_order(batch_tokens):
+    for batch in store.by_length(batch_tokens):
         logits = model(batch.source, batch.source_lengths, delay)
         blank = logits[:, :, BLANK].clone()
         logits[:, :, BLANK] = -torch.inf

@@ -98,6 +98,7 @@ class Graph:
         return name
 
     def add(self, operator: str, *inputs: str, name: str = "", **attributes: Any) -> str:
+        """Add a node and return the name of its output."""
         name = name or self._new_name()
         self._nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
@@ -275,19 +276,19 @@ def ctc_graph(model: CTCModel, longest: int, precision: Precision) -> Graph:
     encoder = model.encoder
     graph = Graph(encoder.layers[0].attention.heads, encoder.embedding.embedding_dim, precision)
     read, rows = graph.rows("read_", "R"), graph.rows()
-    looking = encoder.look_ahead_layer
-    layer = encoder.layers[looking]
-    if looking == 0:
+    look_ahead = encoder.look_ahead_layer
+    layer = encoder.layers[look_ahead]
+    if look_ahead == 0:
         x, new, queries = _embedded(graph, encoder, read, rows, longest)
     else:
         x, new, queries = _read_states(graph, encoder, read, rows, longest)
     keys, values = graph.keys_values(layer.attention, new, read.tokens)
-    keys = graph.remember(f"layer_{looking}_keys", keys, read.slots)
-    values = graph.remember(f"layer_{looking}_values", values, read.slots)
+    keys = graph.remember(f"layer_{look_ahead}_keys", keys, read.slots)
+    values = graph.remember(f"layer_{look_ahead}_values", values, read.slots)
     queries = graph.queries(layer.attention, queries, rows.tokens)
     x = graph.add("Add", x, graph.attend(layer.attention, queries, keys, values, read.mask, rows.tokens))
     x = graph.feed_forward(layer.feed_forward_norm, layer.feed_forward, x, rows.tokens)
-    for index, layer in enumerate(encoder.layers[looking + 1 :], looking + 1):
+    for index, layer in enumerate(encoder.layers[look_ahead + 1 :], look_ahead + 1):
         x = graph.encoder_layer(f"layer_{index}", layer, x, rows)
     projection = model.length_projection
     states = graph.norm(encoder.final_norm, x)

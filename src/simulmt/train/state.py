@@ -106,7 +106,7 @@ class RunState:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore the state from a checkpoint."""
         try:
-            self.model.load_state_dict(_with_prefix("model.", checkpoint.tensors))
+            self.model.load_state_dict(_strip_prefix("model.", checkpoint.tensors))
             for name, tensor in self.moving_average.items():
                 tensor.copy_(checkpoint.tensors[f"average.{name}"])
             self._restore_moments(checkpoint.tensors)
@@ -119,7 +119,7 @@ class RunState:
 
     def _restore_moments(self, tensors: dict[str, Tensor]) -> None:
         for name, parameter in self.model.named_parameters():
-            moments = _with_prefix(f"moments.{name}.", tensors)
+            moments = _strip_prefix(f"moments.{name}.", tensors)
             # Only a fused optimiser keeps its step counter on the device.
             counts_on_device = bool(self.optimizer.defaults["fused"])
             self.optimizer.state[parameter] = {
@@ -128,5 +128,6 @@ class RunState:
             }
 
 
-def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _strip_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, named without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

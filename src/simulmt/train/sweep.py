@@ -205,11 +205,11 @@ class _TrialMonitor(Monitor):
     def __init__(self, directory: Path, trial: optuna.Trial) -> None:
         super().__init__(directory)
         self._trial = trial
-        self._known = trial.study.get_trials()[trial.number].intermediate_values.keys()
+        self._reported = trial.study.get_trials()[trial.number].intermediate_values.keys()
 
     def validation(self, update: int, scores: dict[str, float], best: float) -> None:
         super().validation(update, scores, best)
-        if update not in self._known:  # a resumed trial repeats the updates after its last checkpoint
+        if update not in self._reported:  # a resumed trial repeats the updates after its last checkpoint
             self._trial.report(sum(scores.values()) / len(scores), update)
         if self._trial.should_prune():
             raise optuna.TrialPruned

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -151,7 +152,7 @@ def initialise_from(model: nn.Module, directory: Path, config: SystemConfig | No
 
 
 def save_model(model: nn.Module, config: SystemConfig, directory: Path, metadata: Mapping[str, Any]) -> None:
-    """Write a trained model in place of `directory`; `metadata` (such as scores) is stored with its config."""
+    """Write a trained model, replacing `directory`; `metadata` (such as scores) is stored with its config."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     description = {"format": 1, "config": as_table(config), **metadata}
     text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
@@ -179,3 +180,14 @@ def load_model(directory: Path) -> tuple[nn.Module, SystemConfig]:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{directory}: damaged model: {str(error).splitlines()[0]}") from None
     return model.eval(), config
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off during the block."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from simulmt.eval.compare import HEADINGS, Comparison
 from simulmt.eval.report.blocks import Table
 from simulmt.eval.report.examples import Outputs
-from simulmt.eval.results import Anticipation, Interval, OracleScore, Result
+from simulmt.eval.results import WHOLE_SENTENCE, Anticipation, Interval, OracleScore, Result
 
 MISSING = "–"  # not measured
 
@@ -124,7 +124,8 @@ def signatures(results: Iterable[Result]) -> list[str]:
 
 
 def delay_name(delay: int | None) -> str:
-    return "full" if delay is None else str(delay)
+    """Return k, or "full" for a full-sentence system."""
+    return WHOLE_SENTENCE if delay is None else str(delay)
 
 
 def _number(value: float | None, digits: int) -> str:
