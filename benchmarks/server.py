@@ -45,7 +45,6 @@ from simulmt.text import SPACE, SPECIAL_SYMBOLS, split_words
 
 PACE = 2.5  # words a second
 CONNECTS_PER_SECOND = 200  # of viewers
-WARM_UP = 4.0  # seconds that are not counted
 PASTED_WORDS = 10_000
 VOCABULARY = 32_000
 TWO_PIECES = 0.3  # the share of words that take two pieces, as in real text
@@ -141,9 +140,14 @@ async def paste(url: str, model: str, words: Sequence[str], until: float) -> Non
                         pass
 
 
+def warm_up(seconds: float) -> float:
+    """Return the seconds before the ones that are counted."""
+    return min(4.0, seconds)
+
+
 async def crowd(url: str, model: str, words: Sequence[str], count: int, seconds: float, pasting: bool) -> list[Stream]:
     """All streams of one row of the table."""
-    until = time.perf_counter() + WARM_UP + seconds
+    until = time.perf_counter() + warm_up(seconds) + seconds
     streams = [Stream() for _ in range(count)]
     tasks = []
     for stream in streams:
@@ -168,7 +172,7 @@ async def view(url: str, arrivals: dict[int, float], until: float) -> None:
 async def audience(server: Server, model: str, words: Sequence[str], count: int, seconds: float) -> list[str]:
     """Measure one speaker with many viewers; return a row of the table."""
     stream, viewers = Stream(), [dict[int, float]() for _ in range(count)]
-    until = time.perf_counter() + WARM_UP + seconds + count / CONNECTS_PER_SECOND
+    until = time.perf_counter() + warm_up(seconds) + seconds + count / CONNECTS_PER_SECOND
     tasks = []
     for arrivals in viewers:
         tasks.append(asyncio.create_task(view(f"{server.room_url}/hall", arrivals, until + 2)))
@@ -288,7 +292,7 @@ def running(model: str, workers: int, replicas: int = 0) -> Iterator[Server]:
 
 def measure(server: Server, model: str, words: Sequence[str], count: int, seconds: float, pasting: bool) -> list[str]:
     """One row of the table."""
-    counted = time.perf_counter() + WARM_UP
+    counted = time.perf_counter() + warm_up(seconds)
     with server.measured() as usage:
         streams = asyncio.run(crowd(server.url, model, words, count, seconds, pasting))
     for stream in streams:

@@ -86,10 +86,12 @@ class TestTranslate:
         assert done.stdout == translation(model, TEXT)
         assert done.stdout.count("\n") == len(LINES)
 
-    def test_a_file_with_a_byte_order_mark_and_a_delay(self, model: Translator, bundle: Path, tmp_path: Path) -> None:
+    def test_a_file_with_a_byte_order_mark_and_a_delay(
+        self, model: Translator, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         file = tmp_path / "talk.txt"
         file.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
-        done = simulmt("translate", file, "--model", bundle, "--delay", "3", "--threads", "1")
+        done = call("translate", file, "--model", bundle, "--delay", "3", "--threads", "1", capture=capsys)
         assert done.stdout == translation(model, TEXT, 3) != translation(model, TEXT, 1)
 
     def test_more_threads_than_cores_are_no_error(self, model: Translator, bundle: Path) -> None:
@@ -97,14 +99,17 @@ class TestTranslate:
         done = simulmt("translate", "--model", bundle, "--threads", "4000", stdin=TEXT)
         assert (done.returncode, done.stderr, done.stdout) == (0, "", translation(model, TEXT))
 
-    def test_a_file_is_translated_with_the_largest_delay(self, model: Translator, bundle: Path, tmp_path: Path) -> None:
+    def test_a_file_is_translated_with_the_largest_delay(
+        self, model: Translator, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         file = tmp_path / "talk.txt"
         file.write_text(TEXT, encoding="utf-8")
         largest = translation(model, TEXT, model.config.largest_delay)
-        assert simulmt("translate", file, "--model", bundle).stdout == largest != translation(model, TEXT)
+        done = call("translate", file, "--model", bundle, capture=capsys)
+        assert done.stdout == largest != translation(model, TEXT)
         with file.open() as redirected:
-            done = subprocess.run([*COMMAND, "translate", "--model", bundle], stdin=redirected, capture_output=True)
-        assert done.stdout.decode() == largest
+            other = subprocess.run([*COMMAND, "translate", "--model", bundle], stdin=redirected, capture_output=True)
+        assert other.stdout.decode() == largest
 
     def test_no_text_gives_no_text(self, bundle: Path) -> None:
         done = simulmt("translate", "-", "--model", bundle)
@@ -247,11 +252,11 @@ class TestEndings:
         done = call("translate", "--model", bundle, "--delay", "4", capture=capsys)
         assert_refused(done, 2, "--delay 4", "1, 2, 3, 5")
 
-    def test_a_damaged_model_is_named(self, bundle: Path, tmp_path: Path) -> None:
+    def test_a_damaged_model_is_named(self, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         broken = tmp_path / "broken"
         shutil.copytree(bundle, broken)
         (broken / "source.model").write_bytes(b"")
-        assert_refused(simulmt("translate", "--model", broken), 1, "source.model", "damaged")
+        assert_refused(call("translate", "--model", broken, capture=capsys), 1, "source.model", "damaged")
 
     def test_debug_shows_the_traceback(self) -> None:
         done = simulmt("--debug", "translate", "--model", "xx-yy")
@@ -294,8 +299,8 @@ class TestDemo:
             assert call("demo", "--model", bundle, *options, capture=capsys).returncode == 0
         assert play.call_args.args[3] == pace
 
-    def test_an_invented_language_speaks_for_itself(self, shipped: Path) -> None:
-        done = simulmt("demo", "--fast", "--model", shipped / "invented")
+    def test_an_invented_language_speaks_for_itself(self, shipped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        done = call("demo", "--fast", "--model", shipped / "invented", capture=capsys)
         lexicon = {word.source for kind in synthetic.lexicon().values() for word in kind}
         read = " ".join(line[8:] for line in done.stdout.splitlines() if line.startswith("source  "))
         assert len(read.split()) > 20

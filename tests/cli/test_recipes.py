@@ -55,6 +55,16 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe, run without a disturbance."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "short.toml").write_text(RECIPE)
+    done = simulmt("run", folder / "short.toml", "--work", folder / "work", "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    return folder / "work"
+
+
 def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 120
     while not path.exists():
@@ -62,10 +72,10 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_a_recipe_that_is_killed_and_interrupted_ends_with_the_same_files(recipe: Path, tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert simulmt("run", recipe, "--work", whole, "--jobs", "2").returncode == 0
-
+def test_a_recipe_that_is_killed_and_interrupted_ends_with_the_same_files(
+    recipe: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
     for sent, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
         process = start("run", recipe, "--work", broken, "--jobs", "1")
         wait_for(broken / ("prepared/begun.json" if sent == signal.SIGKILL else "ctc-k1/checkpoints"))
@@ -77,27 +87,25 @@ def test_a_recipe_that_is_killed_and_interrupted_ends_with_the_same_files(recipe
     assert simulmt("run", recipe, "--work", broken, "--jobs", "1").returncode == 0
     for name in ("text/train.target", "prepared/source.model", *MODELS):
         assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
-    again = simulmt("run", recipe, "--work", broken)
+    again = call("run", recipe, "--work", broken, capture=capsys)
     assert (again.returncode, again.stderr) == (0, "4 stages done, 0 to do\n")
 
 
-def test_a_stage_done_on_another_machine_counts_when_it_is_brought_back(recipe: Path, tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    assert simulmt("run", recipe, "--work", here, "--only", "text", "--only", "prepared").returncode == 0
-    shutil.copytree(here, there)
-    assert simulmt("run", recipe, "--work", there, "--only", "ctc-k3").returncode == 0
-    shutil.copytree(there / "ctc-k3", here / "ctc-k3")
-    shutil.rmtree(there)
-    shown = simulmt("run", recipe, "--work", here, "--dry-run").stdout
+def test_a_stage_done_on_another_machine_counts_when_it_is_brought_back(
+    recipe: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("text", "prepared", "ctc-k3"):
+        shutil.copytree(whole / name, tmp_path / "here" / name)
+    shown = call("run", recipe, "--work", tmp_path / "here", "--dry-run", capture=capsys).stdout
     assert "ctc-k1  to do" in shown
     assert "ctc-k3  done" in shown
 
 
 def test_a_dry_run_tells_what_is_stale_and_why(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = ("--work", tmp_path / "work")
-    assert simulmt("run", recipe, *work, "--only", "text").returncode == 0
+    shutil.copytree(whole / "text", tmp_path / "work" / "text")
     recipe.write_text(RECIPE.replace("--test=10", "--test=20"))
     shown = call("run", recipe, *work, "--dry-run", "--only", "prepared", capture=capsys).stdout
     assert "└── text  out of date: command changed: --test=20" in shown
@@ -106,9 +114,11 @@ def test_a_dry_run_tells_what_is_stale_and_why(
     assert not (tmp_path / "work" / "prepared").exists()
 
 
-def test_a_failing_stage_says_where_its_log_is(recipe: Path, tmp_path: Path) -> None:
+def test_a_failing_stage_says_where_its_log_is(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe.write_text(RECIPE.replace("--source-vocabulary=500", "--source-vocabulary=9999"))
-    done = simulmt("run", recipe, "--work", tmp_path / "work")
+    done = call("run", recipe, "--work", tmp_path / "work", capture=capsys)
     assert done.returncode == 1
     assert f"see {tmp_path}/work/prepared/stage.log" in done.stderr
     assert "ctc-k3: skipped, because prepared failed" in done.stderr
@@ -146,14 +156,12 @@ def test_what_is_not_there_is_told_before_anything_is_run(
 
 
 def test_a_result_is_not_given_up_for_one_that_cannot_be_made(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text, work = tmp_path / "text", tmp_path / "work"
+    work = tmp_path / "work"
     options = ("--work", work, "--only", "prepared")
-    made = simulmt("synthetic", "--train=400", "--dev=10", "--test=10", f"--output={text}")
-    assert made.returncode == 0
     recipe.write_text(RECIPE.replace("{text}", "{given}"))
-    assert simulmt("run", recipe, *options, "--data", text).returncode == 0
+    assert call("run", recipe, *options, "--data", whole / "text", capture=capsys).returncode == 0
     before = (work / "prepared" / "source.model").read_bytes()
     recipe.write_text(RECIPE.replace("{text}", "{given}").replace("--source-vocabulary=500", "--source-vocabulary=400"))
     assert_refused(call("run", recipe, *options, capture=capsys), 2, "prepared reads train.source")
@@ -212,9 +220,10 @@ def test_only_work_that_can_be_shared_is(tmp_path: Path, capsys: pytest.CaptureF
     assert_refused(refused, 2, "stages.text: processes: synthetic cannot run in several processes")
 
 
-def test_training_is_really_shared_by_processes(recipe: Path, tmp_path: Path) -> None:
-    options = ("--work", tmp_path / "work", "--only", "text", "--only", "prepared", "--only", "ctc-k1")
-    done = simulmt("run", recipe, *options, "--gpus", "2")
+def test_training_is_really_shared_by_processes(recipe: Path, whole: Path, tmp_path: Path) -> None:
+    for name in ("text", "prepared"):
+        shutil.copytree(whole / name, tmp_path / "work" / name)
+    done = simulmt("run", recipe, "--work", tmp_path / "work", "--only", "ctc-k1", "--gpus", "2")
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "work" / "ctc-k1" / "stage.log").read_text()
     assert "2 processes make updates of 512 tokens" in log

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         TRAIN,
         f"export run --data data --output bundle --precision fp32 {LANGUAGES}",
     ):
-        finished = simulmt(*command.split(), cwd=folder)
-        assert finished.returncode == 0, finished.stderr
+        with chdir(folder):
+            finished = CliRunner().invoke(app, command.split())
+        assert finished.exit_code == 0, finished.output
     return folder
 
 

@@ -155,11 +155,11 @@ def frame(payload: bytes, opcode: int = 1, is_last: bool = True) -> bytes:
     return bytes([0x80 * is_last | opcode]) + length + b"\0\0\0\0" + payload
 
 
-def received(client: socket.socket) -> bytes:
-    """Everything until the server closes."""
+def received(client: socket.socket, until: bytes | None = None) -> bytes:
+    """Everything until the server closes, or has sent this."""
     data = b""
     with suppress(ConnectionError):
-        while part := client.recv(65_536):
+        while (until is None or until not in data) and (part := client.recv(65_536)):
             data += part
     return data
 

@@ -16,6 +16,7 @@ from websockets.exceptions import InvalidStatus
 
 from simulmt.runtime.ctc import POSITIONS
 from simulmt.runtime.stream import Translator
+from simulmt.serve import access
 from simulmt.serve.access import ApiKeys
 from simulmt.serve.app import create_app
 from simulmt.serve.connection import Connection
@@ -133,11 +134,14 @@ def test_connections_that_take_over_in_quick_succession_lose_nothing(served: Ser
         session = talk.start()["session"]
         talk.say("source", text=text).say("finish")
         commits: list[dict[str, Any]] = []
+        earlier = []
         for _ in range(4):
             commits += [message for message in (talk.hear() for _ in range(5)) if message["type"] == "commit"]
+            earlier.append(talk)
             talk = stack.enter_context(served.talk())
             assert talk.say("resume", session=session, seq=commits[-1]["seq"]).hear()["type"] == "ready"
         commits += [message for message in talk.hear_all() if message["type"] == "commit"]
+        assert {each.hear_error() for each in earlier} == {("taken_over", 1008)}
     assert [commit["seq"] for commit in commits] == list(range(1, len(commits) + 1))
     assert text_of(commits) == translator.translate(text, 3)
 
@@ -255,7 +259,8 @@ def test_nothing_follows_finish(served: Served) -> None:
     messages = ({"type": "start", "model": "toy"}, long, {"type": "finish"}, more)
     with raw_websocket(served) as client:
         client.sendall(b"".join(frame(json.dumps(message).encode()) for message in messages))  # before it is done
-        assert b'"code":"out_of_order"' in received(client)
+        error = b'"code":"out_of_order"'
+        assert error in received(client, until=error)
 
 
 def test_an_unknown_model_is_refused(served: Served) -> None:
@@ -284,7 +289,8 @@ def test_a_long_message_is_refused_and_so_is_a_huge_one_that_is_not_even_kept(se
         assert talk.start()["type"] == "ready"
 
 
-def test_api_keys(serve: Serve) -> None:
+def test_api_keys(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "FIRST_PENALTY", 0.01)
     served = serve(keys=ApiKeys(["first key", "second"]))
     for wrong in ({}, {"api_key": "third"}, {"api_key": ""}):
         with served.talk() as talk:

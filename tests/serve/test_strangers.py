@@ -219,7 +219,7 @@ def test_a_ping_is_answered_while_text_waits_to_be_translated(serve: Serve) -> N
         client.sendall(frame(b'{"type": "start", "model": "toy"}'))
         source = frame(b'{"type": "source", "text": "%s "}' % TEXT[:200].encode())
         client.sendall(4 * source + frame(b'{"type": "finish"}') + frame(b"are you there", PING))
-        answer = received(client)
+        answer = received(client, until=b'{"type":"done"}')
     assert b'{"type":"done"}' in answer
     assert answer.index(b"are you there") < answer.index(b'{"type":"commit"')
 

@@ -36,6 +36,7 @@ def code_hash(module: str, handler: str, root: Path = ROOT) -> str:
     return digest.hexdigest()
 
 
+@cache
 def _module_code(module: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
     """Return the code of a module, with hashes of its data files, and its imports."""
     tree = _parse_module(module, root)
