@@ -15,8 +15,6 @@ import pytest
 from packaging.requirements import Requirement
 
 from simulmt.runtime.stream import Translator
-from simulmt.text import Tokenizer
-from tiny_models import trained, translator
 
 REPOSITORY = Path(__file__).parent.parent
 TEXT = "The old bridge.\n\nWe waited. The wind!\n"
@@ -30,14 +28,6 @@ def refuse(event, arguments):
 
 sys.addaudithook(refuse)
 """
-
-
-@pytest.fixture(scope="module")
-def model(
-    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
-) -> Translator:
-    network = trained("ctc", source_tokenizer, target_tokenizer)
-    return translator(network, "ctc", "int8", tmp_path_factory.mktemp("bundle"))
 
 
 @pytest.fixture(scope="module")

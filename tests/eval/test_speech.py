@@ -27,18 +27,8 @@ from simulmt.runtime.stream import Translator
 from simulmt.speech import synthesis
 from simulmt.speech.audio import RATE, Samples
 from simulmt.speech.live import SpeechClock
-from simulmt.text import Tokenizer
-from tiny_models import trained, translator
 
 SAID = ("the old bridge was closed.", "nobody is listening.")
-
-
-@pytest.fixture(scope="module")
-def model(
-    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
-) -> Translator:
-    network = trained("ctc", source_tokenizer, target_tokenizer)
-    return translator(network, "ctc", "fp32", tmp_path_factory.mktemp("bundle"))
 
 
 class FakeRecogniser:

@@ -14,8 +14,7 @@ from simulmt.errors import StreamError
 from simulmt.runtime.aio import AsyncTranslator, Batch
 from simulmt.runtime.decoding import Written
 from simulmt.runtime.stream import Commit, Stream, StreamState, Translator
-from simulmt.text import Tokenizer
-from tiny_models import facts, trained, translator
+from tiny_models import facts
 
 TEXTS = [
     "the old bridge over the river was closed.",
@@ -24,14 +23,6 @@ TEXTS = [
     "",
     "nobody knows why. the clock runs backwards?",
 ]
-
-
-@pytest.fixture(scope="module")
-def model(
-    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
-) -> Translator:
-    network = trained("ctc", source_tokenizer, target_tokenizer)
-    return translator(network, "ctc", "int8", tmp_path_factory.mktemp("bundles"))
 
 
 class Watched(Translator):

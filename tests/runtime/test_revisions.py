@@ -11,18 +11,8 @@ from hypothesis import strategies as st
 from simulmt.errors import ConfigError
 from simulmt.runtime.revisions import Hypothesis, Stabiliser, Word, feed
 from simulmt.runtime.stream import Translator
-from simulmt.text import Tokenizer
-from tiny_models import trained, translator
 
 END = "|"  # of a sentence
-
-
-@pytest.fixture(scope="module")
-def model(
-    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
-) -> Translator:
-    network = trained("ctc", source_tokenizer, target_tokenizer)
-    return translator(network, "ctc", "fp32", tmp_path_factory.mktemp("bundle"))
 
 
 def shown(words: Iterable[Word]) -> str:

@@ -130,19 +130,27 @@ def wait_for_checkpoint(directory: Path, update: int) -> None:
         time.sleep(0.005)
 
 
-def test_when_one_process_is_killed_both_start_again_and_end_the_same(data: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What a run of two processes leaves."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    run_two(tiny(data, max_updates=12, validate_every=3), directory)
+    return {name: content for name, content in outcome_of(directory).items() if "rank" not in name}
+
+
+def test_when_one_process_is_killed_both_start_again_and_end_the_same(
+    data: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
     config = tiny(data, max_updates=12, validate_every=3)
-    run_two(config, tmp_path / "undisturbed")
     children = start_two(config, tmp_path / "disturbed", slowly=True)
     wait_for_checkpoint(tmp_path / "disturbed", 3)
     children[1].kill()
     assert exit_codes(children) == [1, -signal.SIGKILL]  # the first cannot go on alone, and does not pretend to
     assert not (tmp_path / "disturbed" / "final").exists()
     run_two(config, tmp_path / "disturbed")
-    files = [name for name in outcome_of(tmp_path / "undisturbed") if "rank" not in name]
-    undisturbed, disturbed = outcome_of(tmp_path / "undisturbed"), outcome_of(tmp_path / "disturbed")
-    assert len(files) >= 6
-    assert {name: disturbed.get(name) for name in files} == {name: undisturbed[name] for name in files}
+    disturbed = outcome_of(tmp_path / "disturbed")
+    assert len(undisturbed) >= 6
+    assert {name: disturbed.get(name) for name in undisturbed} == undisturbed
 
 
 def test_a_signal_to_one_process_stops_both(data: Path, tmp_path: Path) -> None:
@@ -179,7 +187,7 @@ with join_world("cpu") as world:
 """
 
 
-def test_torchrun_restarts_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+def test_torchrun_restarts_and_the_run_goes_on(data: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
@@ -190,11 +198,9 @@ def test_torchrun_restarts_and_the_run_goes_on(data: Path, tmp_path: Path) -> No
         timeout=120,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
     )
-    run_two(tiny(data, max_updates=12, validate_every=3), tmp_path / "undisturbed")
     assert (tmp_path / "run" / "started_at").read_text() == "6"
-    undisturbed, restarted = outcome_of(tmp_path / "undisturbed"), outcome_of(tmp_path / "run")
-    files = [name for name in undisturbed if "rank" not in name]
-    assert {name: restarted.get(name) for name in files} == {name: undisturbed[name] for name in files}
+    restarted = outcome_of(tmp_path / "run")
+    assert {name: restarted.get(name) for name in undisturbed} == undisturbed
 
 
 def test_a_world_of_one_needs_no_other() -> None:
