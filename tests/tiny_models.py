@@ -24,7 +24,9 @@ BONUS = -3.0  # a penalty below zero: untrained networks hardly ever choose the 
 LONGEST = 40
 
 
-def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False) -> TrainedModel:
+def trained(
+    kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False, joint: bool = False
+) -> TrainedModel:
     """An untrained network in which no zero bias or unit gain can hide a mistake."""
     vocabularies = (source.size, target.size)
     model: CTCModel | Seq2SeqModel
@@ -32,9 +34,10 @@ def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool 
         config = CTCConfig(*vocabularies, width=16, inner=24, heads=2, layers=3, whole_words=whole_words)
         model = CTCModel.build(config)
     elif kind == "transducer":
-        sizes = {"context_symbols": 3, "context_inner": 12, "context_rank": 8, "look_ahead_layer": 1}
+        sizes = {"width": 16, "inner": 24, "heads": 2, "layers": 3, "look_ahead_layer": 1}
+        sizes |= {"context_symbols": 3, "context_inner": 12, "context_rank": 8}
         model = TransducerModel.build(
-            TransducerConfig(*vocabularies, width=16, inner=24, heads=2, layers=3, whole_words=whole_words, **sizes)
+            TransducerConfig(*vocabularies, whole_words=whole_words, joint_context=joint, **sizes)
         )
     else:
         causal = kind == "wait-k"

@@ -115,27 +115,40 @@ def test_histories_hold_the_last_symbols_newest_first() -> None:
     assert found.tolist() == [[[START, START], [7, START], [8, 7], [9, 8]]]
 
 
-def _model(seed: int = 0) -> TransducerModel:
+def _model(seed: int = 0, joint: bool = False) -> TransducerModel:
     torch.manual_seed(seed)
-    config = TransducerConfig(
-        20, V, width=8, inner=16, heads=2, layers=2, dropout=0.0, context_symbols=2, context_inner=8, context_rank=R
-    )
+    sizes = {"width": 8, "inner": 16, "heads": 2, "layers": 2}
+    sizes |= {"context_symbols": 2, "context_inner": 8, "context_rank": R}
+    config = TransducerConfig(20, V, dropout=0.0, joint_context=joint, **sizes)  # type: ignore[arg-type]
     model = TransducerModel.build(config).eval()
     with torch.no_grad():
         model.context.table.normal_()
         model.target_embedding.weight.mul_(3)
+        if model.context.expand_frame is not None:
+            model.context.expand_frame.weight.normal_()
     return model
 
 
-def test_writing_follows_the_best_symbol_given_what_was_written() -> None:
-    model = _model()
+def test_a_new_joint_context_does_not_depend_on_the_frame() -> None:
+    context = LabelContext(V, D, symbols=2, inner=8, rank=R, dropout=0.0, joint=True)
+    history, embedding, frames = torch.tensor([[7, 8], [9, 7]]), torch.randn(V, D), torch.randn(2, D)
+    assert torch.equal(context(history, embedding, frames), context(history, embedding))
+    with torch.no_grad():
+        context.expand_frame.weight.normal_()  # type: ignore[union-attr]
+    assert not torch.allclose(context(history, embedding, frames), context(history, embedding))
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_writing_follows_the_best_symbol_given_what_was_written(joint: bool) -> None:
+    model = _model(joint=joint)
     frames = torch.randn(3, 12, 8, generator=torch.Generator().manual_seed(4))
     written = model.write(frames, chunk=12)[:, 0]
     embedding = model.target_embedding.weight
     for row, symbols in zip(frames, written.tolist(), strict=True):
         history = [START, START]
         for frame, symbol in zip(row, symbols, strict=True):
-            scores = frame @ embedding.T + model.context(torch.tensor(history), embedding) @ model.context.table.T
+            added = model.context(torch.tensor(history), embedding, frame) @ model.context.table.T
+            scores = frame @ embedding.T + added
             assert symbol == int(scores.argmax())
             history = history if symbol == BLANK else [symbol, history[0]]
     assert len(set(written.flatten().tolist())) > 3

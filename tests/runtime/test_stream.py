@@ -34,6 +34,7 @@ SYSTEMS: list[tuple[Kind, str]] = [
     ("ctc", "whole words"),
     ("transducer", "fp32"),
     ("transducer", "int8"),
+    ("transducer", "joint"),
     ("wait-k", "fp32"),
     ("wait-k", "int8"),
     ("full-sentence", "fp32"),
@@ -71,8 +72,17 @@ def seeing_words(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Tr
 
 
 @pytest.fixture(scope="session")
+def joint(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> TrainedModel:
+    """A transducer whose label context sees the frame."""
+    return trained("transducer", source_tokenizer, target_tokenizer, joint=True)
+
+
+@pytest.fixture(scope="session")
 def translators(
-    networks: dict[Kind, TrainedModel], seeing_words: TrainedModel, tmp_path_factory: pytest.TempPathFactory
+    networks: dict[Kind, TrainedModel],
+    seeing_words: TrainedModel,
+    joint: TrainedModel,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[tuple[str, str], Translator]:
     folder = tmp_path_factory.mktemp("bundles")
     made: dict[tuple[str, str], Translator] = {
@@ -83,6 +93,7 @@ def translators(
     for name, network in (("rules", networks["ctc"]), ("whole words", seeing_words)):
         knowing = replace(network, words=KNOWN)
         made["ctc", name] = translator(knowing, "ctc", "fp32", folder, name.replace(" ", "-"), rules=RULES)
+    made["transducer", "joint"] = translator(joint, "transducer", "fp32", folder, "joint")
     return made
 
 
@@ -132,6 +143,17 @@ class TestAgainstPyTorch:
             sentences = [s for s in sentences_of(text, network.source) if len(network.source.encode(s)) < LONGEST]
             commits = [at_once(translators[kind, "fp32"], sentence, k) for sentence in sentences]
             assert [joined(c) for c in commits] == [reference(network, sentence, k) for sentence in sentences]
+
+    @given(text=texts, delay=delays)
+    @fuzz
+    def test_a_label_context_that_sees_the_frame(
+        self, translators: dict[tuple[str, str], Translator], joint: TrainedModel, text: str, delay: int
+    ) -> None:
+        for sentence in sentences_of(text, joint.source):
+            if len(joint.source.encode(sentence)) < LONGEST:
+                assert joined(at_once(translators["transducer", "joint"], sentence, delay)) == reference(
+                    joint, sentence, delay
+                )
 
     @given(text=texts, delay=delays)
     @example(text=RULED, delay=1)

@@ -6,13 +6,14 @@ as in a stateless transducer for speech. After the labels y_1 ... y_u the score 
     a_t(v) + b_u(v)
 
 where a comes from the encoder and b from the last labels before y_{u+1}. A frame writes at most one symbol, and equal
-symbols in a row are two symbols: there is no collapse.
+symbols in a row are two symbols: there is no collapse. With `joint_context` b also depends on the frame. Likelihood
+training leaves that part out, which keeps the scores additive; minimum-risk training (risk.py) learns it.
 
 The normaliser of all (t, u) is one product, exp(a) exp(b)^T, so frames x labels x V is never stored; frames x V is
 stored for a few sentences at a time.
 
 Axis letters: B batch, U frames, T labels, C = T + 1 histories, V vocabulary, D width, R rank of the context, L its
-symbols, K = T + 1 columns (the blank and the labels).
+symbols, I its hidden layer, K = T + 1 columns (the blank and the labels).
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class TransducerConfig(CTCConfig):
     context_symbols: int = 4  # number of previous symbols
     context_inner: int = 512
     context_rank: int = 256
+    joint_context: bool = False  # whether the label context sees the frame, too
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,9 +61,11 @@ class TransducerConfig(CTCConfig):
 
 
 class LabelContext(nn.Module):
-    """The part of the score that depends on the last symbols written."""
+    """The part of the score that depends on the last symbols written, and if `joint` on the frame with them."""
 
-    def __init__(self, vocabulary: int, width: int, symbols: int, inner: int, rank: int, dropout: float) -> None:
+    def __init__(
+        self, vocabulary: int, width: int, symbols: int, inner: int, rank: int, dropout: float, joint: bool = False
+    ) -> None:
         super().__init__()
         self.symbols = symbols
         self.dropout = dropout
@@ -73,6 +77,9 @@ class LabelContext(nn.Module):
         for linear in (self.expand, self.contract):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
+        self.expand_frame = nn.Linear(width, inner, bias=False) if joint else None
+        if self.expand_frame is not None:
+            nn.init.zeros_(self.expand_frame.weight)  # initially the context does not depend on the frame
 
     def histories(self, labels: Int[Tensor, "*B T"]) -> Int[Tensor, "*B C L"]:
         """Return the last symbols, newest first, before each label and after the last one."""
@@ -85,10 +92,25 @@ class LabelContext(nn.Module):
             return history
         return history.masked_fill(torch.rand(history.shape, device=history.device) < self.dropout, MASK)
 
-    def forward(self, history: Int[Tensor, "*N L"], embedding: Float[Tensor, "V D"]) -> Float[Tensor, "*N R"]:
+    def forward(
+        self,
+        history: Int[Tensor, "*N L"],
+        embedding: Float[Tensor, "V D"],
+        frames: Float[Tensor, "*N D"] | None = None,
+    ) -> Float[Tensor, "*N R"]:
         """What the next symbol's scores are computed from: `b = forward(...) @ table.T`."""
+        return self.combine(self.expand_history(history, embedding), frames)
+
+    def expand_history(self, history: Int[Tensor, "*N L"], embedding: Float[Tensor, "V D"]) -> Float[Tensor, "*N I"]:
+        """Return the part of the hidden layer that depends on the history."""
         x = F.embedding(history, embedding) * math.sqrt(embedding.shape[1])
-        return self.contract(F.relu(self.expand(x.flatten(-2))))
+        return self.expand(x.flatten(-2))
+
+    def combine(self, hidden: Float[Tensor, "*N I"], frames: Float[Tensor, "*N D"] | None) -> Float[Tensor, "*N R"]:
+        """Finish `forward`, given the output of `expand_history`."""
+        if self.expand_frame is not None and frames is not None:
+            hidden = hidden + self.expand_frame(frames)
+        return self.contract(F.relu(hidden))
 
 
 class TransducerModel(CTCModel):
@@ -109,6 +131,7 @@ class TransducerModel(CTCModel):
             config.context_inner,
             config.context_rank,
             config.dropout,
+            config.joint_context,
         )
         return TransducerModel(plain.encoder, config.target_vocabulary, config.mu, context)
 
@@ -137,17 +160,18 @@ class TransducerModel(CTCModel):
 
         Each symbol depends on the previous ones, so this runs frame by frame.
         """
-        scores = (self.logits(frames[rows]) for rows in sentence_chunks(frames, chunk))
-        return torch.cat([self._write(a, blank_penalty, samples) for a in scores])
+        return torch.cat([self._write(frames[rows], blank_penalty, samples) for rows in sentence_chunks(frames, chunk)])
 
-    def _write(self, a: Float[Tensor, "B U V"], blank_penalty: float, samples: int) -> Int[Tensor, "B N U"]:
+    def _write(self, frames: Float[Tensor, "B U D"], blank_penalty: float, samples: int) -> Int[Tensor, "B N U"]:
+        a = self.logits(frames)
         B, U, _ = a.shape
         N = max(1, samples)
+        by_sample = frames.repeat_interleave(N, 0)  # [B*N U D]
         history = torch.full((B * N, self.context.symbols), START, device=a.device)
         embedding, table = self.target_embedding.weight, self.context.table
         written = []
         for t in range(U):
-            b = (self.context(history, embedding) @ table.T).unflatten(0, (B, N))
+            b = (self.context(history, embedding, by_sample[:, t]) @ table.T).unflatten(0, (B, N))
             symbol = _choose(a[:, t], b, blank_penalty, samples > 0).flatten()
             appended = torch.cat([symbol[:, None], history[:, :-1]], 1)
             history = torch.where((symbol == BLANK)[:, None], history, appended)

@@ -1,6 +1,6 @@
 """Transducer decoding: the symbol of each frame depends on the last symbols written.
 
-Axis letters: B rows (sentences), N positions, F frames, V vocabulary.
+Axis letters: B rows (sentences), N positions, F frames, V vocabulary, D width.
 """
 
 from __future__ import annotations
@@ -40,20 +40,25 @@ class TransducerDecoder(CTCDecoder):
     def __init__(self, bundle: Bundle, threads: int) -> None:
         super().__init__(bundle, threads)
         self._context = bundle.session("context", threads)
-        (history,) = self._context.get_inputs()
-        self.symbols: int = history.shape[1]  # length of the history
+        inputs = {entry.name: entry for entry in self._context.get_inputs()}
+        self.symbols: int = inputs["history"].shape[1]  # length of the history
+        self.joint = "frame" in inputs  # whether the label context sees the frame
 
     def open(self, beam: int = 1, reads_on: bool = True) -> TransducerSentence:  # noqa: ARG002 - a transducer always reads the whole source
         assert beam == 1, "only full-sentence models use beam search"
         return TransducerSentence(self.symbols, self.config.whole_words)
 
-    def context_scores(self, histories: Sequence[History]) -> Array:
-        """Return the scores [B V] that these histories add to those of any frame."""
-        (scores,) = self._context.run(["scores"], {"history": np.array(histories, dtype=np.int64)})
+    def context_scores(self, histories: Sequence[History], frames: Array | None = None) -> Array:
+        """Return the scores [B V] that these histories add to those of any frame, or if joint, of `frames` [B D]."""
+        inputs = {"history": np.array(histories, dtype=np.int64)}
+        if self.joint:
+            assert frames is not None, "a joint context needs the frames"
+            inputs["frame"] = np.ascontiguousarray(frames)
+        (scores,) = self._context.run(["scores"], inputs)
         return scores
 
     def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:  # noqa: ARG002 - the same for all
-        return ["scores"]
+        return ["scores", "frames"] if self.joint else ["scores"]
 
     def _frames(
         self,
@@ -62,7 +67,8 @@ class TransducerDecoder(CTCDecoder):
         due: Mapping[CTCSentence, Sequence[Due]],  # noqa: ARG002 - not needed without rules
     ) -> Array:
         """Return the symbols [B N F]. Sentences change only when they `write`, so a failed step can be repeated."""
-        scores = binding.run()["scores"]  # [B N F V]
+        outputs = binding.run()
+        scores = outputs["scores"]  # [B N F V]
         scores[..., BLANK] -= binding.inputs["penalty"][..., 0]
         B, N, F, V = scores.shape
         symbols = np.empty((B, N, F), dtype=np.int64)
@@ -70,7 +76,10 @@ class TransducerDecoder(CTCDecoder):
         histories, added = [sentence.history for sentence in sentences], np.empty((B, V), dtype=np.float32)
         changed = list(range(B))
         for position, frame in np.ndindex(N, F):
-            self._add_contexts(sentences, histories, changed, added)
+            if self.joint:
+                added = self.context_scores(histories, outputs["frames"][:, position, frame])
+            else:
+                self._add_contexts(sentences, histories, changed, added)
             chosen = (scores[:, position, frame] + added).argmax(-1)
             symbols[:, position, frame] = chosen
             changed = np.flatnonzero(chosen != BLANK).tolist()

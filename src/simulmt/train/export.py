@@ -6,7 +6,7 @@ choose the same symbols for most frames and, given development text, reach nearl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -341,7 +341,8 @@ def _log_probabilities(
         assert delay is not None, "a CTC model has a delay"
         compared = _ctc_log_probabilities(trained, CTCDecoder(bundle, threads=0), pairs, delay)
         if isinstance(trained.model, TransducerModel):
-            return _with_context(trained.model, TransducerDecoder(bundle, threads=0), compared)
+            decoder = TransducerDecoder(bundle, threads=0)
+            return _with_context(trained.model, decoder, compared, (pair.source for pair in pairs), delay)
         return compared
     return _seq2seq_log_probabilities(trained.model, Seq2SeqDecoder(bundle, threads=0), pairs, delay)
 
@@ -357,19 +358,25 @@ def _ctc_log_probabilities(
 
 
 def _with_context(
-    model: TransducerModel, decoder: TransducerDecoder, compared: Iterator[tuple[Array, Array]]
+    model: TransducerModel,
+    decoder: TransducerDecoder,
+    compared: Iterator[tuple[Array, Array]],
+    sources: Iterable[Sequence[int]],
+    delay: int,
 ) -> Iterator[tuple[Array, Array]]:
-    """Add the label context to the scores of frames; both use the history of the trained model."""
+    """Add the label context to the scores of frames; both use history and frames of the trained model."""
     embedding, table = model.target_embedding.weight, model.context.table
-    for expected, found in compared:
+    for (expected, found), tokens in zip(compared, sources, strict=True):
+        frames = model.frames(model.encode(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay))[0]
         history: History = (START,) * decoder.symbols
         histories, added = [], np.empty_like(expected)
-        for frame, scores in enumerate(expected):
+        for index, (frame, scores) in enumerate(zip(frames, expected, strict=True)):
             histories.append(history)
-            added[frame] = (model.context(torch.tensor(history), embedding) @ table.T).numpy()
-            symbol = int((scores + added[frame]).argmax())
+            added[index] = (model.context(torch.tensor(history), embedding, frame) @ table.T).numpy()
+            symbol = int((scores + added[index]).argmax())
             history = history if symbol == BLANK else after(history, symbol)
-        yield log_softmax(expected + added), log_softmax(found + decoder.context_scores(histories))
+        by_context = decoder.context_scores(histories, frames.numpy())
+        yield log_softmax(expected + added), log_softmax(found + by_context)
 
 
 def _ctc_expected(model: CTCModel, tokens: Sequence[int], delay: int, blank_penalty: float) -> Array:

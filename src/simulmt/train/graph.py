@@ -294,6 +294,9 @@ def ctc_graph(model: CTCModel, longest: int, precision: Precision) -> Graph:
     states = graph.norm(encoder.final_norm, x)
     frames = graph.flatten(graph.linear(states, rows.tokens, projection.weight, projection.bias))
     graph.choose(frames, model.target_embedding.weight, rows.tokens, model.mu, penalised=BLANK, forbidden=())
+    if isinstance(model, TransducerModel) and model.context.expand_frame is not None:
+        graph.add("Identity", graph.reshape(frames, rows.tokens, model.mu, graph.width), name="frames")
+        graph.output("frames", TensorProto.FLOAT, ["B", "N", model.mu, graph.width])
     return graph
 
 
@@ -323,13 +326,20 @@ def _read_states(graph: Graph, encoder: Encoder, read: Rows, rows: Rows, longest
 
 
 def context_graph(model: TransducerModel, precision: Precision) -> Graph:
-    """Build the label context: scores [B V] added to those of a frame, given the last symbols, newest first."""
+    """Build the label context: scores [B V] added to those of a frame, given the last symbols, newest first.
+
+    A joint context also has the frame as input.
+    """
     context, embedding = model.context, model.target_embedding
     graph = Graph(1, embedding.embedding_dim, precision)
     history = graph.input("history", TensorProto.INT64, ["B", context.symbols])
     x = graph.lookup(embedding, history)
     x = graph.add("Reshape", x, graph.constant(np.array([-1, context.symbols * graph.width])))
-    x = graph.add("Relu", graph.linear(x, history, context.expand.weight, context.expand.bias))
+    x = graph.linear(x, history, context.expand.weight, context.expand.bias)
+    if context.expand_frame is not None:
+        frame = graph.input("frame", TensorProto.FLOAT, ["B", graph.width])
+        x = graph.add("Add", x, graph.linear(frame, history, context.expand_frame.weight))
+    x = graph.add("Relu", x)
     x = graph.linear(x, history, context.contract.weight, context.contract.bias, nonnegative=True)
     graph.add("Identity", graph.linear(x, history, context.table), name="scores")
     graph.output("scores", TensorProto.FLOAT, ["B", context.table.shape[0]])
