@@ -43,9 +43,14 @@ def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
 
 
 def call(*arguments: str | Path, capture: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command in this process, for what needs no pipes."""
-    with patch.object(sys, "argv", ["simulmt", *map(str, arguments)]), pytest.raises(SystemExit) as stop:
-        main()
+    """Run a command in this process, for what needs no pipes; signals are handled afterwards as before."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with patch.object(sys, "argv", ["simulmt", *map(str, arguments)]), pytest.raises(SystemExit) as stop:
+            main()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     assert isinstance(stop.value.code, int)
     return subprocess.CompletedProcess(arguments, stop.value.code, *capture.readouterr())
 
