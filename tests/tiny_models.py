@@ -37,7 +37,9 @@ def trained(
         sizes = {"width": 16, "inner": 24, "heads": 2, "layers": 3, "look_ahead_layer": 1}
         sizes |= {"context_symbols": 3, "context_inner": 12, "context_rank": 8}
         model = TransducerModel.build(
-            TransducerConfig(*vocabularies, whole_words=whole_words, joint_context=joint, **sizes)
+            TransducerConfig(
+                *vocabularies, whole_words=whole_words, label_context="joint" if joint else "additive", **sizes
+            )
         )
     else:
         causal = kind == "wait-k"

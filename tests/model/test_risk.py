@@ -103,7 +103,7 @@ def test_the_gradient_is_that_of_the_sampled_symbols(joint: bool, monkeypatch: p
     """The scores that risk_loss differentiates are those that `write` samples from."""
     torch.manual_seed(0)
     sizes = {"width": 8, "inner": 8, "heads": 2, "layers": 1, "context_symbols": 2, "context_inner": 8}
-    config = TransducerConfig(12, 12, dropout=0.0, joint_context=joint, **sizes)  # type: ignore[arg-type]
+    config = TransducerConfig(12, 12, dropout=0.0, label_context="joint" if joint else "additive", **sizes)  # type: ignore[arg-type]
     model = TransducerModel.build(config).double()
     for parameter in (model.context.table, *model.context.parameters()):
         torch.nn.init.normal_(parameter)

@@ -119,7 +119,7 @@ def _model(seed: int = 0, joint: bool = False) -> TransducerModel:
     torch.manual_seed(seed)
     sizes = {"width": 8, "inner": 16, "heads": 2, "layers": 2}
     sizes |= {"context_symbols": 2, "context_inner": 8, "context_rank": R}
-    config = TransducerConfig(20, V, dropout=0.0, joint_context=joint, **sizes)  # type: ignore[arg-type]
+    config = TransducerConfig(20, V, dropout=0.0, label_context="joint" if joint else "additive", **sizes)  # type: ignore[arg-type]
     model = TransducerModel.build(config).eval()
     with torch.no_grad():
         model.context.table.normal_()

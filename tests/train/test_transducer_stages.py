@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from simulmt.data.dataset import Dataset
 from simulmt.errors import ConfigError
 from simulmt.model.risk import RiskConfig
 from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.stream import load
 from simulmt.runtime.transducer import TransducerDecoder
 from simulmt.train.export import ExportConfig, export_run
+from simulmt.train.loop import system_config
 from simulmt.train.settings import RunConfig
-from simulmt.train.systems import load_model, translator_of
+from simulmt.train.systems import build_model, initialise_from, load_model, translator_of
 
 from .helpers import run, tiny
 
@@ -45,6 +47,23 @@ def test_the_second_stage_starts_from_the_first(stages: tuple[Path, Path]) -> No
     assert isinstance(after, TransducerModel)
     moved = after.encoder.embedding.weight - before.encoder.embedding.weight
     assert 0 < moved.abs().max() < 0.5
+
+
+def test_a_joint_label_context_starts_as_an_additive_one(stages: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
+    first = _transducer(data)
+    sizes = {**first.model, "label_context": "joint"}
+    config = replace(first, system="transducer", objective="risk", init=stages[0] / "final", model=sizes)
+    model = build_model(system_config(config, Dataset.open(data)))
+    assert isinstance(model, TransducerModel)
+    initialise_from(model, stages[0] / "final")
+    history, frames = torch.tensor([[7, 8]]), torch.randn(1, model.target_embedding.embedding_dim)
+    embedding = model.target_embedding.weight
+    assert torch.equal(model.context(history, embedding, frames), model.context(history, embedding))
+    run(config, tmp_path / "joint")
+    trained, _ = load_model(tmp_path / "joint")
+    assert isinstance(trained, TransducerModel)
+    assert trained.context.expand_frame is not None
+    assert trained.context.expand_frame.weight.abs().max() > 0
 
 
 def test_a_context_weight_scales_the_label_context(stages: tuple[Path, Path], data: Path, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ as in a stateless transducer for speech. After the labels y_1 ... y_u the score 
     a_t(v) + b_u(v)
 
 where a comes from the encoder and b from the last labels before y_{u+1}. A frame writes at most one symbol, and equal
-symbols in a row are two symbols: there is no collapse. With `joint_context` b also depends on the frame. Likelihood
-training leaves that part out, which keeps the scores additive; minimum-risk training (risk.py) learns it.
+symbols in a row are two symbols: there is no collapse. If the label context is joint, b also depends on the frame.
+Likelihood training leaves that part out, which keeps the scores additive; minimum-risk training (risk.py) learns it.
 
 The normaliser of all (t, u) is one product, exp(a) exp(b)^T, so frames x labels x V is never stored; frames x V is
 stored for a few sentences at a time.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,7 @@ class TransducerConfig(CTCConfig):
     context_symbols: int = 4  # number of previous symbols
     context_inner: int = 512
     context_rank: int = 256
-    joint_context: bool = False  # whether the label context sees the frame, too
+    label_context: Literal["additive", "joint"] = "additive"  # joint: it sees the frame, too
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,7 +131,7 @@ class TransducerModel(CTCModel):
             config.context_inner,
             config.context_rank,
             config.dropout,
-            config.joint_context,
+            config.label_context == "joint",
         )
         return TransducerModel(plain.encoder, config.target_vocabulary, config.mu, context)
 
