@@ -16,7 +16,7 @@ from simulmt.runtime.rules import Context, RulesConfig, SourcePrefix
 from simulmt.text import Tokenizer
 from simulmt.train import export as module
 from simulmt.train.export import ExportConfig, TrainedModel, export
-from simulmt.train.graph import Graph, Precision, ctc_graph
+from simulmt.train.graph import Graph, Precision, build_graph
 from tiny_models import export_config, trained
 
 DEVELOPMENT = [
@@ -131,14 +131,14 @@ def test_a_model_that_is_very_sure_of_itself_may_be_exported(
 def test_a_graph_that_differs_from_the_model_is_not_written(
     error: float, network: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(model: CTCModel, longest: int, precision: Precision) -> Graph:
+    def wrong(name: str, model: CTCModel, longest: int, precision: Precision) -> Graph:
         right = model.length_projection.bias[0].clone()
         model.length_projection.bias[0] += error
-        graph = ctc_graph(model, longest, precision)
+        graph = build_graph(name, model, longest, precision)
         model.length_projection.bias[0] = right
         return graph
 
-    monkeypatch.setattr(module, "ctc_graph", wrong)
+    monkeypatch.setattr(module, "build_graph", wrong)
     with pytest.raises(BundleError, match=r"export failed: onnxruntime differs from the trained model by"):
         export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
     assert list(tmp_path.iterdir()) == []

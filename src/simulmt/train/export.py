@@ -24,6 +24,7 @@ from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.bundle import (
     FORMAT,
+    GRAPHS,
     SOURCE,
     TARGET,
     WORDS,
@@ -36,12 +37,12 @@ from simulmt.runtime.caches import Array
 from simulmt.runtime.ctc import CTCDecoder, CTCSentence
 from simulmt.runtime.decoding import Due, Written, log_softmax
 from simulmt.runtime.rules import NO_RULES, DecodingRules, RulesConfig
-from simulmt.runtime.seq2seq import Row, Seq2SeqDecoder, Seq2SeqSentence, longest_translation
+from simulmt.runtime.seq2seq import Row, Seq2SeqDecoder, Seq2SeqSentence
 from simulmt.runtime.stream import Translator
 from simulmt.runtime.transducer import History, TransducerDecoder, after
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train.decode import bleu
-from simulmt.train.graph import Precision, context_graph, ctc_graph, decoder_graph, encoder_graph
+from simulmt.train.graph import Precision, build_graph
 from simulmt.train.systems import check_vocabularies, load_model, translator_of
 from simulmt.train.tune import target_lexicon, tune_blank_penalties
 
@@ -228,14 +229,9 @@ def _write(trained: TrainedModel, directory: Path, described: BundleConfig) -> B
     (directory / TARGET).write_bytes(trained.target.model)
     if described.rules.unknown_word:
         (directory / WORDS).write_text("".join(f"{word}\n" for word in sorted(trained.words)), encoding="utf-8")
-    model, longest, precision = trained.model, described.longest, described.precision
-    if isinstance(model, CTCModel):
-        ctc_graph(model, longest, precision).save(directory / "ctc.onnx")
-        if isinstance(model, TransducerModel):
-            context_graph(model, precision).save(directory / "context.onnx")
-    else:
-        encoder_graph(model, longest, precision).save(directory / "encoder.onnx")
-        decoder_graph(model, longest_translation(longest) + 1, precision).save(directory / "decoder.onnx")
+    for name in GRAPHS[described.kind]:
+        graph = build_graph(name, trained.model, described.longest, described.precision)
+        graph.save(directory / f"{name}.onnx")
     write_description(directory, described, card="")
     return Bundle(directory)
 

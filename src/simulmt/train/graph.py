@@ -20,7 +20,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import onnx
@@ -33,6 +33,7 @@ from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Attention, Embedding, Encoder, EncoderLayer, FeedForward, sinusoids
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
+from simulmt.runtime.seq2seq import longest_translation
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
 
 Precision = Literal["fp32", "int8"]
@@ -185,6 +186,12 @@ class Graph:
         """Project [P D] to keys and values, [B N heads D/heads] each."""
         return self.heads_of(self.linear(normed, rows, module.key_value.weight, module.key_value.bias), rows, parts=2)
 
+    def queries_keys_values(self, module: Attention, normed: str, rows: str) -> list[str]:
+        """Project [P D] to queries, keys and values in one product, [B N heads D/heads] each."""
+        weight = torch.cat([_scaled(module.query.weight, self.head_width), module.key_value.weight])
+        bias = torch.cat([_scaled(module.query.bias, self.head_width), module.key_value.bias])
+        return self.heads_of(self.linear(normed, rows, weight, bias), rows, parts=3)
+
     def cache(self, name: str) -> str:
         """Add a read-only cache, [B 1 heads C D/heads]."""
         return self.input(f"past_{name}", TensorProto.FLOAT, self._cache_shape())
@@ -210,10 +217,7 @@ class Graph:
 
     def self_attention(self, name: str, norm: nn.LayerNorm, module: Attention, x: str, rows: Rows) -> str:
         """Append the positions to a cache, attend over it and add the residual, [P D]."""
-        weight = torch.cat([_scaled(module.query.weight, self.head_width), module.key_value.weight])
-        bias = torch.cat([_scaled(module.query.bias, self.head_width), module.key_value.bias])
-        projected = self.linear(self.norm(norm, x), rows.tokens, weight, bias)
-        queries, keys, values = self.heads_of(projected, rows.tokens, parts=3)
+        queries, keys, values = self.queries_keys_values(module, self.norm(norm, x), rows.tokens)
         keys = self.remember(f"{name}_keys", keys, rows.slots)
         values = self.remember(f"{name}_values", values, rows.slots)
         return self.add("Add", x, self.attend(module, queries, keys, values, rows.mask, rows.tokens))
@@ -267,14 +271,34 @@ class Graph:
         return f"v{self._count}"
 
 
-def ctc_graph(model: CTCModel, longest: int, precision: Precision) -> Graph:
+class Builder(Protocol):
+    """What makes an empty graph: Graph, or a subclass with more arguments bound."""
+
+    def __call__(self, heads: int, width: int, precision: Precision) -> Graph: ...
+
+
+def build_graph(
+    name: str, model: CTCModel | Seq2SeqModel, longest: int, precision: Precision, builder: Builder = Graph
+) -> Graph:
+    """Build one of the graphs of a bundle; `longest` is the maximum number of source tokens of a sentence."""
+    if isinstance(model, Seq2SeqModel):
+        if name == "encoder":
+            return encoder_graph(model, longest, precision, builder)
+        return decoder_graph(model, longest_translation(longest) + 1, precision, builder)
+    if name == "context":
+        assert isinstance(model, TransducerModel), "only a transducer has a label context"
+        return context_graph(model, precision, builder)
+    return ctc_graph(model, longest, precision, builder)
+
+
+def ctc_graph(model: CTCModel, longest: int, precision: Precision, builder: Builder = Graph) -> Graph:
     """Build a step of many streams: each reads R tokens, finishes N positions and outputs the symbols of their frames.
 
     `read_mask` is the attention mask of the layer that looks ahead, `mask` that of all later layers, `causal_mask` that
     of the layers below, if there are any.
     """
     encoder = model.encoder
-    graph = Graph(encoder.layers[0].attention.heads, encoder.embedding.embedding_dim, precision)
+    graph = builder(encoder.layers[0].attention.heads, encoder.embedding.embedding_dim, precision)
     read, rows = graph.rows("read_", "R"), graph.rows()
     look_ahead = encoder.look_ahead_layer
     layer = encoder.layers[look_ahead]
@@ -325,13 +349,13 @@ def _read_states(graph: Graph, encoder: Encoder, read: Rows, rows: Rows, longest
     return x, graph.norm(norm, states), graph.norm(norm, x)
 
 
-def context_graph(model: TransducerModel, precision: Precision) -> Graph:
+def context_graph(model: TransducerModel, precision: Precision, builder: Builder = Graph) -> Graph:
     """Build the label context: scores [B V] added to those of a frame, given the last symbols, newest first.
 
     A joint context also has the frame as input.
     """
     context, embedding = model.context, model.target_embedding
-    graph = Graph(1, embedding.embedding_dim, precision)
+    graph = builder(1, embedding.embedding_dim, precision)
     history = graph.input("history", TensorProto.INT64, ["B", context.symbols])
     x = graph.lookup(embedding, history)
     x = graph.add("Reshape", x, graph.constant(np.array([-1, context.symbols * graph.width])))
@@ -346,10 +370,10 @@ def context_graph(model: TransducerModel, precision: Precision) -> Graph:
     return graph
 
 
-def encoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Graph:
+def encoder_graph(model: Seq2SeqModel, longest: int, precision: Precision, builder: Builder = Graph) -> Graph:
     """Build the encoder: append N tokens of each row to the context of the decoder."""
     encoder = model.encoder
-    graph = Graph(encoder.layers[0].attention.heads, encoder.embedding.embedding_dim, precision)
+    graph = builder(encoder.layers[0].attention.heads, encoder.embedding.embedding_dim, precision)
     rows = graph.rows()
     x = graph.flatten(graph.embed(encoder.embedding, rows.tokens, rows.positions, longest))
     for index, layer in enumerate(encoder.layers):
@@ -362,10 +386,10 @@ def encoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Gr
     return graph
 
 
-def decoder_graph(model: Seq2SeqModel, longest: int, precision: Precision) -> Graph:
+def decoder_graph(model: Seq2SeqModel, longest: int, precision: Precision, builder: Builder = Graph) -> Graph:
     """Build the decoder: predict one token per row from `tokens` and the visible context."""
     heads = model.layers[0].attention.heads
-    graph = Graph(heads, model.target_embedding.embedding_dim, precision)
+    graph = builder(heads, model.target_embedding.embedding_dim, precision)
     rows = graph.rows()
     context_mask = graph.mask("context_mask")
     x = graph.flatten(graph.embed(model.target_embedding, rows.tokens, rows.positions, longest))
