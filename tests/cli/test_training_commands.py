@@ -17,7 +17,7 @@ from simulmt.cli import app
 from simulmt.data.corpus import read_lines
 from simulmt.data.dataset import Dataset
 from simulmt.errors import BundleError
-from simulmt.runtime.bundle import Bundle
+from simulmt.runtime.bundle import SHIPPED, Bundle
 from simulmt.runtime.rules import RulesConfig
 from simulmt.text import Tokenizer
 from simulmt.train.decode import bleu
@@ -162,6 +162,19 @@ class TestFromTextToTranslation:
         refused = call("prepare", *files, *dev, "--vocabularies", tmp_path, "--output", new, capture=capsys)
         assert_refused(refused, 1, "--vocabularies", "source.model")
         assert not new.exists()
+
+    def test_vocabularies_can_be_taken_from_a_bundle(
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        few, bundle = folder / "text" / "dev", SHIPPED / "toy"
+        files = ("--source", f"{few}.source", "--target", f"{few}.target")
+        dev = ("--dev-source", f"{few}.source", "--dev-target", f"{few}.target")
+        for number, name in enumerate(("toy", str(bundle))):
+            data = tmp_path / str(number)
+            taken = call("prepare", *files, *dev, "--vocabularies", name, "--output", data, capture=capsys)
+            assert taken.returncode == 0, taken.stderr
+            for side in ("source.model", "target.model"):
+                assert (data / side).read_bytes() == (bundle / side).read_bytes()
 
     @pytest.mark.parametrize(
         ("stores", "options", "mentioned"),

@@ -353,6 +353,8 @@ def test_configuration_files_work_from_anywhere(
     path = tmp_path / "best.toml"
     path.write_text(run_toml(replace(config, data=Path("data"), init=Path("model"))), encoding="utf-8")
     assert RunConfig.read(path) == replace(config, init=config.data.parent / "model")
+    path.write_text(run_toml(replace(config, init=Path("toy"))), encoding="utf-8")
+    assert RunConfig.read(path).init == Path("toy")  # a shipped bundle
 
 
 def test_plots_show_completed_trials(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

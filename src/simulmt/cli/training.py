@@ -62,7 +62,9 @@ def prepare(
     target: Annotated[list[Path] | None, typer.Option(help="Target text, as many files in the same order.")] = None,
     tsv: Annotated[list[Path] | None, typer.Option(help="Tab-separated parallel text; repeatable.")] = None,
     tmx: Annotated[list[Path] | None, typer.Option(help="TMX translation memory; repeatable.")] = None,
-    vocabularies: Annotated[Path | None, typer.Option(help="Data directory to take the vocabularies from.")] = None,
+    vocabularies: Annotated[
+        Path | None, typer.Option(help="Data directory or model (bundle) to take the vocabularies from.")
+    ] = None,
     source_vocabulary: Annotated[int, typer.Option(min=7, help="Size of the source vocabulary.")] = 32_000,
     target_vocabulary: Annotated[int, typer.Option(min=7, help="Size of the target vocabulary.")] = 32_000,
     source_language: Annotated[str, typer.Option(help="Source language code, needed for --tmx.")] = "",
@@ -119,7 +121,7 @@ def prepare(
             overwrite,
             progress=lambda stage, pairs: status.update(f"{stage}: {pairs:,} pairs" if pairs else f"{stage} ..."),
             more_references=more_references,
-            vocabularies=vocabularies,
+            vocabularies=vocabularies and _find_vocabularies(vocabularies),
             processes=processes or os.cpu_count() or 1,
         )
     manifest = dataset.train.manifest
@@ -175,6 +177,14 @@ def sweep(
     outcome = run_sweep(RunConfig.read(require_file(config), assignments or ()), output, settings, device)
     if outcome.signal:
         raise typer.Exit(128 + outcome.signal)
+
+
+def _find_vocabularies(name_or_path: Path) -> Path:
+    """Return a directory with vocabularies, given its path or the name of a shipped model."""
+    from simulmt.runtime.bundle import SHIPPED, shipped_names
+
+    is_shipped = not name_or_path.is_dir() and str(name_or_path) in shipped_names()
+    return SHIPPED / name_or_path if is_shipped else name_or_path
 
 
 def _corpora(source: Sequence[Path], target: Sequence[Path], tsv: Sequence[Path]) -> list[Corpus]:

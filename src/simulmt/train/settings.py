@@ -68,7 +68,7 @@ class RunConfig:
 
     system: System
     data: Path  # data directory, written by `simulmt prepare`
-    init: Path | None = None  # trained model to initialise from
+    init: Path | None = None  # finished run, or bundle by path or name, to initialise from
     delays: tuple[int, ...] = (1,)  # k; if there are several, each batch draws one
     model: dict[str, Any] = field(default_factory=dict)
     asn: ASNConfig = field(default_factory=ASNConfig)

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from simulmt.config import as_table, as_toml, require
 from simulmt.model.asn import ASNConfig
+from simulmt.runtime.bundle import shipped_names
 from simulmt.train.settings import RunConfig
 
 BEST_SHOWN = 10
@@ -101,8 +102,11 @@ def with_parameters(config: RunConfig, parameters: Mapping[str, Any]) -> RunConf
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """Return the configuration with absolute paths."""
-    return replace(config, data=config.data.resolve(), init=config.init.resolve() if config.init else None)
+    """Return the configuration with absolute paths; `init` may be the name of a shipped bundle instead."""
+    init = config.init
+    if init and (init.exists() or str(init) not in shipped_names()):
+        init = init.resolve()
+    return replace(config, data=config.data.resolve(), init=init)
 
 
 def report(outcome: SweepOutcome, study: optuna.Study, config: RunConfig, directory: Path) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -124,22 +124,20 @@ def _other_side(found: tuple[str, str] | None, expected: tuple[str, str] | None)
     return next((side for side, one, other in sides if one != other), None)
 
 
-def initialise_from(model: nn.Module, directory: Path, config: SystemConfig | None = None) -> None:
+def initialise_from(model: nn.Module, path: Path, config: SystemConfig | None = None) -> None:
     """Copy the weights that two models share from a trained one; raise CheckpointError if they do not fit.
 
-    Given the configuration of the new model, check that both have the same vocabularies.
+    `path` is a model, a finished run, a bundle or the name of a shipped one. Given the configuration of the new model,
+    check that both have the same vocabularies and sizes.
     """
-    other, other_config = load_model(directory)
-    if config and (side := _other_side(config.vocabulary_sha256, other_config.vocabulary_sha256)):
-        raise VocabularyError(
-            f"{directory}: was trained with a {side} vocabulary that differs from that of the data; prepare the data "
-            "with the vocabularies of the model (simulmt prepare --vocabularies DIR)"
-        )
+    other, other_config = _load_initial(path)
+    if config:
+        _check_fit(path, config, other_config)
     if type(model) is not type(other):
         model, other = translator_of(model), translator_of(other)
     elif config and config.system.endswith("+asn") and config.asn.norm != other_config.asn.norm:
         raise CheckpointError(
-            f"{directory}: its sorting network has asn.norm = '{other_config.asn.norm}', not '{config.asn.norm}', so "
+            f"{path}: its sorting network has asn.norm = '{other_config.asn.norm}', not '{config.asn.norm}', so "
             "its weights do not fit; set asn.norm, or start from a ctc model"
         )
     try:
@@ -154,7 +152,48 @@ def initialise_from(model: nn.Module, directory: Path, config: SystemConfig | No
         model.load_state_dict(weights | own)
     except RuntimeError as error:
         detail = str(error).splitlines()[1].strip()
-        raise CheckpointError(f"{directory}: cannot initialise from a model of different sizes: {detail}") from None
+        raise CheckpointError(f"{path}: cannot initialise from a model of different sizes: {detail}") from None
+
+
+def _load_initial(path: Path) -> tuple[nn.Module, SystemConfig]:
+    """Read a trained model, or else a bundle."""
+    if _has_model(path):
+        return load_model(path)
+    from simulmt.runtime.bundle import MANIFEST, shipped_names
+    from simulmt.train.restore import load_bundle  # which imports this module
+
+    if str(path) in shipped_names() or (path / MANIFEST).exists():
+        return load_bundle(path)
+    if not path.exists():
+        names = ", ".join(shipped_names())
+        raise CheckpointError(f"{path}: no such model; give a finished run, a bundle or the name of one ({names})")
+    return load_model(path)
+
+
+def _has_model(directory: Path) -> bool:
+    return any((each / "model.json").exists() for each in (directory, directory / "final"))
+
+
+def _check_fit(path: Path, config: SystemConfig, other: SystemConfig) -> None:
+    """Raise VocabularyError or CheckpointError unless a model can be initialised from another."""
+    if side := _other_side(config.vocabulary_sha256, other.vocabulary_sha256):
+        vocabularies = "DIR" if _has_model(path) else path
+        raise VocabularyError(
+            f"{path}: was trained with a {side} vocabulary that differs from that of the data; prepare the data "
+            f"with the vocabularies of the model (simulmt prepare --vocabularies {vocabularies})"
+        )
+    network, other_network = config.network(), other.network()
+    if type(network) is not type(other_network):
+        raise CheckpointError(f"{path}: cannot initialise {config.system} from {other.system}; change `system`")
+    sizes, other_sizes = _sizes(network), _sizes(other_network)
+    if differing := [name for name, size in sizes.items() if size != other_sizes[name]]:
+        listed = ", ".join(f"{name} = {other_sizes[name]} (not {sizes[name]})" for name in differing)
+        raise CheckpointError(f"{path}: cannot initialise from a model of different sizes; its [model] has {listed}")
+
+
+def _sizes(network: CTCConfig | Seq2SeqConfig) -> dict[str, int]:
+    """Return the settings of a network that must agree: all whole numbers."""
+    return {name: value for name, value in asdict(network).items() if type(value) is int}
 
 
 def save_model(model: nn.Module, config: SystemConfig, directory: Path, metadata: Mapping[str, Any]) -> None:
@@ -172,7 +211,7 @@ def save_model(model: nn.Module, config: SystemConfig, directory: Path, metadata
 
 def load_model(directory: Path) -> tuple[nn.Module, SystemConfig]:
     """Read a trained model, in eval mode; `directory` is a model or a finished run."""
-    if not (directory / "model.json").exists() and (directory / "final" / "model.json").exists():
+    if not (directory / "model.json").exists() and _has_model(directory):
         directory = directory / "final"
     try:
         description = json.loads((directory / "model.json").read_text(encoding="utf-8"))

@@ -1,0 +1,235 @@
+"""Read the weights of a bundle back into a model.
+
+A bundle stores weights in the order in which graph.py adds them. So its graphs are built again from a model of zeros,
+and the n-th weights added belong to the n-th stored. Names cannot tell: they change with every node that graph.py adds.
+
+int8 weights are restored to within half a quantisation step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+from simulmt.errors import BundleError, ConfigError
+from simulmt.model.layers import Attention, Embedding
+from simulmt.runtime.bundle import GRAPHS, Bundle, BundleConfig, Kind, find
+from simulmt.train.graph import Array, Graph, Precision, build_graph
+from simulmt.train.systems import (
+    System,
+    SystemConfig,
+    Translator,
+    build_model,
+    mark_words,
+    translator_of,
+    vocabulary_checksums,
+)
+
+SYSTEMS: Mapping[Kind, System] = {
+    "ctc": "ctc",
+    "transducer": "transducer",
+    "wait-k": "wait-k",
+    "full-sentence": "teacher",
+}
+
+
+def load_bundle(name_or_path: str | Path) -> tuple[Translator, SystemConfig]:
+    """Read a bundle as the model that it was exported from, in eval mode."""
+    bundle = Bundle(find(name_or_path))
+    bundle.verify()
+    config = bundle.config
+    graphs = {name: StoredGraph.read(bundle.directory / f"{name}.onnx") for name in GRAPHS[config.kind]}
+    found: dict[Tensor, Tensor] = {}
+    try:
+        system = _system_config(bundle, graphs)
+        model = _empty_model(system)
+        for name, stored in graphs.items():
+            weights = iter(stored.weights)
+            build_graph(name, model, config.longest, config.precision, partial(_Reader, weights, found))
+            if next(weights, None) is not None:
+                raise _UnknownGraphError
+    except (_UnknownGraphError, KeyError, IndexError, ZeroDivisionError, ConfigError):
+        raise BundleError(
+            f"{bundle.directory}: its graphs are not those that this version of simulmt exports; start from the run "
+            "that it was exported from"
+        ) from None
+    with torch.no_grad():
+        for parameter in filter(lambda each: each.requires_grad, model.parameters()):
+            parameter.copy_(found[parameter])
+    mark_words(model, bundle.source)
+    return model, system
+
+
+class _UnknownGraphError(Exception):
+    """A stored graph has other weights than the one built from its sizes."""
+
+
+@dataclass(frozen=True)
+class StoredGraph:
+    """Shapes of the inputs of a graph (0 for a variable axis), and its weights, both in the order they were added."""
+
+    inputs: dict[str, list[int]]
+    weights: list[Array]
+
+    @staticmethod
+    def read(path: Path) -> StoredGraph:
+        try:
+            graph = onnx.load(str(path)).graph
+        except Exception as error:  # the errors of onnx and protobuf have no common base class
+            reason = str(error).splitlines()[0]
+            raise BundleError(f"{path}: cannot be read as ONNX ({reason}); copy or export the bundle again") from None
+        inputs = {each.name: [axis.dim_value for axis in each.type.tensor_type.shape.dim] for each in graph.input}
+        constants = map(numpy_helper.to_array, graph.initializer)
+        return StoredGraph(inputs, [constant for constant in constants if _holds_weights(constant)])
+
+    @property
+    def matrix_sizes(self) -> list[int]:
+        """Number of elements of each matrix."""
+        return [weight.size for weight in self.weights if weight.ndim == 2]
+
+    def layers(self, name: str) -> int:
+        """Return how many layers cache keys under this name."""
+        return sum(each.startswith(f"past_{name}_") and each.endswith("_keys") for each in self.inputs)
+
+    def width_and_heads(self, cache: str) -> dict[str, int]:
+        _, _, heads, _, head_width = self.inputs[cache]  # [B 1 heads C D/heads]
+        return {"width": heads * head_width, "heads": heads}
+
+
+def _holds_weights(constant: Array) -> bool:
+    """Tell weights, scales and biases from shapes (int64) and scalars; a few other tables count as weights, too."""
+    return constant.ndim > 0 and constant.dtype in (np.float32, np.int8)
+
+
+class _Reader(Graph):
+    """Build a graph again, collecting what the stored weights say about the parameters of the model."""
+
+    def __init__(
+        self,
+        stored: Iterator[Array],
+        found: dict[Tensor, Tensor],
+        heads: int,
+        width: int,
+        precision: Precision,
+    ) -> None:
+        super().__init__(heads, width, precision)
+        self._stored, self._found = stored, found
+        self._read: list[Array] = []  # by the current call
+        self._linear: list[Tensor] = []  # weight and bias of the last linear layer
+
+    def constant(self, value: Array | np.generic) -> str:
+        if _holds_weights(np.asarray(value)):
+            stored = next(self._stored, None)
+            if stored is None or (stored.shape, stored.dtype) != (value.shape, value.dtype):
+                raise _UnknownGraphError
+            self._read.append(stored)
+        return super().constant(value)
+
+    def linear(self, x: str, rows: str, weight: Tensor, bias: Tensor | None = None, nonnegative: bool = False) -> str:
+        self._read = []
+        y = super().linear(x, rows, weight, bias, nonnegative)
+        if self.int8:
+            codes, scales, *biases = self._read
+            matrix = codes.T * scales[:, None]
+        else:
+            *biases, matrix = self._read
+        self._linear = [torch.tensor(each) for each in (matrix, *biases)]
+        for parameter, value in zip((weight, bias), self._linear, strict=False):
+            if isinstance(parameter, nn.Parameter):  # else computed from parameters, see `queries`
+                self._found.setdefault(parameter, value)
+        return y
+
+    def lookup(self, embedding: Embedding, tokens: str) -> str:
+        self._read = []
+        y = super().lookup(embedding, tokens)
+        table, *scales = self._read
+        if self.int8:
+            table = table * scales[0]
+        # Not setdefault: where the output layer stores the same embedding, it has fewer levels.
+        self._found[embedding.weight] = torch.tensor(table) / math.sqrt(self.width)
+        return y
+
+    def norm(self, module: nn.LayerNorm, x: str) -> str:
+        self._read = []
+        y = super().norm(module, x)
+        self._found[module.weight], self._found[module.bias] = map(torch.tensor, self._read)
+        return y
+
+    def queries(self, module: Attention, normed: str, rows: str) -> str:
+        y = super().queries(module, normed, rows)
+        self._found_queries(module)
+        return y
+
+    def queries_keys_values(self, module: Attention, normed: str, rows: str) -> list[str]:
+        y = super().queries_keys_values(module, normed, rows)
+        self._found_queries(module)
+        weight, bias = (parameter[self.width :] for parameter in self._linear)
+        self._found |= {module.key_value.weight: weight, module.key_value.bias: bias}
+        return y
+
+    def _found_queries(self, module: Attention) -> None:
+        weight, bias = (parameter[: self.width] * math.sqrt(self.head_width) for parameter in self._linear)
+        self._found |= {module.query.weight: weight, module.query.bias: bias}
+
+
+def _empty_model(config: SystemConfig) -> Translator:
+    """Build a model of zeros, without touching the random state of the run."""
+    with torch.device("meta"):
+        model = translator_of(build_model(config))
+    model.to_empty(device="cpu").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return model
+
+
+def _system_config(bundle: Bundle, graphs: Mapping[str, StoredGraph]) -> SystemConfig:
+    config, vocabularies = bundle.config, (bundle.source.size, bundle.target.size)
+    sizes = _frame_sizes(config, graphs, vocabularies[1]) if config.has_frames else _decoder_sizes(**graphs)
+    return SystemConfig(
+        SYSTEMS[config.kind],
+        *vocabularies,
+        model=sizes,
+        delays=config.delays or (1,),
+        vocabulary_sha256=vocabulary_checksums(bundle.source, bundle.target),
+    )
+
+
+def _frame_sizes(config: BundleConfig, graphs: Mapping[str, StoredGraph], vocabulary: int) -> dict[str, Any]:
+    """Return the settings of CTCConfig or TransducerConfig; the inner widths follow from sizes of matrices."""
+    ctc, context = graphs["ctc"], graphs.get("context")
+    sizes: dict[str, Any] = ctc.width_and_heads("past_layer_0_keys")
+    contract, _length_projection, _table = ctc.matrix_sizes[-3:]
+    below, states, _ = "\n".join(ctc.inputs).partition("past_states")
+    sizes |= {
+        "inner": contract // sizes["width"],
+        "layers": ctc.layers("layer"),
+        "mu": config.mu,
+        "whole_words": config.whole_words,
+        "look_ahead_layer": below.count("_keys") if states else 0,
+    }
+    if context is not None:
+        contract, table = context.matrix_sizes[-2:]
+        rank = table // vocabulary
+        inner, symbols = contract // rank, context.inputs["history"][1]
+        sizes |= {"context_symbols": symbols, "context_inner": inner, "context_rank": rank}
+        sizes["label_context"] = "joint" if "frame" in context.inputs else "additive"
+    return sizes
+
+
+def _decoder_sizes(encoder: StoredGraph, decoder: StoredGraph) -> dict[str, Any]:
+    """Return the settings of Seq2SeqConfig."""
+    sizes = encoder.width_and_heads("past_encoder_0_keys")
+    contract, _table = decoder.matrix_sizes[-2:]
+    layers = {"encoder_layers": encoder.layers("encoder"), "decoder_layers": encoder.layers("context")}
+    return {**sizes, **layers, "inner": contract // sizes["width"]}

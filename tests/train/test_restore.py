@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import ENGLISH
+from simulmt.data.corpus import ParallelFiles
+from simulmt.data.dataset import Dataset, prepare_dataset
+from simulmt.data.synthetic import write_corpus
+from simulmt.errors import BundleError, CheckpointError, VocabularyError
+from simulmt.runtime.bundle import SHIPPED, Bundle, Kind, write_description
+from simulmt.runtime.stream import load
+from simulmt.text import Tokenizer
+from simulmt.train.decode import bleu
+from simulmt.train.export import TrainedModel, export
+from simulmt.train.graph import EMBEDDING_LEVELS, WEIGHT_LEVELS, Precision
+from simulmt.train.restore import load_bundle
+from simulmt.train.systems import System, SystemConfig, build_model, initialise_from
+from tiny_models import export_config, reference, trained
+
+from .helpers import Recorder, run, same, snapshot, tiny
+
+TOY = {"width": 128, "inner": 384, "heads": 4, "layers": 3}
+
+Export = Callable[..., tuple[TrainedModel, Path]]
+
+every_kind = pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("ctc", {"whole_words": True}),
+        ("transducer", {}),
+        ("transducer", {"joint": True}),
+        ("wait-k", {}),
+        ("full-sentence", {}),
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def exported(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Export:
+    """Models and their bundles, written once."""
+    folder = tmp_path_factory.mktemp("bundles")
+
+    @cache
+    def of(kind: Kind, precision: Precision, **options: bool) -> tuple[TrainedModel, Path]:
+        path = folder / "-".join((kind, precision, *options))
+        model = trained(kind, source_tokenizer, target_tokenizer, **options)
+        export(model, path, export_config(kind, precision))
+        return model, path
+
+    return of
+
+
+@every_kind
+def test_an_fp32_bundle_has_every_weight_of_its_model(kind: Kind, options: dict[str, bool], exported: Export) -> None:
+    trained_model, path = exported(kind, "fp32", **options)
+    model, config = load_bundle(path)
+    found, expected = snapshot(model), snapshot(trained_model.model)
+    assert found.keys() == expected.keys() == build_model(config).state_dict().keys()
+    for name, tensor in expected.items():  # equal, but for what scaling and scaling back rounds
+        torch.testing.assert_close(found[name], tensor, rtol=3e-7, atol=0)
+    assert type(model) is type(trained_model.model)
+    assert not model.training
+    assert config.delays == ((1,) if kind == "full-sentence" else (1, 2, 3, 5))
+
+
+@every_kind
+def test_int8_weights_are_half_a_step_off_at_most(kind: Kind, options: dict[str, bool], exported: Export) -> None:
+    trained_model, path = exported(kind, "int8", **options)
+    found, expected = snapshot(load_bundle(path)[0]), snapshot(trained_model.model)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if tensor.ndim == 1:
+            torch.testing.assert_close(found[name], tensor, rtol=3e-7, atol=0)
+            continue
+        steps = tensor.abs().amax(1, keepdim=True) / levels(name, kind)
+        errors = (found[name] - tensor).abs() / steps.where(steps > 0, 1)
+        assert errors.max() < 0.501, name
+        assert errors.max() > 0.4, name  # of uniform errors, or the levels above are wrong
+
+
+def levels(name: str, kind: Kind) -> int:
+    """Embeddings are finer, but a ctc bundle has that of the target only as its output layer."""
+    fine = name == "encoder.embedding.weight" or (name == "target_embedding.weight" and kind != "ctc")
+    return EMBEDDING_LEVELS if fine else WEIGHT_LEVELS
+
+
+@every_kind
+def test_a_restored_model_translates_like_its_bundle(kind: Kind, options: dict[str, bool], exported: Export) -> None:
+    trained_model, path = exported(kind, "fp32", **options)
+    restored = replace(trained_model, model=load_bundle(path)[0])
+    translator, delay = load(path, threads=1), None if kind == "full-sentence" else 3
+    for line in ENGLISH:
+        assert translator.translate(line, delay) == reference(restored, line, delay)
+
+
+# --- Runs that start from the shipped bundle `toy` ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toy")
+    write_corpus(folder, reorder=0.5, train=40, dev=40, test=0)
+    train, dev = (ParallelFiles(folder / f"{part}.source", folder / f"{part}.target") for part in ("train", "dev"))
+    prepare_dataset(folder / "data", [train], dev, vocabularies=SHIPPED / "toy")
+    return folder / "data"
+
+
+def test_a_restored_int8_model_translates_nearly_like_its_bundle(toy_data: Path) -> None:
+    """Activations are rounded in the bundle only."""
+    bundle = Bundle(SHIPPED / "toy")
+    restored, translator = TrainedModel(load_bundle("toy")[0], bundle.source, bundle.target), load("toy", threads=1)
+    lines = Dataset.open(toy_data).dev_sources()
+    alike = [translator.translate(line, 5) == reference(restored, line, 5) for line in lines]
+    assert sum(alike) >= 0.9 * len(lines)
+
+
+def test_a_run_begins_at_the_score_of_the_bundle(toy_data: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    config = tiny(toy_data, init=Path("toy"), delays=(3,), model=TOY, learning_rate=1e-12, max_updates=1)
+    run(config, tmp_path, recorder)
+    dataset, translator = Dataset.open(toy_data), load("toy", threads=1)
+    hypotheses = [translator.translate(line, 3) for line in dataset.dev_sources()]
+    expected = bleu(hypotheses, dataset.dev_references, dataset.target_tokenizer)
+    assert expected > 15
+    assert recorder.scores[1]["3"] == pytest.approx(expected, abs=1)
+
+
+def test_a_sorted_run_has_its_translator_from_the_bundle(toy_data: Path, tmp_path: Path) -> None:
+    recorder, scratch = Recorder(), Recorder()
+    run(tiny(toy_data, "ctc+asn", init=SHIPPED / "toy", model=TOY, max_updates=1), tmp_path / "one", recorder)
+    run(tiny(toy_data, "ctc+asn", model=TOY, max_updates=1), tmp_path / "other", scratch)
+    assert same(under("translator.", recorder.weights[0]), snapshot(load_bundle("toy")[0]))
+    assert same(under("sorter.", recorder.weights[0]), under("sorter.", scratch.weights[0]))
+
+
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+# --- What cannot be restored -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": 4}, r"layers = 3 \(not 4\)"),
+        ({"width": 32, "heads": 4}, r"width = 16 \(not 32\), heads = 2 \(not 4\)"),
+        ({"heads": 4}, r"heads = 2 \(not 4\)"),
+        ({"mu": 3}, r"mu = 2 \(not 3\)"),
+        ({"look_ahead_layer": 0}, r"look_ahead_layer = 1 \(not 0\)"),
+        ({"context_symbols": 2}, r"context_symbols = 3 \(not 2\)"),
+        ({"context_inner": 8, "context_rank": 12}, r"context_inner = 12 \(not 8\), context_rank = 8 \(not 12\)"),
+    ],
+)
+def test_other_sizes_are_an_error_that_names_both(change: dict[str, Any], message: str, exported: Export) -> None:
+    _, path = exported("transducer", "int8")
+    _, config = load_bundle(path)
+    initialise_from(build_model(config), path, config)
+    config = replace(config, model=config.model | change)
+    with pytest.raises(
+        CheckpointError, match=f"{path}: cannot initialise from a model of different sizes; .*{message}"
+    ):
+        initialise_from(build_model(config), path, config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "system"), [("ctc", "transducer"), ("transducer", "ctc+asn"), ("full-sentence", "ctc")]
+)
+def test_another_kind_of_model_is_an_error(kind: Kind, system: System, exported: Export) -> None:
+    _, path = exported(kind, "int8")
+    _, config = load_bundle(path)
+    config = SystemConfig(system, config.source_vocabulary, config.target_vocabulary)
+    with pytest.raises(CheckpointError, match=f"{path}: cannot initialise {system[:3]}.* from "):
+        initialise_from(build_model(replace(config, model=TOY)), path, config)
+
+
+def test_data_with_other_vocabularies_are_an_error_that_tells_what_to_do(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(VocabularyError, match=r"toy: .* source vocabulary .*simulmt prepare --vocabularies toy"):
+        run(tiny(data, init=Path("toy"), model=TOY), tmp_path)
+
+
+def test_a_bundle_that_is_not_there_is_an_error_that_names_the_shipped_ones(tmp_path: Path) -> None:
+    _, config = load_bundle("toy")
+    with pytest.raises(CheckpointError, match=r"to: no such model; .* \(en-zh, de-en, toy\)"):
+        initialise_from(build_model(config), Path("to"), config)
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: no trained model found"):
+        initialise_from(build_model(config), tmp_path, config)
+
+
+def test_a_run_comes_before_a_shipped_bundle_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, config = load_bundle("toy")
+    monkeypatch.chdir(tmp_path)
+    Path("toy").mkdir()
+    initialise_from(build_model(config), Path("toy"), config)  # a directory without a model
+    Path("toy/model.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="toy: no trained model"):
+        initialise_from(build_model(config), Path("toy"), config)
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray((path / "ctc.weights").read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / "ctc.weights").write_bytes(content)
+
+
+def rewrite(bundle: Path, change: Callable[[Path], object]) -> None:
+    """Change the graph of a bundle, and its checksums."""
+    config = Bundle(bundle).config
+    change(bundle / "ctc.onnx")
+    write_description(bundle, config, card="")
+
+
+def drop_the_last_weight(graph: Path) -> None:
+    model = onnx.load(str(graph))
+    del model.graph.initializer[-1]
+    onnx.save_model(model, str(graph))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a byte": (flip_a_byte, r"ctc\.weights: damaged \(checksum differs\)"),
+    "a file": (lambda path: (path / "ctc.weights").unlink(), r"ctc\.weights: missing"),
+    "no graph": (
+        lambda path: rewrite(path, lambda graph: graph.write_bytes(b"none")),
+        r"ctc\.onnx: cannot be read as ONNX",
+    ),
+    "another graph": (lambda path: rewrite(path, drop_the_last_weight), "not those that this version of simulmt"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_bundle_is_an_error(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    shutil.copytree(SHIPPED / "toy", tmp_path / "bundle")
+    _, config = load_bundle(tmp_path / "bundle")
+    damage(tmp_path / "bundle")
+    with pytest.raises(BundleError, match=f"{tmp_path}/bundle.*{message}"):
+        initialise_from(build_model(config), tmp_path / "bundle", config)
