@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -103,6 +104,12 @@ def test_a_restored_model_translates_like_its_bundle(kind: Kind, options: dict[s
     translator, delay = load(path, threads=1), None if kind == "full-sentence" else 3
     for line in ENGLISH:
         assert translator.translate(line, delay) == reference(restored, line, delay)
+
+
+def test_restoring_draws_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    load_bundle("toy")
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 # --- Runs that start from the shipped bundle `toy` ---------------------------------------------------------
@@ -228,6 +235,12 @@ def drop_the_last_weight(graph: Path) -> None:
     onnx.save_model(model, str(graph))
 
 
+def add_a_weight(graph: Path) -> None:
+    model = onnx.load(str(graph))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "more"))
+    onnx.save_model(model, str(graph))
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a byte": (flip_a_byte, r"ctc\.weights: damaged \(checksum differs\)"),
     "a file": (lambda path: (path / "ctc.weights").unlink(), r"ctc\.weights: missing"),
@@ -235,7 +248,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda path: rewrite(path, lambda graph: graph.write_bytes(b"none")),
         r"ctc\.onnx: cannot be read as ONNX",
     ),
-    "another graph": (lambda path: rewrite(path, drop_the_last_weight), "not those that this version of simulmt"),
+    "fewer weights": (lambda path: rewrite(path, drop_the_last_weight), "not those that this version of simulmt"),
+    "more weights": (lambda path: rewrite(path, add_a_weight), "not those that this version of simulmt"),
 }
 
 
