@@ -229,6 +229,12 @@ def rewrite(bundle: Path, change: Callable[[Path], object]) -> None:
     write_description(bundle, config, card="")
 
 
+def drop_all_weights(graph: Path) -> None:
+    model = onnx.load(str(graph))
+    del model.graph.initializer[:]
+    onnx.save_model(model, str(graph))
+
+
 def drop_the_last_weight(graph: Path) -> None:
     model = onnx.load(str(graph))
     del model.graph.initializer[-1]
@@ -249,6 +255,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         r"ctc\.onnx: cannot be read as ONNX",
     ),
     "fewer weights": (lambda path: rewrite(path, drop_the_last_weight), "not those that this version of simulmt"),
+    "no weights": (lambda path: rewrite(path, drop_all_weights), "not those that this version of simulmt"),
     "more weights": (lambda path: rewrite(path, add_a_weight), "not those that this version of simulmt"),
 }
 

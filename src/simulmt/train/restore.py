@@ -58,7 +58,7 @@ def load_bundle(name_or_path: str | Path) -> tuple[Translator, SystemConfig]:
             build_graph(name, model, config.longest, config.precision, partial(_Reader, weights, found))
             if next(weights, None) is not None:
                 raise _UnknownGraphError
-    except (_UnknownGraphError, KeyError, IndexError, ZeroDivisionError, ConfigError):
+    except (_UnknownGraphError, LookupError, ValueError, ZeroDivisionError, ConfigError):
         raise BundleError(
             f"{bundle.directory}: its graphs are not those that this version of simulmt exports; start from the run "
             "that it was exported from"
