@@ -170,14 +170,22 @@ def as_toml(table: Mapping[str, Any], section: str = "") -> str:
         if isinstance(value, Mapping):
             tables += f"\n[{name}]\n{as_toml(value, name)}"
         elif not _is_plain(value):
-            raise ConfigError(f"{name}: expected text, a finite number, true, false or an array of these, got {value}")
-        else:  # JSON and TOML differ in one character only
-            literal = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-            text += f"{key} = {literal}\n"
+            raise ConfigError(f"{name}: expected text, a number, true, false or an array of these, got {value}")
+        else:
+            text += f"{key} = {_literal(value)}\n"
     return text + tables
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_plain, value))
-    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, str | int) or (isinstance(value, float) and not math.isnan(value))
+
+
+def _literal(value: Any) -> str:
+    """Format a value as TOML, which differs from JSON in one character and in infinity."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

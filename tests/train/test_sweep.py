@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import math
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ import optuna
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib import pyplot
 
@@ -332,6 +333,7 @@ numbers = st.integers(-(2**62), 2**62) | st.floats(allow_nan=False)
     betas=st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2),
     init=st.none() | st.just(Path("/models/the \"best\" \\ of 'all'")),
 )
+@example(model={}, clip_norm=math.inf, betas=(0.9, 0.98), init=None)
 def test_configuration_files_are_read_back(
     tmp_path_factory: pytest.TempPathFactory,
     model: dict[str, Any],
