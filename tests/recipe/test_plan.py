@@ -118,7 +118,7 @@ def test_settings_that_nobody_reads_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("rate = inf", "settings.s.rate: expected"),
+        ("rate = nan", "settings.s.rate: expected"),
         ("rates = [1.0, nan]", "settings.s.rates: expected"),
         ("begun = 2024-01-01", "settings.s.begun: expected"),
         ("[settings.s.model]\nlayers = [{width = 1}]", "settings.s.model.layers: expected"),
