@@ -166,17 +166,16 @@ class TransducerModel(CTCModel):
         a = self.logits(frames)
         B, U, _ = a.shape
         N = max(1, samples)
-        by_sample = frames.repeat_interleave(N, 0)  # [B*N U D]
-        history = torch.full((B * N, self.context.symbols), START, device=a.device)
+        history = torch.full((B, N, self.context.symbols), START, device=a.device)
         embedding, table = self.target_embedding.weight, self.context.table
         written = []
         for t in range(U):
-            b = (self.context(history, embedding, by_sample[:, t]) @ table.T).unflatten(0, (B, N))
-            symbol = _choose(a[:, t], b, blank_penalty, samples > 0).flatten()
-            appended = torch.cat([symbol[:, None], history[:, :-1]], 1)
-            history = torch.where((symbol == BLANK)[:, None], history, appended)
+            b = self.context(history, embedding, frames[:, None, t]) @ table.T
+            symbol = _choose(a[:, t], b, blank_penalty, samples > 0)  # [B N]
+            appended = torch.cat([symbol[..., None], history[..., :-1]], -1)
+            history = torch.where((symbol == BLANK)[..., None], history, appended)
             written.append(symbol)
-        return torch.stack(written, -1).unflatten(0, (B, N))
+        return torch.stack(written, -1)
 
 
 @compiled_on_gpu
