@@ -40,7 +40,7 @@ SECOND = "felfun nolbos faltin mirgus fisfi kallil .\n"
 THIRD = "dis malkor fomin las rolki .\n"
 
 # Pieces of the translation in the order of the page, exactly as they were committed.
-WRITTEN = """lane => [...document.querySelectorAll('.lane')[lane].querySelectorAll('.text span')]
+WRITTEN = """lane => [...document.querySelectorAll('.lane')[lane]?.querySelectorAll('.text span') ?? []]
     .map(piece => piece.textContent).join('')"""
 
 # Notes everything that happens to a translation other than growth at its very end.
