@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from model.test_transducer import attend_plainly
+from simulmt.model.context import LabelContextKind
 from simulmt.model.risk import (
     RiskConfig,
     SampledTranslations,
@@ -98,12 +100,12 @@ def test_policy_gradients_are_those_of_the_log_probabilities(chunk: int) -> None
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("joint", [False, True])
-def test_the_gradient_is_that_of_the_sampled_symbols(joint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["additive", "joint", "attention"])
+def test_the_gradient_is_that_of_the_sampled_symbols(kind: LabelContextKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores that risk_loss differentiates are those that `write` samples from."""
     torch.manual_seed(0)
     sizes = {"width": 8, "inner": 8, "heads": 2, "layers": 1, "context_symbols": 2, "context_inner": 8}
-    config = TransducerConfig(12, 12, dropout=0.0, label_context="joint" if joint else "additive", **sizes)  # type: ignore[arg-type]
+    config = TransducerConfig(12, 12, dropout=0.0, label_context=kind, **sizes)  # type: ignore[arg-type]
     model = TransducerModel.build(config).double()
     for parameter in (model.context.table, *model.context.parameters()):
         torch.nn.init.normal_(parameter)
@@ -114,15 +116,18 @@ def test_the_gradient_is_that_of_the_sampled_symbols(joint: bool, monkeypatch: p
     monkeypatch.setattr(TransducerModel, "write", lambda *_, **__: symbols)
     rewards, drawn = torch.randn(symbols.shape, dtype=torch.float64), SampledTranslations.of(symbols)
     monkeypatch.setattr("simulmt.model.risk.compute_advantages", lambda *_: rewards)
-    found = torch.autograd.grad(risk_loss(model, source, lengths[0], target, lengths[1]).total, model.context.table)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(risk_loss(model, source, lengths[0], target, lengths[1]).total, trained)
     plain = torch.zeros((), dtype=torch.float64)
     for b, n, u in torch.cartesian_prod(*map(torch.arange, symbols.shape)).tolist():
         if u < lengths[0][b] * model.mu:
             history = model.context.histories(drawn.tokens)[b, n, drawn.before[b, n, u]]
-            context = model.context(history, model.target_embedding.weight, frames[b, u])
+            attended = attend_plainly(model, frames[b], symbols[b, n].tolist(), u)
+            context = model.context(history, model.target_embedding.weight, frames[b, u], attended)
             scores = frames[b, u] @ model.target_embedding.weight.T + context @ model.context.table.T
             plain = plain - rewards[b, n, u] * scores.log_softmax(-1)[symbols[b, n, u]]
-    torch.testing.assert_close(found, torch.autograd.grad(plain, model.context.table), rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(found, torch.autograd.grad(plain, trained), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.learning
