@@ -27,7 +27,7 @@ LONGEST = 40
 
 
 def trained(
-    kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False, joint: bool = False
+    kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False, attention: bool = False
 ) -> TrainedModel:
     """An untrained network in which no zero bias or unit gain can hide a mistake."""
     vocabularies = (source.size, target.size)
@@ -40,7 +40,7 @@ def trained(
         sizes |= {"context_symbols": 3, "context_inner": 12, "context_rank": 8}
         model = TransducerModel.build(
             TransducerConfig(
-                *vocabularies, whole_words=whole_words, label_context="joint" if joint else "additive", **sizes
+                *vocabularies, whole_words=whole_words, label_context="attention" if attention else "additive", **sizes
             )
         )
     else:

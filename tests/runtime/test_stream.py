@@ -34,7 +34,7 @@ SYSTEMS: list[tuple[Kind, str]] = [
     ("ctc", "whole words"),
     ("transducer", "fp32"),
     ("transducer", "int8"),
-    ("transducer", "joint"),
+    ("transducer", "attention"),
     ("wait-k", "fp32"),
     ("wait-k", "int8"),
     ("full-sentence", "fp32"),
@@ -72,16 +72,16 @@ def seeing_words(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Tr
 
 
 @pytest.fixture(scope="session")
-def joint(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> TrainedModel:
-    """A transducer whose label context sees the frame."""
-    return trained("transducer", source_tokenizer, target_tokenizer, joint=True)
+def attending(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> TrainedModel:
+    """A transducer whose label context attends to earlier positions."""
+    return trained("transducer", source_tokenizer, target_tokenizer, attention=True)
 
 
 @pytest.fixture(scope="session")
 def translators(
     networks: dict[Kind, TrainedModel],
     seeing_words: TrainedModel,
-    joint: TrainedModel,
+    attending: TrainedModel,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[tuple[str, str], Translator]:
     folder = tmp_path_factory.mktemp("bundles")
@@ -93,7 +93,7 @@ def translators(
     for name, network in (("rules", networks["ctc"]), ("whole words", seeing_words)):
         knowing = replace(network, words=KNOWN)
         made["ctc", name] = translator(knowing, "ctc", "fp32", folder, name.replace(" ", "-"), rules=RULES)
-    made["transducer", "joint"] = translator(joint, "transducer", "fp32", folder, "joint")
+    made["transducer", "attention"] = translator(attending, "transducer", "fp32", folder, "attention")
     return made
 
 
@@ -146,13 +146,13 @@ class TestAgainstPyTorch:
 
     @given(text=texts, delay=delays)
     @fuzz
-    def test_a_label_context_that_sees_the_frame(
-        self, translators: dict[tuple[str, str], Translator], joint: TrainedModel, text: str, delay: int
+    def test_a_label_context_with_attention(
+        self, translators: dict[tuple[str, str], Translator], attending: TrainedModel, text: str, delay: int
     ) -> None:
-        for sentence in sentences_of(text, joint.source):
-            if len(joint.source.encode(sentence)) < LONGEST:
-                assert joined(at_once(translators["transducer", "joint"], sentence, delay)) == reference(
-                    joint, sentence, delay
+        for sentence in sentences_of(text, attending.source):
+            if len(attending.source.encode(sentence)) < LONGEST:
+                assert joined(at_once(translators["transducer", "attention"], sentence, delay)) == reference(
+                    attending, sentence, delay
                 )
 
     @given(text=texts, delay=delays)

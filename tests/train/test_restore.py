@@ -39,7 +39,7 @@ every_kind = pytest.mark.parametrize(
     [
         ("ctc", {"whole_words": True}),
         ("transducer", {}),
-        ("transducer", {"joint": True}),
+        ("transducer", {"attention": True}),
         ("wait-k", {}),
         ("full-sentence", {}),
     ],

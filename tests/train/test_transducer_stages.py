@@ -49,21 +49,26 @@ def test_the_second_stage_starts_from_the_first(stages: tuple[Path, Path]) -> No
     assert 0 < moved.abs().max() < 0.5
 
 
-def test_a_joint_label_context_starts_as_an_additive_one(stages: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
+def test_a_label_context_with_attention_starts_as_an_additive_one(
+    stages: tuple[Path, Path], data: Path, tmp_path: Path
+) -> None:
     first = _transducer(data)
-    sizes = {**first.model, "label_context": "joint"}
+    sizes = {**first.model, "label_context": "attention"}
     config = replace(first, system="transducer", objective="risk", init=stages[0] / "final", model=sizes)
     model = build_model(system_config(config, Dataset.open(data)))
+    additive = translator_of(load_model(stages[0])[0])
     assert isinstance(model, TransducerModel)
+    assert isinstance(additive, TransducerModel)
     initialise_from(model, stages[0] / "final")
-    history, frames = torch.tensor([[7, 8]]), torch.randn(1, model.target_embedding.embedding_dim)
-    embedding = model.target_embedding.weight
-    assert torch.equal(model.context(history, embedding, frames), model.context(history, embedding))
-    run(config, tmp_path / "joint")
-    trained, _ = load_model(tmp_path / "joint")
+    frames = torch.randn(3, 8, model.target_embedding.embedding_dim)
+    assert torch.equal(model.eval().write(frames), additive.write(frames))
+    run(config, tmp_path / "attention")
+    trained, _ = load_model(tmp_path / "attention")
     assert isinstance(trained, TransducerModel)
     assert trained.context.expand_frame is not None
+    assert trained.context.memory is not None
     assert trained.context.expand_frame.weight.abs().max() > 0
+    assert trained.context.memory.attention.output.weight.abs().max() > 0
 
 
 def test_a_context_weight_scales_the_label_context(stages: tuple[Path, Path], data: Path, tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """The label context of a transducer: the part of a symbol's score that depends on what was written.
 
-There are three kinds. An additive context depends on the last few symbols only. A joint one also sees the frame. One
-with attention also sees what was read and written before: each earlier source position, its frames and the symbols that
-they wrote, is an entry of a memory.
+An additive context depends on the last few symbols only. One with attention also sees the frame, and what was read and
+written before: each earlier source position, its frames and the symbols that they wrote, is an entry of a memory.
 
 Axis letters: B batch, N samples, S source positions, T labels, C = T + 1 histories, L symbols of a history, V
 vocabulary, D width, I hidden layer, R rank.
@@ -19,9 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from simulmt.model.layers import Attention, KeysValues, KeyValueBuffer
-from simulmt.text import MASK, START
+from simulmt.text import MASK, PAD, START
 
-LabelContextKind = Literal["additive", "joint", "attention"]
+LabelContextKind = Literal["additive", "attention"]
 
 
 class LabelContext(nn.Module):
@@ -49,11 +48,12 @@ class LabelContext(nn.Module):
         for linear in (self.expand, self.contract):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
-        # The parts below start at zero, so that any kind can start from the weights of a simpler one.
-        self.expand_frame = None if kind == "additive" else nn.Linear(width, inner, bias=False)
-        if self.expand_frame is not None:
+        self.expand_frame: nn.Linear | None = None
+        self.memory: PositionAttention | None = None
+        if kind == "attention":  # initially without effect, so that it can start from the weights of an additive one
+            self.expand_frame = nn.Linear(width, inner, bias=False)
             nn.init.zeros_(self.expand_frame.weight)
-        self.memory = PositionAttention(width, inner, heads) if kind == "attention" else None
+            self.memory = PositionAttention(width, inner, heads)
 
     def histories(self, labels: Int[Tensor, "*B T"]) -> Int[Tensor, "*B C L"]:
         """Return the last symbols, newest first, before each label and after the last one."""
@@ -93,16 +93,19 @@ class LabelContext(nn.Module):
             hidden = hidden + attended
         return self.contract(F.relu(hidden))
 
-    def start_memory(self, frames: Float[Tensor, "B S mu D"], samples: int) -> Memory | None:
+    def start_memory(
+        self, frames: Float[Tensor, "B S mu D"], samples: int, embedding: Float[Tensor, "V D"]
+    ) -> Memory | None:
         """Return the memory of sentences of which nothing was written, or None if the context does not attend."""
-        return None if self.memory is None else Memory(self.memory, frames, samples)
+        return None if self.memory is None else Memory(self.memory, frames, samples, embedding)
 
 
 class PositionAttention(nn.Module):
     """Attention of a source position to those before it, each with its frames and the symbols that they wrote.
 
-    Entry i + 1 of the memory is the sum of all frames and symbols of position i; entry 0 is empty, for the first
-    position. The query is the sum of the frames of the position and of the last symbol written before it.
+    Entry i + 1 of the memory is the sum of all frames and symbols of position i; entry 0, for the first position, has
+    no frames, and PAD for their symbols. The query is the sum of the frames of the position and of the last symbol
+    written before it.
     """
 
     def __init__(self, width: int, inner: int, heads: int) -> None:
@@ -123,8 +126,8 @@ class PositionAttention(nn.Module):
     ) -> Float[Tensor, "B N S I"]:
         """Attend with all positions of sampled translations; `last` is the last symbol before each position."""
         positions = frames.sum(2)[:, None]  # [B 1 S D]
-        written = positions + _embed(symbols, embedding).sum(3)
-        entries = F.pad(written[:, :, :-1], (0, 0, 1, 0))  # [B N S D]
+        before = F.pad(symbols[:, :, :-1], (0, 0, 1, 0), value=PAD)
+        entries = F.pad(positions[:, :, :-1], (0, 0, 1, 0)) + _embed(before, embedding).sum(3)  # [B N S D]
         queries = self.query_norm(positions + _embed(last, embedding))
         keys_values = self.project(entries.flatten(0, 1))
         return self.attention(queries.flatten(0, 1), keys_values, causal=True).unflatten(0, symbols.shape[:2])
@@ -136,11 +139,17 @@ class PositionAttention(nn.Module):
 class Memory:
     """What sentences have read and written, position by position."""
 
-    def __init__(self, module: PositionAttention, frames: Float[Tensor, "B S mu D"], samples: int) -> None:
-        B, S, _, D = frames.shape
+    def __init__(
+        self,
+        module: PositionAttention,
+        frames: Float[Tensor, "B S mu D"],
+        samples: int,
+        embedding: Float[Tensor, "V D"],
+    ) -> None:
+        B, S, mu, _ = frames.shape
         self._module = module
         self._positions = frames.sum(2)[:, :, None]  # [B S 1 D]
-        self._entry = self._positions.new_zeros(B, samples, D)  # the next one
+        self._entry = _embed(torch.full((B, samples), PAD, device=frames.device), embedding) * mu  # the next one
         self._keys_values = KeyValueBuffer.like(module.project(self._entry.flatten(0, 1)[:, None]), S)
 
     def attend(self, last: Int[Tensor, "B N"], embedding: Float[Tensor, "V D"]) -> Float[Tensor, "B N I"]:

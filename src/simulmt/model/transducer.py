@@ -6,9 +6,9 @@ as in a stateless transducer for speech. After the labels y_1 ... y_u the score 
     a_t(v) + b_u(v)
 
 where a comes from the encoder and b from the last labels before y_{u+1}. A frame writes at most one symbol, and equal
-symbols in a row are two: there is no collapse. If the label context is joint, b also depends on the frame; if it
-attends, also on all earlier frames and what they wrote (context.py). Likelihood training leaves these parts out, which
-keeps the scores additive; minimum-risk training (risk.py) learns them.
+symbols in a row are two: there is no collapse. If the label context has attention, b also depends on the frame, and on
+all earlier frames and what they wrote (context.py). Likelihood training leaves these parts out, which keeps the scores
+additive; minimum-risk training (risk.py) learns them.
 
 The normaliser of all (t, u) is one product, exp(a) exp(b)^T, so frames x labels x V is never stored; frames x V is
 stored for a few sentences at a time.
@@ -118,7 +118,7 @@ class TransducerModel(CTCModel):
         N = max(1, samples)
         history = torch.full((B, N, self.context.symbols), START, device=a.device)
         embedding, table = self.target_embedding.weight, self.context.table
-        memory = self.context.start_memory(frames.unflatten(1, (-1, self.mu)), N)
+        memory = self.context.start_memory(frames.unflatten(1, (-1, self.mu)), N, embedding)
         attended = None
         written = []
         for t in range(U):

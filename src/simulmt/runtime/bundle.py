@@ -38,7 +38,7 @@ import onnxruntime as untyped_onnxruntime
 onnxruntime: Any = untyped_onnxruntime  # has no type information
 Session = Any  # an onnxruntime.InferenceSession
 
-FORMAT = 5  # incremented when older versions can no longer run new bundles
+FORMAT = 6  # incremented when older versions can no longer run new bundles
 SHIPPED = Path(__file__).parents[1] / "bundles"
 DEFAULT_BUNDLE = "en-zh"
 SIMULEVAL_AGENT = "simulmt.eval.simuleval.BundleAgent"
@@ -69,6 +69,7 @@ class BundleConfig:
     default_delay: int | None = None
     whole_words: bool = False  # CTC and transducer: positions see the rest of the last word read
     blank_penalties: tuple[float, ...] = ()  # CTC and transducer: one per delay, or none
+    label_context: Literal["additive", "attention"] = "additive"  # transducer
     rules: RulesConfig = field(default_factory=RulesConfig)  # CTC; on text, transducer as well
     checks: dict[str, Any] = field(default_factory=dict)  # measured by export against the trained model
 

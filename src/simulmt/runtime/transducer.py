@@ -1,4 +1,4 @@
-"""Transducer decoding: the symbol of each frame depends on the last symbols written.
+"""Transducer decoding: the symbol of each frame depends on what was written before.
 
 Axis letters: B rows (sentences), N positions, F frames, V vocabulary, D width.
 """
@@ -6,14 +6,15 @@ Axis letters: B rows (sentences), N positions, F frames, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from simulmt.runtime.bundle import Bundle
-from simulmt.runtime.caches import Array, Binding
+from simulmt.runtime.caches import Array, Binding, Caches, GraphRunner, Slot
 from simulmt.runtime.ctc import CTCDecoder, CTCSentence
 from simulmt.runtime.decoding import Due, Written
-from simulmt.text import BLANK, START
+from simulmt.text import BLANK, PAD, START
 
 History = tuple[int, ...]  # the last symbols written, newest first
 
@@ -29,8 +30,7 @@ class TransducerSentence(CTCSentence):
     def write(self, frames: Array, due: Due) -> Written:
         """Return what the symbols [F] of a position write; equal symbols in a row are two."""
         tokens = [symbol for symbol in frames.tolist() if symbol != BLANK]
-        for token in tokens:
-            self.history = after(self.history, token)
+        self.history = after(self.history, tokens)
         return Written(tokens, due.position, due.trigger)
 
 
@@ -40,25 +40,19 @@ class TransducerDecoder(CTCDecoder):
     def __init__(self, bundle: Bundle, threads: int) -> None:
         super().__init__(bundle, threads)
         self._context = bundle.session("context", threads)
-        inputs = {entry.name: entry for entry in self._context.get_inputs()}
-        self.symbols: int = inputs["history"].shape[1]  # length of the history
-        self.joint = "frame" in inputs  # whether the label context sees the frame
+        self.symbols: int = next(each.shape[1] for each in self._context.get_inputs() if each.name == "history")
 
     def open(self, beam: int = 1, reads_on: bool = True) -> TransducerSentence:  # noqa: ARG002 - a transducer always reads the whole source
         assert beam == 1, "only full-sentence models use beam search"
         return TransducerSentence(self.symbols, self.config.whole_words)
 
-    def context_scores(self, histories: Sequence[History], frames: Array | None = None) -> Array:
-        """Return the scores [B V] that these histories add to those of any frame, or if joint, of `frames` [B D]."""
-        inputs = {"history": np.array(histories, dtype=np.int64)}
-        if self.joint:
-            assert frames is not None, "a joint context needs the frames"
-            inputs["frame"] = np.ascontiguousarray(frames)
-        (scores,) = self._context.run(["scores"], inputs)
+    def context_scores(self, histories: Sequence[History]) -> Array:
+        """Return the scores [B V] that these histories add to those of any frame."""
+        (scores,) = self._context.run(["scores"], {"history": np.array(histories, dtype=np.int64)})
         return scores
 
     def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:  # noqa: ARG002 - the same for all
-        return ["scores", "frames"] if self.joint else ["scores"]
+        return ["scores"]
 
     def _frames(
         self,
@@ -67,8 +61,7 @@ class TransducerDecoder(CTCDecoder):
         due: Mapping[CTCSentence, Sequence[Due]],  # noqa: ARG002 - not needed without rules
     ) -> Array:
         """Return the symbols [B N F]. Sentences change only when they `write`, so a failed step can be repeated."""
-        outputs = binding.run()
-        scores = outputs["scores"]  # [B N F V]
+        scores = binding.run()["scores"]  # [B N F V]
         scores[..., BLANK] -= binding.inputs["penalty"][..., 0]
         B, N, F, V = scores.shape
         symbols = np.empty((B, N, F), dtype=np.int64)
@@ -76,15 +69,12 @@ class TransducerDecoder(CTCDecoder):
         histories, added = [sentence.history for sentence in sentences], np.empty((B, V), dtype=np.float32)
         changed = list(range(B))
         for position, frame in np.ndindex(N, F):
-            if self.joint:
-                added = self.context_scores(histories, outputs["frames"][:, position, frame])
-            else:
-                self._add_contexts(sentences, histories, changed, added)
+            self._add_contexts(sentences, histories, changed, added)
             chosen = (scores[:, position, frame] + added).argmax(-1)
             symbols[:, position, frame] = chosen
             changed = np.flatnonzero(chosen != BLANK).tolist()
             for row in changed:
-                histories[row] = after(histories[row], int(chosen[row]))
+                histories[row] = after(histories[row], [int(chosen[row])])
         return symbols
 
     def _add_contexts(
@@ -100,6 +90,100 @@ class TransducerDecoder(CTCDecoder):
             added[row] = batch[row].context[1]  # type: ignore[index]
 
 
-def after(history: History, symbol: int) -> History:
-    """Return the history after writing a symbol."""
-    return (symbol, *history[:-1])
+class Position(NamedTuple):
+    """A source position: the sum of its frames, and the symbols that they wrote."""
+
+    frames: Array  # [D]
+    symbols: Array  # [F]
+
+
+class AttentionSentence(TransducerSentence):
+    """A sentence whose label context attends to earlier positions; the last one is not in the cache yet."""
+
+    def __init__(self, symbols: int, last: Position, whole_words: bool = False) -> None:
+        super().__init__(symbols, whole_words)
+        self.last = last
+        self.computed: list[Position] = []  # positions that were computed but not yet written
+
+    def write(self, frames: Array, due: Due) -> Written:
+        self.last = self.computed.pop(0)
+        return super().write(frames, due)
+
+
+class AttentionTransducerDecoder(TransducerDecoder):
+    """Advances transducer sentences whose label context attends: one call of its graph for each position."""
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        super().__init__(bundle, threads)
+        self.caches = Caches([self._session, self._context])
+        self._graph = GraphRunner(self._session, self.caches)
+        self._choose = GraphRunner(self._context, self.caches)
+        width = next(each.shape[2] for each in self._context.get_inputs() if each.name == "frames_before")
+        self.nothing = Position(np.zeros(width, dtype=np.float32), np.full(self.config.mu, PAD))
+
+    def open(self, beam: int = 1, reads_on: bool = True) -> AttentionSentence:  # noqa: ARG002 - a transducer always reads the whole source
+        assert beam == 1, "only full-sentence models use beam search"
+        return AttentionSentence(self.symbols, self.nothing, self.config.whole_words)
+
+    def choose(
+        self,
+        slots: Sequence[Slot],
+        positions: Sequence[int],
+        scores: Array,
+        frames: Array,
+        histories: Sequence[History],
+        before: Sequence[Position],
+        outputs: Sequence[str] = ("symbols",),
+    ) -> dict[str, Array]:
+        """Choose the symbols [B F] of one position of each row, given the scores [B F V] of its frames [B F D]."""
+        binding = self._choose.bind(slots, outputs, N=1)
+        at = np.array(positions)[:, None]
+        binding.show("mask", at + 1)
+        binding.inputs["slots"][..., 3] = at[:, :, None]
+        binding.inputs["scores"][:, 0] = scores
+        binding.inputs["frames"][:, 0] = frames
+        binding.inputs["history"][:] = histories
+        binding.inputs["frames_before"][:, 0] = [position.frames for position in before]
+        binding.inputs["symbols_before"][:, 0] = [position.symbols for position in before]
+        return binding.run()
+
+    def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:  # noqa: ARG002 - the same for all
+        return ["scores", "frames"]
+
+    def _frames(
+        self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
+    ) -> Array:
+        """Return the symbols [B N F]. Sentences change only when they `write`, so a failed step can be repeated."""
+        sentences = [sentence for sentence in batch if isinstance(sentence, AttentionSentence)]
+        outputs = binding.run()
+        scores, frames = outputs["scores"], outputs["frames"]  # [B N F V], [B N F D]
+        scores[..., BLANK] -= binding.inputs["penalty"][..., 0]
+        symbols = np.empty(scores.shape[:3], dtype=np.int64)
+        slots = [sentence.slot for sentence in sentences]
+        histories = [sentence.history for sentence in sentences]
+        computed = [[sentence.last] for sentence in sentences]
+        for n, sums in enumerate(frames.sum(2).swapaxes(0, 1)):  # [B D]
+            positions = [due[sentence][n].position for sentence in sentences]
+            before = [row[-1] for row in computed]
+            found = self.choose(slots, positions, scores[:, n], frames[:, n], histories, before)
+            symbols[:, n] = found["symbols"]
+            histories = [after(history, row.tolist()) for history, row in zip(histories, symbols[:, n], strict=True)]
+            for row, *position in zip(computed, sums, symbols[:, n], strict=True):
+                row.append(Position(*position))
+        for sentence, (_, *positions_computed) in zip(sentences, computed, strict=True):
+            sentence.computed = positions_computed
+        return symbols
+
+
+def transducer_decoder(bundle: Bundle, threads: int) -> TransducerDecoder:
+    """Return the decoder for the label context of a bundle."""
+    attends = bundle.config.label_context == "attention"
+    return (AttentionTransducerDecoder if attends else TransducerDecoder)(bundle, threads)
+
+
+def after(history: History, symbols: Sequence[int]) -> History:
+    """Return the history after the symbols of some frames."""
+    for symbol in symbols:
+        if symbol != BLANK:
+            history = (symbol, *history[:-1])
+    return history
