@@ -38,6 +38,13 @@ def test_every_training_configuration_builds(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_warmup_takes_less_than_half_of_the_updates_before_cooldown(path: Path) -> None:
+    for config in training_configurations(Recipe.read(path)).values():
+        training = config.training
+        assert training.warmup_updates < 0.5 * (1 - training.cooldown) * training.max_updates
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_stages_start_from_a_model_of_the_same_kind_delay_and_data(path: Path) -> None:
     recipe = Recipe.read(path)
     configs = training_configurations(recipe)
