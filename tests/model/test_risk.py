@@ -56,12 +56,26 @@ def test_beta_makes_what_is_left_out_cost_more() -> None:
 
 def test_emphasised_symbols_count_more() -> None:
     weights = RiskConfig(emphasis="0%", emphasis_weight=3.0).weights(["a", "10", "b%", "c"])
-    assert weights.tolist() == [1, 3, 3, 1]
+    assert weights.tolist() == [[1, 3, 3, 1]] * 2
     negations = RiskConfig(emphasised_words=("not", "'t")).weights(["▁Not", "▁note", "'t", "▁t", "0"])
-    assert negations.tolist() == [2, 1, 2, 1, 1]
+    assert negations.tolist() == [[2, 1, 2, 1, 1]] * 2
     tokens, target = torch.tensor([[[0, 3], [1, 3]]]), torch.tensor([[0, 1]])
     _, f1 = ngram_rewards(tokens, torch.tensor([[2, 2]]), target, torch.tensor([2]), weights, order_weights=(1.0,))
     assert f1[0].tolist() == pytest.approx([2 * 1 / (2 + 4), 2 * 3 / (4 + 4)])
+
+
+def test_punctuation_counts_only_after_the_right_symbol() -> None:
+    weights = RiskConfig(punctuation="。").weights(["a", "b", "c", "。", "。”"])
+    assert weights.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    # Reference a b 。, written "。 a b" and "a b 。": the unigrams without the mark match in both, "b 。" in one.
+    tokens, target, lengths = torch.tensor([[[3, 0, 1], [0, 1, 3]]]), torch.tensor([[0, 1, 3]]), torch.tensor([3])
+    counts = torch.tensor([[3, 3]])
+    rewards, f1 = ngram_rewards(tokens, counts, target, lengths, weights, order_weights=(1.0,))
+    assert f1[0].tolist() == [1, 1]
+    assert rewards[0, 0].tolist() == pytest.approx([0, 0.75, 0.75])
+    rewards, f1 = ngram_rewards(tokens, counts, target, lengths, weights, order_weights=(0.0, 1.0))
+    assert f1[0].tolist() == pytest.approx([1 / 3, 1])
+    assert rewards[0, 0, 0] < 0 < rewards[0, 1, 2]
 
 
 def test_rewards_are_what_a_symbol_is_worth() -> None:

@@ -45,6 +45,7 @@ class RiskConfig:
     emphasis: str = ""  # characters whose symbols get emphasis_weight, such as digits
     emphasised_words: tuple[str, ...] = ()  # words that get emphasis_weight, such as "not"; case-insensitive
     emphasis_weight: float = 2.0
+    punctuation: str = ""  # characters that count in n-grams of two or more only: anywhere else a full stop is no match
 
     def __post_init__(self) -> None:
         require(self.samples >= 2, f"samples must be at least 2, got {self.samples}")
@@ -56,11 +57,13 @@ class RiskConfig:
         require(self.beta > 0, f"beta must be above 0, got {self.beta}")
         require(self.emphasis_weight > 0, f"emphasis_weight must be above 0, got {self.emphasis_weight}")
 
-    def weights(self, pieces: Sequence[str]) -> Float[Tensor, " V"]:
-        """Return the weight of each symbol of a vocabulary."""
+    def weights(self, pieces: Sequence[str]) -> Float[Tensor, "2 V"]:
+        """Return the weight of each symbol of a vocabulary: by itself, and at the end of a longer n-gram."""
         characters, words = set(self.emphasis), {word.lower() for word in self.emphasised_words}
         emphasised = (bool(characters & set(piece)) or piece.strip(SPACE).lower() in words for piece in pieces)
-        return torch.tensor([self.emphasis_weight if each else 1.0 for each in emphasised])
+        weights = torch.tensor([self.emphasis_weight if each else 1.0 for each in emphasised])
+        is_mark = torch.tensor([bool(set(self.punctuation) & set(piece)) for piece in pieces])
+        return torch.stack([weights.masked_fill(is_mark, 0.0), weights])
 
 
 DEFAULT = RiskConfig()
@@ -74,7 +77,7 @@ def risk_loss(
     target_lengths: Int[Tensor, " B"],
     delay: int = 1,
     config: RiskConfig = DEFAULT,
-    weights: Float[Tensor, " V"] | None = None,
+    weights: Float[Tensor, "2 V"] | None = None,
 ) -> Loss:
     """Return 1 - F of sampled translations, weighted by the number of labels of each sentence."""
     check_tokens(target, model.target_embedding.num_embeddings, "target")
@@ -131,7 +134,7 @@ def ngram_rewards(
     counts: Int[Tensor, "B N"],
     target: Int[Tensor, "B T"],
     lengths: Int[Tensor, " B"],
-    weights: Float[Tensor, " V"] | None = None,
+    weights: Float[Tensor, "2 V"] | None = None,
     order_weights: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
     beta: float = 1.0,
 ) -> tuple[Float[Tensor, "B N M"], Float[Tensor, "B N"]]:
@@ -143,11 +146,12 @@ def ngram_rewards(
     """
     written = torch.arange(tokens.shape[2], device=tokens.device) < counts[..., None]  # [B N M]
     labelled = torch.arange(target.shape[1], device=target.device) < lengths[:, None]  # [B T]
-    weight = written.float() if weights is None else weights[tokens] * written  # [B N M]
-    label_weight = labelled.float() if weights is None else weights[target] * labelled  # [B T]
-    total = (weight.sum(-1) + beta**2 * label_weight.sum(-1, keepdim=True)).clamp(min=1)  # [B N]
-    rewards, scores = torch.zeros_like(weight), torch.zeros_like(total)
+    rewards, scores = torch.zeros(tokens.shape, device=tokens.device), torch.zeros(counts.shape, device=tokens.device)
     for n, share in enumerate(order_weights, start=1):
+        by_symbol = None if weights is None else weights[min(n, len(weights)) - 1]
+        weight = written.float() if by_symbol is None else by_symbol[tokens] * written  # [B N M]
+        label_weight = labelled.float() if by_symbol is None else by_symbol[target] * labelled  # [B T]
+        total = (weight.sum(-1) + beta**2 * label_weight.sum(-1, keepdim=True)).clamp(min=1)  # [B N]
         gains = (1 + beta**2) * _matched(_ngrams(tokens, n), written, _ngrams(target, n), labelled)
         score = (gains * weight).sum(-1) / total
         rewards += share * (gains - score[..., None]) * weight / total[..., None]

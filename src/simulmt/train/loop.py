@@ -195,9 +195,7 @@ class _Objective(nn.Module):
         super().__init__()
         self.model = model
         self.config = config
-        device = next(model.parameters()).device
-        emphasised = config.risk.emphasis or config.risk.emphasised_words
-        self.weights = config.risk.weights(pieces).to(device) if emphasised else None
+        self.weights = config.risk.weights(pieces).to(next(model.parameters()).device)
 
     def forward(self, batch: Batch, delay: int | None) -> Loss:
         pairs = (batch.source, batch.source_lengths, batch.target, batch.target_lengths)
