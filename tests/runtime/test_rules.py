@@ -9,18 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulmt.errors import ConfigError
+from simulmt.runtime.bundle import SHIPPED, SOURCE, TARGET
 from simulmt.runtime.ctc import Collapse
 from simulmt.runtime.rules import (
     FILTERS,
     Context,
     DecodingRules,
     DoubledPunctuation,
+    EarlyFullStop,
     RulesConfig,
     SourcePrefix,
     folded_words,
     frequent_words,
 )
-from simulmt.text import BLANK, SPECIAL_SYMBOLS
+from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, Tokenizer
 
 # fmt: off
 PIECES = [
@@ -204,17 +206,18 @@ def test_a_symbol_that_goes_on_is_not_penalised() -> None:
     assert rules.choose([world], scores, [SourcePrefix()], the, context_of(rules, "▁the")) == [the]
 
 
-ALL = RulesConfig(repeated_symbol=1.0, restarted_noun=2.0, unknown_word=4.0, doubled_punctuation=True)
+ALL = RulesConfig(1.0, 2.0, 4.0, doubled_punctuation=True, early_full_stop=True)
+ON_SCORES = ["repeated_symbol", "restarted_noun", "unknown_word"]  # of CTC
 
 
 def test_each_rule_is_switched_off_by_itself() -> None:
     assert RulesConfig().active == []
-    assert ALL.active == ["repeated_symbol", "restarted_noun", "unknown_word", "doubled_punctuation"]
+    assert ALL.active == [*ON_SCORES, "doubled_punctuation", "early_full_stop"]
     for name in ALL.active:
         rest = ALL.without(name)
         assert rest.active == [other for other in ALL.active if other != name]
         filters = [each.name for each in DecodingRules(rest, PIECES).filters]
-        assert filters == [other for other in rest.active if other != "doubled_punctuation"]
+        assert filters == [other for other in rest.active if other in ON_SCORES]
         assert (rest.text_filter() is None) == (name == "doubled_punctuation")
     assert ALL.without(*ALL.active) == RulesConfig()
     with pytest.raises(ConfigError, match="nouns: no such rule; choose from repeated_symbol, restarted_noun, "):
@@ -222,7 +225,18 @@ def test_each_rule_is_switched_off_by_itself() -> None:
 
 
 def test_every_filter_has_a_setting() -> None:
-    assert [rule.name for rule in FILTERS] == ALL.active[:3]
+    assert [rule.name for rule in FILTERS] == ON_SCORES
+
+
+def test_a_full_stop_is_early_before_that_of_the_source() -> None:
+    source, target = (Tokenizer.load(SHIPPED / "en-zh" / name) for name in (SOURCE, TARGET))
+    rule = EarlyFullStop(source, target)
+    tokens = [*source.encode("Stay here! I lost my passport in Paris."), END]
+    allowed = [source.pieces[token] for index, token in enumerate(tokens) if rule.allows(tokens, index)]
+    assert allowed == ["!", "▁i", ".", source.pieces[END]]
+    symbols = {target.pieces[symbol] for symbol in rule.symbols}
+    assert {"。", "？", "！", "。”"} <= symbols
+    assert symbols.isdisjoint({"，", ".", "…", "的"})
 
 
 def test_a_rule_is_for_its_language() -> None:

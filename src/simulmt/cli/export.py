@@ -88,6 +88,14 @@ def export(
             help="Drop all but one of several punctuation marks in a row.",
         ),
     ] = False,
+    early_full_stop: Annotated[
+        bool,
+        typer.Option(
+            "--early-full-stop",
+            rich_help_panel=RULES,
+            help="Do not let a transducer write a full-width full stop before the source has one.",
+        ),
+    ] = False,
     longest: Annotated[
         int, typer.Option(min=2, help="Maximum source pieces per sentence; longer sentences are split.")
     ] = 256,
@@ -119,7 +127,7 @@ def export(
         target_language,
         default_delay=default_delay,
         blank_penalties=tuple(blank_penalty or ()),
-        rules=RulesConfig(repeated_symbol, restarted_noun, unknown_word, doubled_punctuation),
+        rules=RulesConfig(repeated_symbol, restarted_noun, unknown_word, doubled_punctuation, early_full_stop),
         precision=precision.value,
         longest=longest,
     )

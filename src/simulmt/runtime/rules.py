@@ -1,16 +1,17 @@
-"""Decoding rules: each suppresses one kind of CTC error, and can be switched off separately.
+"""Decoding rules: each suppresses one kind of error, and can be switched off separately.
 
-    rule                  suppresses               works on  target language
-    repeated_symbol       "the the", 的的          scores    any
-    restarted_noun        "Good Mor morning"       scores    English, from German
-    unknown_word          "Elliison"               scores    any, for words between spaces
-    doubled_punctuation   是的，。                 text      any
+    rule                  suppresses               works on             target language
+    repeated_symbol       "the the", 的的          scores (CTC)         any
+    restarted_noun        "Good Mor morning"       scores (CTC)         English, from German
+    unknown_word          "Elliison"               scores (CTC)         any, for words between spaces
+    early_full_stop       我丢了护照。在巴黎       scores (transducer)  any, for full-width punctuation
+    doubled_punctuation   是的，。                 text                 any
 
 CTC predicts the symbols of neighbouring frames independently, so both may write the same word, or pieces of different
-words. A transducer is conditioned on its output and needs no rules on scores.
+words. A transducer is conditioned on its output and needs none of these rules.
 
-A rule on scores is a `LogitFilter`. It penalises symbols instead of banning them: some words are repeated, and some are
-new.
+A rule on the scores of CTC is a `LogitFilter`. It penalises symbols instead of banning them: some words are repeated,
+and some are new.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from simulmt.config import require
-from simulmt.text import BLANK, SPACE, SPECIAL_SYMBOLS, Tokenizer
+from simulmt.text import BLANK, END, SPACE, SPECIAL_SYMBOLS, Tokenizer
 from simulmt.text.words import COMBINING, HAN, LETTER, RARE_HAN
 
 Scores = np.ndarray[Any, np.dtype[Any]]
@@ -43,6 +44,8 @@ _CLAUSE = frozenset(",;:，、；：")
 _MARKS = _CLAUSE | frozenset(".!?。！？")
 _CHINESE_CLAUSE = frozenset("，、；：")
 _NO_CLAUSE_AFTER = _CHINESE_CLAUSE | frozenset("。！？")  # unlike ".", which may end an abbreviation
+_FULL_STOPS = frozenset("。！？")  # full-width only: "." may also be a decimal point
+_SOURCE_FULL_STOPS = frozenset(".!?…。！？")
 _CLOSING = dict(zip("“‘《（「『【", "”’》）」』】", strict=True))  # not "()", which follow the names of functions
 
 MIN_COUNT = 5  # occurrences in the training text that make a word known
@@ -57,6 +60,7 @@ class RulesConfig:
     restarted_noun: float = 0.0
     unknown_word: float = 0.0
     doubled_punctuation: bool = False
+    early_full_stop: bool = False
 
     def __post_init__(self) -> None:
         for rule in FILTERS:
@@ -298,6 +302,25 @@ class DecodingRules:
                 if frame[symbol] - penalty > best_score:
                     best, best_score = symbol, frame[symbol] - penalty
         return best
+
+
+class EarlyFullStop:
+    """Forbid a transducer to write a full stop before the source has one.
+
+    It sees the end of the sentence coming, but the words before it are still to be translated.
+    """
+
+    def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
+        self._ends = {END, *_containing(source.pieces, _SOURCE_FULL_STOPS)}
+        self.symbols = np.array(_containing(target.pieces, _FULL_STOPS), dtype=np.int64)
+
+    def allows(self, tokens: Sequence[int], position: int) -> bool:
+        """Return whether the source has a full stop at this position or the one before."""
+        return not self._ends.isdisjoint(tokens[max(0, position - 1) : position + 1])
+
+
+def _containing(pieces: Sequence[str], characters: frozenset[str]) -> list[int]:
+    return [index for index, piece in enumerate(pieces) if not characters.isdisjoint(piece)]
 
 
 class DoubledPunctuation:

@@ -14,6 +14,7 @@ from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.caches import Array, Binding, Caches, GraphRunner, Slot
 from simulmt.runtime.ctc import CTCDecoder, CTCSentence
 from simulmt.runtime.decoding import Due, Written
+from simulmt.runtime.rules import EarlyFullStop
 from simulmt.text import BLANK, PAD, START
 
 History = tuple[int, ...]  # the last symbols written, newest first
@@ -40,6 +41,7 @@ class TransducerDecoder(CTCDecoder):
     def __init__(self, bundle: Bundle, threads: int) -> None:
         super().__init__(bundle, threads)
         self._context = bundle.session("context", threads)
+        self._full_stops = EarlyFullStop(bundle.source, bundle.target) if self.config.rules.early_full_stop else None
         self.symbols: int = next(each.shape[1] for each in self._context.get_inputs() if each.name == "history")
 
     def open(self, beam: int = 1, reads_on: bool = True) -> TransducerSentence:  # noqa: ARG002 - a transducer always reads the whole source
@@ -54,15 +56,25 @@ class TransducerDecoder(CTCDecoder):
     def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:  # noqa: ARG002 - the same for all
         return ["scores"]
 
+    def _run(
+        self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
+    ) -> dict[str, Array]:
+        """Compute frames; apply the blank penalty and the rule to their scores [B N F V]."""
+        outputs = binding.run()
+        scores = outputs["scores"]
+        scores[..., BLANK] -= binding.inputs["penalty"][..., 0]
+        if self._full_stops is not None:
+            for row, sentence in zip(scores, batch, strict=True):
+                for frames, each in zip(row, due[sentence], strict=True):
+                    if not self._full_stops.allows(sentence.tokens, each.position):
+                        frames[:, self._full_stops.symbols] = -np.inf
+        return outputs
+
     def _frames(
-        self,
-        binding: Binding,
-        batch: Sequence[CTCSentence],
-        due: Mapping[CTCSentence, Sequence[Due]],  # noqa: ARG002 - not needed without rules
+        self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
     ) -> Array:
         """Return the symbols [B N F]. Sentences change only when they `write`, so a failed step can be repeated."""
-        scores = binding.run()["scores"]  # [B N F V]
-        scores[..., BLANK] -= binding.inputs["penalty"][..., 0]
+        scores = self._run(binding, batch, due)["scores"]  # [B N F V]
         B, N, F, V = scores.shape
         symbols = np.empty((B, N, F), dtype=np.int64)
         sentences = [sentence for sentence in batch if isinstance(sentence, TransducerSentence)]
@@ -155,9 +167,8 @@ class AttentionTransducerDecoder(TransducerDecoder):
     ) -> Array:
         """Return the symbols [B N F]. Sentences change only when they `write`, so a failed step can be repeated."""
         sentences = [sentence for sentence in batch if isinstance(sentence, AttentionSentence)]
-        outputs = binding.run()
+        outputs = self._run(binding, batch, due)
         scores, frames = outputs["scores"], outputs["frames"]  # [B N F V], [B N F D]
-        scores[..., BLANK] -= binding.inputs["penalty"][..., 0]
         symbols = np.empty(scores.shape[:3], dtype=np.int64)
         slots = [sentence.slot for sentence in sentences]
         histories = [sentence.history for sentence in sentences]

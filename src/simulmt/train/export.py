@@ -175,6 +175,8 @@ def _check_options(model: Model, config: ExportConfig, tune_penalty: bool) -> No
     if isinstance(model, TransducerModel):
         on_scores = ", ".join(config.rules.on_scores)
         require(not on_scores, f"decoding rules on scores need a CTC model without label context: {on_scores}")
+    else:
+        require(not config.rules.early_full_stop, "the decoding rule early_full_stop needs a transducer")
     config.rules.check_language(config.target_language)
     trained = ", ".join(map(str, config.delays)) or "whole sentences only"
     require(
