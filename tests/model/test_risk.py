@@ -38,6 +38,14 @@ def test_ngram_f1_by_hand() -> None:
     assert rewards[0, 0].tolist() == pytest.approx([matched, matched, missed])
 
 
+def test_repeating_a_word_in_better_order_is_not_rewarded() -> None:
+    # Reference 6 7 8, written 7 6 7 8: the second 7 is one too many, so "6 7" does not count; "7 8" does.
+    tokens, target = torch.tensor([[[7, 6, 7, 8]]]), torch.tensor([[6, 7, 8]])
+    rewards, f1 = ngram_rewards(tokens, torch.tensor([[4]]), target, torch.tensor([3]), order_weights=(0.0, 1.0))
+    assert f1.tolist() == [[pytest.approx(2 * 1 / (4 + 3))]]
+    assert (rewards[0, 0] > 0).tolist() == [False, False, False, True]
+
+
 def test_orders_count_as_they_weigh() -> None:
     # Reference 6 7, written 7: the unigram matches, the bigram (begin 7) does not.
     tokens, target = torch.tensor([[[7]]]), torch.tensor([[6, 7]])

@@ -147,12 +147,14 @@ def ngram_rewards(
     written = torch.arange(tokens.shape[2], device=tokens.device) < counts[..., None]  # [B N M]
     labelled = torch.arange(target.shape[1], device=target.device) < lengths[:, None]  # [B T]
     rewards, scores = torch.zeros(tokens.shape, device=tokens.device), torch.zeros(counts.shape, device=tokens.device)
+    # A symbol written more often than in the reference completes no n-gram, or words would be repeated in better order.
+    fits = _matched(tokens, written, target, labelled)
     for n, share in enumerate(order_weights, start=1):
         by_symbol = None if weights is None else weights[min(n, len(weights)) - 1]
         weight = written.float() if by_symbol is None else by_symbol[tokens] * written  # [B N M]
         label_weight = labelled.float() if by_symbol is None else by_symbol[target] * labelled  # [B T]
         total = (weight.sum(-1) + beta**2 * label_weight.sum(-1, keepdim=True)).clamp(min=1)  # [B N]
-        gains = (1 + beta**2) * _matched(_ngrams(tokens, n), written, _ngrams(target, n), labelled)
+        gains = (1 + beta**2) * fits * _matched(_ngrams(tokens, n), written, _ngrams(target, n), labelled)
         score = (gains * weight).sum(-1) / total
         rewards += share * (gains - score[..., None]) * weight / total[..., None]
         scores += share * score
