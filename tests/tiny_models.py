@@ -26,9 +26,7 @@ BONUS = -3.0  # a penalty below zero: untrained networks hardly ever choose the 
 LONGEST = 40
 
 
-def trained(
-    kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False, attention: bool = False
-) -> TrainedModel:
+def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False) -> TrainedModel:
     """An untrained network in which no zero bias or unit gain can hide a mistake."""
     vocabularies = (source.size, target.size)
     model: CTCModel | Seq2SeqModel
@@ -38,11 +36,7 @@ def trained(
     elif kind == "transducer":
         sizes = {"width": 16, "inner": 24, "heads": 2, "layers": 3, "look_ahead_layer": 1}
         sizes |= {"context_symbols": 3, "context_inner": 12, "context_rank": 8}
-        model = TransducerModel.build(
-            TransducerConfig(
-                *vocabularies, whole_words=whole_words, label_context="attention" if attention else "additive", **sizes
-            )
-        )
+        model = TransducerModel.build(TransducerConfig(*vocabularies, whole_words=whole_words, **sizes))
     else:
         causal = kind == "wait-k"
         model = Seq2SeqModel.build(Seq2SeqConfig(*vocabularies, causal, 16, 24, 2, encoder_layers=2, decoder_layers=2))

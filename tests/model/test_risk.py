@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.test_transducer import attend_plainly
-from simulmt.model.context import LabelContextKind
 from simulmt.model.risk import (
     RiskConfig,
     SampledTranslations,
@@ -122,12 +120,11 @@ def test_policy_gradients_are_those_of_the_log_probabilities(chunk: int) -> None
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", ["additive", "attention"])
-def test_the_gradient_is_that_of_the_sampled_symbols(kind: LabelContextKind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_is_that_of_the_sampled_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores that risk_loss differentiates are those that `write` samples from."""
     torch.manual_seed(0)
     sizes = {"width": 8, "inner": 8, "heads": 2, "layers": 1, "context_symbols": 2, "context_inner": 8}
-    config = TransducerConfig(12, 12, dropout=0.0, label_context=kind, **sizes)  # type: ignore[arg-type]
+    config = TransducerConfig(12, 12, dropout=0.0, **sizes)  # type: ignore[arg-type]
     model = TransducerModel.build(config).double()
     for parameter in (model.context.table, *model.context.parameters()):
         torch.nn.init.normal_(parameter)
@@ -144,8 +141,7 @@ def test_the_gradient_is_that_of_the_sampled_symbols(kind: LabelContextKind, mon
     for b, n, u in torch.cartesian_prod(*map(torch.arange, symbols.shape)).tolist():
         if u < lengths[0][b] * model.mu:
             history = model.context.histories(drawn.tokens)[b, n, drawn.before[b, n, u]]
-            attended = attend_plainly(model, frames[b], symbols[b, n].tolist(), u)
-            context = model.context(history, model.target_embedding.weight, frames[b, u], attended)
+            context = model.context(history, model.target_embedding.weight)
             scores = frames[b, u] @ model.target_embedding.weight.T + context @ model.context.table.T
             plain = plain - rewards[b, n, u] * scores.log_softmax(-1)[symbols[b, n, u]]
     for ours, theirs in zip(found, torch.autograd.grad(plain, trained), strict=True):

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from simulmt.model.context import LabelContext, LabelContextKind
 from simulmt.model.transducer import (
+    LabelContext,
     Lattice,
     TransducerConfig,
     TransducerModel,
     forward_backward,
     transducer_loss,
 )
-from simulmt.text import BLANK, PAD, START
+from simulmt.text import BLANK, START
 
 V, D, R = 11, 6, 4
 
@@ -115,61 +115,27 @@ def test_histories_hold_the_last_symbols_newest_first() -> None:
     assert found.tolist() == [[[START, START], [7, START], [8, 7], [9, 8]]]
 
 
-def _model(seed: int = 0, label_context: LabelContextKind = "additive") -> TransducerModel:
+def _model(seed: int = 0) -> TransducerModel:
     torch.manual_seed(seed)
     sizes = {"width": 8, "inner": 16, "heads": 2, "layers": 2}
     sizes |= {"context_symbols": 2, "context_inner": 8, "context_rank": R}
-    config = TransducerConfig(20, V, dropout=0.0, label_context=label_context, **sizes)  # type: ignore[arg-type]
+    config = TransducerConfig(20, V, dropout=0.0, **sizes)  # type: ignore[arg-type]
     model = TransducerModel.build(config).eval()
     with torch.no_grad():
         model.context.table.normal_()
         model.target_embedding.weight.mul_(3)
-        for name, parameter in model.context.named_parameters():
-            if name.endswith(("expand_frame.weight", "output.weight")):
-                parameter.normal_()
     return model
 
 
-def attend_plainly(model: TransducerModel, frames: Tensor, symbols: list[int], t: int) -> Tensor | None:
-    """What frame t attends to, given all frames of its sentence and the symbols of those before it."""
-    memory, mu = model.context.memory, model.mu
-    if memory is None:
-        return None
-    embedded = model.target_embedding.weight * model.target_embedding.embedding_dim**0.5
-    first = t - t % mu
-    entries = [mu * embedded[PAD]]
-    for start in range(0, first, mu):
-        entries.append(sum(frames[u] + embedded[symbols[u]] for u in range(start, start + mu)))
-    last = next((symbol for symbol in reversed(symbols[:first]) if symbol != BLANK), START)
-    query = memory.query_norm(frames[first : first + mu].sum(0) + embedded[last])
-    return memory.attention(query[None, None], memory.project(torch.stack(entries)[None]))[0, 0]
-
-
-def test_a_new_context_with_attention_does_not_depend_on_frames() -> None:
-    torch.manual_seed(0)
-    model, sizes = _model(), {"vocabulary": V, "width": 8, "symbols": 2, "inner": 8, "rank": R}
-    context = LabelContext(**sizes, dropout=0.0, kind="attention", heads=2)
-    context.load_state_dict(model.context.state_dict(), strict=False)
-    frames = torch.randn(2, 6, 8)
-    expected, model.context = model.write(frames), context
-    assert torch.equal(model.write(frames), expected)
-    with torch.no_grad():
-        for parameter in context.parameters():
-            parameter.normal_()
-    assert not torch.equal(model.write(frames), expected)
-
-
-@pytest.mark.parametrize("kind", ["additive", "attention"])
-def test_writing_follows_the_best_symbol_given_what_was_written(kind: LabelContextKind) -> None:
-    model = _model(label_context=kind)
+def test_writing_follows_the_best_symbol_given_what_was_written() -> None:
+    model = _model()
     frames = torch.randn(3, 12, 8, generator=torch.Generator().manual_seed(4))
     written = model.write(frames, chunk=12)[:, 0]
     embedding = model.target_embedding.weight
     for row, symbols in zip(frames, written.tolist(), strict=True):
         history = [START, START]
-        for t, (frame, symbol) in enumerate(zip(row, symbols, strict=True)):
-            attended = attend_plainly(model, row, symbols, t)
-            added = model.context(torch.tensor(history), embedding, frame, attended) @ model.context.table.T
+        for frame, symbol in zip(row, symbols, strict=True):
+            added = model.context(torch.tensor(history), embedding) @ model.context.table.T
             scores = frame @ embedding.T + added
             assert symbol == int(scores.argmax())
             history = history if symbol == BLANK else [symbol, history[0]]

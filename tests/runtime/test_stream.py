@@ -37,7 +37,7 @@ SYSTEMS: list[tuple[Kind, str]] = [
     ("ctc", "whole words"),
     ("transducer", "fp32"),
     ("transducer", "int8"),
-    ("transducer", "attention"),
+    ("transducer", "full stops"),
     ("wait-k", "fp32"),
     ("wait-k", "int8"),
     ("full-sentence", "fp32"),
@@ -76,16 +76,9 @@ def seeing_words(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Tr
 
 
 @pytest.fixture(scope="session")
-def attending(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> TrainedModel:
-    """A transducer whose label context attends to earlier positions."""
-    return trained("transducer", source_tokenizer, target_tokenizer, attention=True)
-
-
-@pytest.fixture(scope="session")
 def translators(
     networks: dict[Kind, TrainedModel],
     seeing_words: TrainedModel,
-    attending: TrainedModel,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[tuple[str, str], Translator]:
     folder = tmp_path_factory.mktemp("bundles")
@@ -98,9 +91,9 @@ def translators(
         knowing = replace(network, words=KNOWN)
         made["ctc", name] = translator(knowing, "ctc", "fp32", folder, name.replace(" ", "-"), rules=RULES)
     with patch.object(rules, "_FULL_STOPS", FULL_STOPS):
-        settings_of = {"rules": RulesConfig(early_full_stop=True)}
-        made["transducer", "attention"] = translator(
-            attending, "transducer", "fp32", folder, "attention", **settings_of
+        stops = RulesConfig(early_full_stop=True)
+        made["transducer", "full stops"] = translator(
+            networks["transducer"], "transducer", "fp32", folder, "full-stops", rules=stops
         )
     return made
 
@@ -168,14 +161,15 @@ class TestAgainstPyTorch:
 
     @given(text=texts, delay=delays)
     @fuzz
-    def test_a_label_context_with_attention(
-        self, translators: dict[tuple[str, str], Translator], attending: TrainedModel, text: str, delay: int
+    def test_full_stops_only_where_the_source_has_them(
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, TrainedModel], text: str, delay: int
     ) -> None:
-        for sentence in sentences_of(text, attending.source):
-            if len(attending.source.encode(sentence)) < LONGEST:
-                found = joined(at_once(translators["transducer", "attention"], sentence, delay))
-                with patch.object(attending.model, "logits", partial(without_early_stops, attending, sentence)):
-                    assert found == reference(attending, sentence, delay)
+        network = networks["transducer"]
+        for sentence in sentences_of(text, network.source):
+            if len(network.source.encode(sentence)) < LONGEST:
+                found = joined(at_once(translators["transducer", "full stops"], sentence, delay))
+                with patch.object(network.model, "logits", partial(without_early_stops, network, sentence)):
+                    assert found == reference(network, sentence, delay)
 
     @given(text=texts, delay=delays)
     @example(text=RULED, delay=1)

@@ -39,7 +39,6 @@ every_kind = pytest.mark.parametrize(
     [
         ("ctc", {"whole_words": True}),
         ("transducer", {}),
-        ("transducer", {"attention": True}),
         ("wait-k", {}),
         ("full-sentence", {}),
     ],

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from simulmt.data.dataset import Dataset
 from simulmt.errors import ConfigError
 from simulmt.model.risk import RiskConfig
 from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.stream import load
 from simulmt.runtime.transducer import TransducerDecoder
 from simulmt.train.export import ExportConfig, export_run
-from simulmt.train.loop import system_config
 from simulmt.train.settings import RunConfig
-from simulmt.train.systems import build_model, initialise_from, load_model, translator_of
+from simulmt.train.systems import load_model, translator_of
 
 from .helpers import run, tiny
 
@@ -47,28 +45,6 @@ def test_the_second_stage_starts_from_the_first(stages: tuple[Path, Path]) -> No
     assert isinstance(after, TransducerModel)
     moved = after.encoder.embedding.weight - before.encoder.embedding.weight
     assert 0 < moved.abs().max() < 0.5
-
-
-def test_a_label_context_with_attention_starts_as_an_additive_one(
-    stages: tuple[Path, Path], data: Path, tmp_path: Path
-) -> None:
-    first = _transducer(data)
-    sizes = {**first.model, "label_context": "attention"}
-    config = replace(first, system="transducer", objective="risk", init=stages[0] / "final", model=sizes)
-    model = build_model(system_config(config, Dataset.open(data)))
-    additive = translator_of(load_model(stages[0])[0])
-    assert isinstance(model, TransducerModel)
-    assert isinstance(additive, TransducerModel)
-    initialise_from(model, stages[0] / "final")
-    frames = torch.randn(3, 8, model.target_embedding.embedding_dim)
-    assert torch.equal(model.eval().write(frames), additive.write(frames))
-    run(config, tmp_path / "attention")
-    trained, _ = load_model(tmp_path / "attention")
-    assert isinstance(trained, TransducerModel)
-    assert trained.context.expand_frame is not None
-    assert trained.context.memory is not None
-    assert trained.context.expand_frame.weight.abs().max() > 0
-    assert trained.context.memory.attention.output.weight.abs().max() > 0
 
 
 def test_a_context_weight_scales_the_label_context(stages: tuple[Path, Path], data: Path, tmp_path: Path) -> None:

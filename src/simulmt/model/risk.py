@@ -7,8 +7,7 @@ model samples a few translations of each sentence and is trained on their n-gram
 The gradient is REINFORCE with reduced variance: each symbol is rewarded for the n-grams that it completes
 (`ngram_rewards`), later rewards are discounted, and the baseline is the mean of the other samples at the same frame.
 
-Axis letters: B batch, N samples, U frames, M symbols written, T labels, V vocabulary, D width, R rank of the context, I
-its hidden layer.
+Axis letters: B batch, N samples, U frames, M symbols written, T labels, V vocabulary, D width, R rank of the context.
 """
 
 from __future__ import annotations
@@ -92,15 +91,8 @@ def risk_loss(
         rewards, scores = ngram_rewards(drawn.tokens, drawn.counts, target, lengths, weights, orders, beta)
         advantages = compute_advantages(drawn.at_frames(rewards), config.discount) * inside[:, None]
     embedding = model.target_embedding.weight
-    histories = model.context.histories(drawn.tokens)  # [B N M+1 L]
-    attended = None
-    if model.context.memory is not None:
-        last = histories[..., 0].gather(2, drawn.before[..., :: model.mu])  # [B N S]
-        positions = frames.unflatten(1, (-1, model.mu)), symbols.unflatten(2, (-1, model.mu))
-        attended = model.context.memory(*positions, last, embedding).repeat_interleave(model.mu, 2)  # [B N U I]
-    hidden = model.context.expand_history(histories, embedding)  # [B N M+1 I]
-    hidden = hidden.gather(2, drawn.before[..., None].expand(-1, -1, -1, hidden.shape[-1]))  # [B N U I]
-    contexts = model.context.combine(hidden, frames[:, None], attended)  # [B N U R]
+    contexts = model.context(model.context.histories(drawn.tokens), embedding)  # [B N M+1 R]
+    contexts = contexts.gather(2, drawn.before[..., None].expand(-1, -1, -1, contexts.shape[-1]))  # [B N U R]
     risk = ((1 - scores.mean(1)) * lengths).sum()
     total = policy_gradient(frames, embedding, contexts, model.context.table, symbols, advantages, risk)
     return Loss(total, risk, lengths.sum(), torch.zeros_like(lengths[0]))

@@ -6,29 +6,27 @@ as in a stateless transducer for speech. After the labels y_1 ... y_u the score 
     a_t(v) + b_u(v)
 
 where a comes from the encoder and b from the last labels before y_{u+1}. A frame writes at most one symbol, and equal
-symbols in a row are two: there is no collapse. If the label context has attention, b also depends on the frame, and on
-all earlier frames and what they wrote (context.py). Likelihood training leaves these parts out, which keeps the scores
-additive; minimum-risk training (risk.py) learns them.
+symbols in a row are two symbols: there is no collapse.
 
 The normaliser of all (t, u) is one product, exp(a) exp(b)^T, so frames x labels x V is never stored; frames x V is
 stored for a few sentences at a time.
 
-Axis letters: B batch, U frames, T labels, C = T + 1 histories, V vocabulary, D width, R rank of the context, K =
-T + 1 columns (the blank and the labels).
+Axis letters: B batch, U frames, T labels, C = T + 1 histories, V vocabulary, D width, R rank of the context, L its
+symbols, K = T + 1 columns (the blank and the labels).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from simulmt.config import require
-from simulmt.model.context import LabelContext, LabelContextKind
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.kernels import compiled_on_gpu
 from simulmt.model.layers import Encoder
@@ -40,7 +38,7 @@ from simulmt.model.output import (
     first_occurrences,
     sentence_chunks,
 )
-from simulmt.text import BLANK, START
+from simulmt.text import BLANK, MASK, START
 
 FRAMES_PER_CHUNK = 16_384
 TINY = 1e-37  # keeps the logarithm of a normaliser finite
@@ -53,12 +51,44 @@ class TransducerConfig(CTCConfig):
     context_symbols: int = 4  # number of previous symbols
     context_inner: int = 512
     context_rank: int = 256
-    label_context: LabelContextKind = "additive"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("context_symbols", "context_inner", "context_rank"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+class LabelContext(nn.Module):
+    """The part of the score that depends on the last symbols written."""
+
+    def __init__(self, vocabulary: int, width: int, symbols: int, inner: int, rank: int, dropout: float) -> None:
+        super().__init__()
+        self.symbols = symbols
+        self.dropout = dropout
+        self.expand = nn.Linear(symbols * width, inner)
+        self.contract = nn.Linear(inner, rank)
+        self.table = nn.Parameter(
+            torch.zeros(vocabulary, rank)
+        )  # zero: initially the scores do not depend on the context
+        for linear in (self.expand, self.contract):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def histories(self, labels: Int[Tensor, "*B T"]) -> Int[Tensor, "*B C L"]:
+        """Return the last symbols, newest first, before each label and after the last one."""
+        padded = F.pad(labels, (self.symbols, 0), value=START)
+        return padded.unfold(-1, self.symbols, 1).flip(-1)
+
+    def mask_tokens(self, history: Int[Tensor, "*N L"]) -> Int[Tensor, "*N L"]:
+        """During training on references, replace some symbols by MASK, since at inference the history has errors."""
+        if not self.training or self.dropout == 0:
+            return history
+        return history.masked_fill(torch.rand(history.shape, device=history.device) < self.dropout, MASK)
+
+    def forward(self, history: Int[Tensor, "*N L"], embedding: Float[Tensor, "V D"]) -> Float[Tensor, "*N R"]:
+        """What the next symbol's scores are computed from: `b = forward(...) @ table.T`."""
+        x = F.embedding(history, embedding) * math.sqrt(embedding.shape[1])
+        return self.contract(F.relu(self.expand(x.flatten(-2))))
 
 
 class TransducerModel(CTCModel):
@@ -79,8 +109,6 @@ class TransducerModel(CTCModel):
             config.context_inner,
             config.context_rank,
             config.dropout,
-            config.label_context,
-            config.heads,
         )
         return TransducerModel(plain.encoder, config.target_vocabulary, config.mu, context)
 
@@ -118,18 +146,12 @@ class TransducerModel(CTCModel):
         N = max(1, samples)
         history = torch.full((B, N, self.context.symbols), START, device=a.device)
         embedding, table = self.target_embedding.weight, self.context.table
-        memory = self.context.start_memory(frames.unflatten(1, (-1, self.mu)), N, embedding)
-        attended = None
         written = []
         for t in range(U):
-            if memory is not None and t % self.mu == 0:
-                attended = memory.attend(history[..., 0], embedding)
-            b = self.context(history, embedding, frames[:, None, t], attended) @ table.T
+            b = self.context(history, embedding) @ table.T
             symbol = _choose(a[:, t], b, blank_penalty, samples > 0)  # [B N]
             appended = torch.cat([symbol[..., None], history[..., :-1]], -1)
             history = torch.where((symbol == BLANK)[..., None], history, appended)
-            if memory is not None:
-                memory.append(symbol, embedding)
             written.append(symbol)
         return torch.stack(written, -1)
 

@@ -69,7 +69,6 @@ class BundleConfig:
     default_delay: int | None = None
     whole_words: bool = False  # CTC and transducer: positions see the rest of the last word read
     blank_penalties: tuple[float, ...] = ()  # CTC and transducer: one per delay, or none
-    label_context: Literal["additive", "attention"] = "additive"  # transducer
     rules: RulesConfig = field(default_factory=RulesConfig)  # CTC; on text, transducer as well
     checks: dict[str, Any] = field(default_factory=dict)  # measured by export against the trained model
 

@@ -56,10 +56,10 @@ class CTCDecoder:
     """Advances CTC sentences, in batches: reads tokens and computes the frames of positions that are due."""
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
-        self._session = bundle.session("ctc", threads)
+        session = bundle.session("ctc", threads)
         self.config = bundle.config
-        self.caches = Caches([self._session])
-        self._graph = GraphRunner(self._session, self.caches)
+        self.caches = Caches([session])
+        self._graph = GraphRunner(session, self.caches)
         self.rules = bundle.rules()
 
     def open(self, beam: int = 1, reads_on: bool = True) -> CTCSentence:  # noqa: ARG002 - CTC always reads the whole source

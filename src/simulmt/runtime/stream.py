@@ -35,7 +35,7 @@ from simulmt.runtime.ctc import CTCDecoder
 from simulmt.runtime.decoding import Sentence, Written
 from simulmt.runtime.rules import DoubledPunctuation
 from simulmt.runtime.seq2seq import Seq2SeqDecoder
-from simulmt.runtime.transducer import transducer_decoder
+from simulmt.runtime.transducer import TransducerDecoder
 from simulmt.text import Detokenizer, WordSplitter
 from simulmt.text.segmentation import ends_sentence
 
@@ -95,7 +95,7 @@ class Decoder(Protocol):
 
 DECODERS: Mapping[Kind, Callable[[Bundle, int], Decoder]] = {
     "ctc": CTCDecoder,
-    "transducer": transducer_decoder,
+    "transducer": TransducerDecoder,
     "wait-k": Seq2SeqDecoder,
     "full-sentence": Seq2SeqDecoder,
 }

@@ -6,7 +6,7 @@ choose the same symbols for most frames and, given development text, reach nearl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from simulmt.config import require
 from simulmt.data.dataset import Dataset
@@ -34,20 +33,13 @@ from simulmt.runtime.bundle import (
     write_description,
     write_system_configs,
 )
-from simulmt.runtime.caches import Array, Slot
+from simulmt.runtime.caches import Array
 from simulmt.runtime.ctc import CTCDecoder, CTCSentence
 from simulmt.runtime.decoding import Due, Written, log_softmax
 from simulmt.runtime.rules import NO_RULES, DecodingRules, RulesConfig
 from simulmt.runtime.seq2seq import Row, Seq2SeqDecoder, Seq2SeqSentence
 from simulmt.runtime.stream import Translator
-from simulmt.runtime.transducer import (
-    AttentionTransducerDecoder,
-    History,
-    Position,
-    TransducerDecoder,
-    after,
-    transducer_decoder,
-)
+from simulmt.runtime.transducer import History, TransducerDecoder, after
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train.decode import bleu
 from simulmt.train.graph import Precision, build_graph
@@ -228,7 +220,6 @@ def _describe(model: Model, config: ExportConfig) -> BundleConfig:
         delays=config.delays,
         default_delay=default,
         whole_words=model.encoder.word_starts is not None,
-        label_context="attention" if isinstance(model, TransducerModel) and model.context.memory else "additive",
         blank_penalties=config.blank_penalties,
         rules=config.rules,
     )
@@ -348,8 +339,7 @@ def _log_probabilities(
         assert delay is not None, "a CTC model has a delay"
         compared = _ctc_log_probabilities(trained, CTCDecoder(bundle, threads=0), pairs, delay)
         if isinstance(trained.model, TransducerModel):
-            decoder = transducer_decoder(bundle, threads=0)
-            return _with_context(trained.model, decoder, compared, (pair.source for pair in pairs), delay)
+            return _with_context(trained.model, TransducerDecoder(bundle, threads=0), compared)
         return compared
     return _seq2seq_log_probabilities(trained.model, Seq2SeqDecoder(bundle, threads=0), pairs, delay)
 
@@ -368,54 +358,18 @@ def _with_context(
     model: TransducerModel,
     decoder: TransducerDecoder,
     compared: Iterator[tuple[Array, Array]],
-    sources: Iterable[Sequence[int]],
-    delay: int,
 ) -> Iterator[tuple[Array, Array]]:
-    """Add the label context to the scores of frames; both use what the trained model writes, and its frames."""
-    for (expected, found), tokens in zip(compared, sources, strict=True):
-        frames = model.frames(model.encode(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay))
-        added, symbols = _context_expected(model, frames, expected)
-        if isinstance(decoder, AttentionTransducerDecoder):
-            by_bundle = _attention_found(decoder, frames[0].numpy(), found, symbols)
-        else:
-            histories = [after((START,) * decoder.symbols, symbols[:count]) for count in range(len(symbols))]
-            by_bundle = found + decoder.context_scores(histories)
-        yield log_softmax(expected + added), log_softmax(by_bundle)
-
-
-def _context_expected(model: TransducerModel, frames: Tensor, scores: Array) -> tuple[Array, list[int]]:
-    """Return what the label context adds to the scores of frames [1 U D], and the symbols that it chooses."""
+    """Add the label context to the scores of frames; both use what the trained model writes."""
     embedding, table = model.target_embedding.weight, model.context.table
-    memory, attended = model.context.start_memory(frames.unflatten(1, (-1, model.mu)), 1, embedding), None
-    history: History = (START,) * model.context.symbols
-    added, symbols = np.empty_like(scores), list[int]()
-    for index, (frame, own) in enumerate(zip(frames[0], scores, strict=True)):
-        recent = torch.tensor([[history]])
-        if memory is not None and index % model.mu == 0:
-            attended = memory.attend(recent[..., 0], embedding)
-        added[index] = (model.context(recent, embedding, frame, attended) @ table.T)[0, 0].numpy()
-        symbols.append(int((own + added[index]).argmax()))
-        if memory is not None:
-            memory.append(torch.tensor([symbols[-1:]]), embedding)
-        history = after(history, symbols[-1:])
-    return added, symbols
-
-
-def _attention_found(
-    decoder: AttentionTransducerDecoder, frames: Array, scores: Array, symbols: Sequence[int]
-) -> Array:
-    """Return the scores of frames with the label context of a bundle, given the symbols of earlier positions."""
-    mu = decoder.config.mu
-    totals = [f"total_{frame}" for frame in range(mu)]
-    slot, last, history = Slot(), decoder.nothing, (START,) * decoder.symbols
-    decoder.caches.reserve(slot, len(frames) // mu)
-    found = []
-    for start in range(0, len(frames), mu):
-        part, position = slice(start, start + mu), [start // mu]
-        chosen = decoder.choose([slot], position, scores[None, part], frames[None, part], [history], [last], totals)
-        found += [chosen[name][0].copy() for name in totals]
-        last, history = Position(frames[part].sum(0), np.array(symbols[part])), after(history, symbols[part])
-    return np.stack(found)
+    for expected, found in compared:
+        history: History = (START,) * decoder.symbols
+        histories, added = [], np.empty_like(expected)
+        for index, scores in enumerate(expected):
+            histories.append(history)
+            added[index] = (model.context(torch.tensor(history), embedding) @ table.T).numpy()
+            symbol = int((scores + added[index]).argmax())
+            history = history if symbol == BLANK else after(history, symbol)
+        yield log_softmax(expected + added), log_softmax(found + decoder.context_scores(histories))
 
 
 def _ctc_expected(model: CTCModel, tokens: Sequence[int], delay: int, blank_penalty: float) -> Array:

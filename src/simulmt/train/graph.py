@@ -3,7 +3,7 @@
 Each graph works on rows (streams) and a few positions per row:
 
     ctc       read tokens up to the layer that looks ahead, run finished positions through the rest, choose symbols
-    context   score the next symbol of a transducer by the last ones written; with attention, choose those of a position
+    context   score the next symbol of a transducer by the last ones written
     encoder   encode tokens and project them for cross-attention
     decoder   decode written tokens and choose the next ones
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -72,7 +72,6 @@ class Graph:
         self._outputs: list[onnx.ValueInfoProto] = []
         self._shapes: dict[tuple[str, tuple[int, ...]], str] = {}
         self._bytes: dict[tuple[int, str], str] = {}
-        self._weights: dict[tuple[str, Tensor], list[str]] = {}  # constants of parameters, for each kind of use
         self._count = 0
 
     def rows(self, prefix: str = "", axis: str = "N") -> Rows:
@@ -126,14 +125,12 @@ class Graph:
         `rows` names the row count of x, shared by all tensors of that name; `nonnegative` asserts x >= 0.
         """
         if not self.int8:
-            biases = [] if bias is None else self._constants_of("bias", bias, lambda: [_array(bias)])
-            return self.add(
-                "Gemm", x, *self._constants_of("linear", weight, lambda: [_array(weight)]), *biases, transB=1
-            )
-        y = self._int8_matmul(x, rows, weight, nonnegative)
-        return y if bias is None else self.add("Add", y, *self._constants_of("bias", bias, lambda: [_array(bias)]))
+            biases = [] if bias is None else [self.constant(_array(bias))]
+            return self.add("Gemm", x, self.constant(_array(weight)), *biases, transB=1)
+        y = self._int8_matmul(x, rows, _array(weight), nonnegative)
+        return y if bias is None else self.add("Add", y, self.constant(_array(bias)))
 
-    def _int8_matmul(self, x: str, rows: str, weight: Tensor, nonnegative: bool) -> str:
+    def _int8_matmul(self, x: str, rows: str, weight: Array, nonnegative: bool) -> str:
         """Multiply in int8 with exact sums; rows of x and of the weight have their own scales."""
         zero, levels = (0, 255) if nonnegative else (ZERO_POINT, 127)
         sizes = x if nonnegative else self.add("Abs", x)
@@ -141,21 +138,9 @@ class Graph:
         steps = self.add("Mul", largest, self.constant(np.float32(1 / levels)))
         # In a row of zeros, 0 / 0 becomes an arbitrary byte, but its products are multiplied by a scale of 0.
         x = self.add("QuantizeLinear", x, steps, self._expand_byte(zero, rows, largest), axis=0)
-
-        def quantised() -> list[Array]:
-            codes, scales = quantise(_array(weight), WEIGHT_LEVELS)
-            return [codes.T, scales]
-
-        codes, scales = self._constants_of("linear", weight, quantised)
-        sums = self.add("MatMulInteger", x, codes, self.constant(np.uint8(zero)))
-        return self.add("Mul", self.add("DequantizeLinear", sums, steps, axis=0), scales)
-
-    def _constants_of(self, use: str, parameter: Tensor, values: Callable[[], Sequence[Array]]) -> list[str]:
-        """Return the constants of a parameter, added when it is first used."""
-        key = use, parameter
-        if key not in self._weights:
-            self._weights[key] = [self.constant(value) for value in values()]
-        return self._weights[key]
+        codes, scales = quantise(weight, WEIGHT_LEVELS)
+        sums = self.add("MatMulInteger", x, self.constant(codes.T), self.constant(np.uint8(zero)))
+        return self.add("Mul", self.add("DequantizeLinear", sums, steps, axis=0), self.constant(scales))
 
     def _expand_byte(self, byte: int, rows: str, like: str) -> str:
         """Return a byte per row, in the shape of `like`, computed once per row count."""
@@ -170,19 +155,13 @@ class Graph:
         return self.add("Add", self.lookup(embedding, tokens), self.add("Gather", places, positions))
 
     def lookup(self, embedding: Embedding, tokens: str) -> str:
-        """Return token embeddings times sqrt(D), [... D]."""
-
-        def table() -> list[Array]:
-            scaled = _array(embedding.weight) * np.float32(math.sqrt(self.width))
-            if not self.int8:
-                return [scaled]
-            codes, scales = quantise(scaled, EMBEDDING_LEVELS)
-            return [codes, scales[:, None]]
-
-        rows, *scales = [
-            self.add("Gather", each, tokens) for each in self._constants_of("lookup", embedding.weight, table)
-        ]
-        return self.add("Mul", self.add("Cast", rows, to=TensorProto.FLOAT), *scales) if self.int8 else rows
+        """Return token embeddings times sqrt(D), [B N D]."""
+        table = _array(embedding.weight) * np.float32(math.sqrt(self.width))
+        if not self.int8:
+            return self.add("Gather", self.constant(table), tokens)
+        codes, scales = quantise(table, EMBEDDING_LEVELS)
+        row = self.add("Cast", self.add("Gather", self.constant(codes), tokens), to=TensorProto.FLOAT)
+        return self.add("Mul", row, self.add("Gather", self.constant(scales[:, None]), tokens))
 
     def norm(self, module: nn.LayerNorm, x: str) -> str:
         parameters = (self.constant(_array(module.weight)), self.constant(_array(module.bias)))
@@ -308,8 +287,7 @@ def build_graph(
         return decoder_graph(model, longest_translation(longest) + 1, precision, builder)
     if name == "context":
         assert isinstance(model, TransducerModel), "only a transducer has a label context"
-        build = context_graph if model.context.memory is None else attention_context_graph
-        return build(model, precision, builder)
+        return context_graph(model, precision, builder)
     return ctc_graph(model, longest, precision, builder)
 
 
@@ -340,9 +318,6 @@ def ctc_graph(model: CTCModel, longest: int, precision: Precision, builder: Buil
     states = graph.norm(encoder.final_norm, x)
     frames = graph.flatten(graph.linear(states, rows.tokens, projection.weight, projection.bias))
     graph.choose(frames, model.target_embedding.weight, rows.tokens, model.mu, penalised=BLANK, forbidden=())
-    if isinstance(model, TransducerModel) and model.context.memory is not None:
-        graph.add("Identity", graph.reshape(frames, rows.tokens, model.mu, graph.width), name="frames")
-        graph.output("frames", TensorProto.FLOAT, ["B", "N", model.mu, graph.width])
     return graph
 
 
@@ -372,80 +347,17 @@ def _read_states(graph: Graph, encoder: Encoder, read: Rows, rows: Rows, longest
 
 
 def context_graph(model: TransducerModel, precision: Precision, builder: Builder = Graph) -> Graph:
-    """Build the additive label context: scores [B V] to add to those of a frame, given the last symbols."""
-    graph = builder(1, model.target_embedding.embedding_dim, precision)
-    history = graph.input("history", TensorProto.INT64, ["B", model.context.symbols])
-    graph.add("Identity", _context_scores(graph, model, history, history), name="scores")
-    graph.output("scores", TensorProto.FLOAT, ["B", model.target_embedding.num_embeddings])
-    return graph
-
-
-def _context_scores(graph: Graph, model: TransducerModel, history: str, rows: str, hidden: Sequence[str] = ()) -> str:
-    """Score all symbols by the last ones written and by other parts of the hidden layer, [P V]."""
-    context = model.context
-    x = graph.lookup(model.target_embedding, history)
-    x = graph.add("Reshape", x, graph.constant(np.array([-1, context.symbols * graph.width])))
-    x = graph.linear(x, rows, context.expand.weight, context.expand.bias)
-    for part in hidden:
-        x = graph.add("Add", x, part)
-    x = graph.add("Relu", x)
-    x = graph.linear(x, rows, context.contract.weight, context.contract.bias, nonnegative=True)
-    return graph.linear(x, rows, context.table)
-
-
-def attention_context_graph(model: TransducerModel, precision: Precision, builder: Builder = Graph) -> Graph:
-    """Build a step of the label context with attention: choose the symbols of one position, N = 1, frame by frame.
-
-    Inputs are the frames of the position and their scores, the last symbols, newest first, and the position before: the
-    sum of its frames, and its symbols. It becomes an entry of the memory, which is a cache.
-    """
-    context, mu = model.context, model.mu
-    memory, expand_frame = context.memory, context.expand_frame
-    assert memory is not None and expand_frame is not None  # noqa: PT018 - one without the other does not exist
-    graph = builder(memory.attention.heads, model.target_embedding.embedding_dim, precision)
-    V, D = model.target_embedding.weight.shape
-    scores = graph.input("scores", TensorProto.FLOAT, ["B", "N", mu, V])
-    frames = graph.input("frames", TensorProto.FLOAT, ["B", "N", mu, D])
+    """Build the label context: scores [B V] added to those of any frame, given the last symbols, newest first."""
+    context, embedding = model.context, model.target_embedding
+    graph = builder(1, embedding.embedding_dim, precision)
     history = graph.input("history", TensorProto.INT64, ["B", context.symbols])
-    before = graph.input("frames_before", TensorProto.FLOAT, ["B", "N", D])
-    symbols_before = graph.input("symbols_before", TensorProto.INT64, ["B", "N", mu])
-    slots = graph.input("slots", TensorProto.INT64, ["B", "N", graph.heads, 4])
-    mask = graph.mask("mask")
-    frame_axis, rows = graph.constant(np.array([2])), symbols_before
-
-    written = graph.add("ReduceSum", graph.lookup(model.target_embedding, symbols_before), frame_axis, keepdims=0)
-    entry = graph.flatten(graph.norm(memory.entry_norm, graph.add("Add", before, written)))
-    keys, values = graph.keys_values(memory.attention, entry, rows)
-    keys, values = graph.remember("memory_keys", keys, slots), graph.remember("memory_values", values, slots)
-    last = graph.lookup(model.target_embedding, graph.add("Slice", history, *map(graph.constant, _FIRST_COLUMN)))
-    query = graph.add("Add", graph.add("ReduceSum", frames, frame_axis, keepdims=0), last)
-    queries = graph.queries(memory.attention, graph.flatten(graph.norm(memory.query_norm, query)), rows)
-    attended = graph.attend(memory.attention, queries, keys, values, mask, rows)
-
-    by_frame = graph.linear(graph.flatten(frames), frames, expand_frame.weight)
-    by_frame = graph.reshape(by_frame, rows, mu, context.expand.out_features)
-    chosen = []
-    for index, parts in enumerate(zip(graph.split(by_frame, mu, axis=2), graph.split(scores, mu, axis=2), strict=True)):
-        hidden, own = (
-            graph.add("Reshape", part, graph.constant(np.array([-1, size])))
-            for part, size in zip(parts, (context.expand.out_features, V), strict=True)
-        )
-        added = _context_scores(graph, model, history, rows, [attended, hidden])
-        total = graph.add("Add", own, added, name=f"total_{index}")
-        graph.output(total, TensorProto.FLOAT, ["B", V])
-        symbol = graph.add("ArgMax", total, axis=-1, keepdims=1)  # [P 1]
-        older = graph.add("Slice", history, *map(graph.constant, _ALL_BUT_LAST_COLUMN))
-        is_blank = graph.add("Equal", symbol, graph.constant(np.int64(BLANK)))
-        history = graph.add("Where", is_blank, history, graph.add("Concat", symbol, older, axis=1))
-        chosen.append(symbol)
-    graph.add("Concat", *chosen, name="symbols", axis=1)
-    graph.output("symbols", TensorProto.INT64, ["B", mu])
+    x = graph.lookup(embedding, history)
+    x = graph.add("Reshape", x, graph.constant(np.array([-1, context.symbols * graph.width])))
+    x = graph.add("Relu", graph.linear(x, history, context.expand.weight, context.expand.bias))
+    x = graph.linear(x, history, context.contract.weight, context.contract.bias, nonnegative=True)
+    graph.add("Identity", graph.linear(x, history, context.table), name="scores")
+    graph.output("scores", TensorProto.FLOAT, ["B", context.table.shape[0]])
     return graph
-
-
-# Start, end and axis of Slice.
-_FIRST_COLUMN = np.array([0]), np.array([1]), np.array([1])
-_ALL_BUT_LAST_COLUMN = np.array([0]), np.array([-1]), np.array([1])
 
 
 def encoder_graph(model: Seq2SeqModel, longest: int, precision: Precision, builder: Builder = Graph) -> Graph:

@@ -138,8 +138,6 @@ class _Reader(Graph):
     def linear(self, x: str, rows: str, weight: Tensor, bias: Tensor | None = None, nonnegative: bool = False) -> str:
         self._read = []
         y = super().linear(x, rows, weight, bias, nonnegative)
-        if not self._read:  # used before
-            return y
         if self.int8:
             codes, scales, *biases = self._read
             matrix = codes.T * scales[:, None]
@@ -154,8 +152,6 @@ class _Reader(Graph):
     def lookup(self, embedding: Embedding, tokens: str) -> str:
         self._read = []
         y = super().lookup(embedding, tokens)
-        if not self._read:  # used before
-            return y
         table, *scales = self._read
         if self.int8:
             table = table * scales[0]
@@ -227,7 +223,6 @@ def _frame_sizes(config: BundleConfig, graphs: Mapping[str, StoredGraph], vocabu
         rank = table // vocabulary
         inner, symbols = contract // rank, context.inputs["history"][1]
         sizes |= {"context_symbols": symbols, "context_inner": inner, "context_rank": rank}
-        sizes["label_context"] = "attention" if "past_memory_keys" in context.inputs else "additive"
     return sizes
 
 

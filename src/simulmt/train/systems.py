@@ -32,7 +32,6 @@ from simulmt.train.checkpoint import SCRATCH
 System = Literal["ctc", "ctc+asn", "transducer", "transducer+asn", "wait-k", "teacher"]
 Translator = CTCModel | Seq2SeqModel  # the part of a system used at inference
 WORD_STARTS = "encoder.word_starts"  # tensor of models that see whole words
-CONTEXT_PARTS = ("context.expand_frame.", "context.memory.")  # of label contexts that see more than the last symbols
 
 
 class TrainableModel(Protocol):
@@ -141,14 +140,9 @@ def initialise_from(model: nn.Module, path: Path, config: SystemConfig | None = 
             "its weights do not fit; set asn.norm, or start from a ctc model"
         )
     try:
-        # Word starts are not weights: one model may see whole words and the other not. A label context that sees more
-        # begins as one that sees less.
+        # Word starts are not weights: one model may see whole words and the other not.
         weights = {name: tensor for name, tensor in other.state_dict().items() if not name.endswith(WORD_STARTS)}
-        own = {
-            name: tensor
-            for name, tensor in model.state_dict().items()
-            if name.endswith(WORD_STARTS) or (name not in weights and any(part in name for part in CONTEXT_PARTS))
-        }
+        own = {name: tensor for name, tensor in model.state_dict().items() if name.endswith(WORD_STARTS)}
         model.load_state_dict(weights | own)
     except RuntimeError as error:
         detail = str(error).splitlines()[1].strip()
