@@ -80,36 +80,36 @@ class Talk:
     def __exit__(self, *_: object) -> None:
         self._connection.__exit__(None, None, None)
 
-    def say(self, kind: str, **fields: Any) -> Talk:
+    def send(self, kind: str, **fields: Any) -> Talk:
         self.socket.send(json.dumps({"type": kind, **fields}))
         return self
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """The next message."""
         return json.loads(self.socket.recv(timeout=PATIENCE))
 
     def start(self, **fields: Any) -> dict[str, Any]:
         """Open a session; what the server answers."""
-        return self.say("start", **{"model": "toy", "delay": 3, **fields}).hear()
+        return self.send("start", **{"model": "toy", "delay": 3, **fields}).receive()
 
-    def hear_until(self, kind: str) -> list[dict[str, Any]]:
+    def receive_until(self, kind: str) -> list[dict[str, Any]]:
         """Everything up to a message of this kind."""
-        messages = [self.hear()]
+        messages = [self.receive()]
         while messages[-1]["type"] != kind:
-            messages.append(self.hear())
+            messages.append(self.receive())
         return messages
 
-    def hear_all(self) -> list[dict[str, Any]]:
+    def receive_all(self) -> list[dict[str, Any]]:
         """Everything until the server closes."""
         messages = []
         with suppress(ConnectionClosed):
             while True:
-                messages.append(self.hear())
+                messages.append(self.receive())
         return messages
 
-    def hear_error(self) -> tuple[str, int]:
+    def receive_error(self) -> tuple[str, int]:
         """The code of the error that must come last, and the code that the connection was closed with."""
-        last = self.hear_all()[-1]
+        last = self.receive_all()[-1]
         assert last["type"] == "error"
         assert last["message"]
         assert self.socket.close_code is not None

@@ -83,13 +83,13 @@ def test_speech_is_recognised_translated_and_acknowledged(served: Served, transl
         assert open_audio(talk)["samples"] == 0
         for number in range(len(WORDS)):
             talk.socket.send(speak(number, 1))
-        talk.say("finish")
-        messages = talk.hear_all()
+        talk.send("finish")
+        messages = talk.receive_all()
     assert said(messages).split() == WORDS
     assert text_of(messages) == translator.translate(" ".join(WORDS), 3)
     assert messages[-1]["type"] == "done"
-    heard = [message["samples"] for message in messages if message["type"] == "heard"]
-    assert heard == list(range(ACKNOWLEDGED_EVERY, len(WORDS) * FRAME + 1, ACKNOWLEDGED_EVERY))
+    acknowledged = [message["samples"] for message in messages if message["type"] == "ack"]
+    assert acknowledged == list(range(ACKNOWLEDGED_EVERY, len(WORDS) * FRAME + 1, ACKNOWLEDGED_EVERY))
     seqs = [message["seq"] for message in messages if message["type"] == "transcript"]
     assert seqs == list(range(1, len(seqs) + 1))
     assert any(message["tentative"].endswith("?") for message in messages if message["type"] == "transcript")
@@ -102,15 +102,15 @@ def test_a_lost_connection_loses_no_speech(served: Served, translator: Translato
         session = open_audio(talk)["session"]
         for number in range(7):
             talk.socket.send(speak(number, 1))
-        talk.hear_until("heard")
+        talk.receive_until("ack")
     with served.talk() as talk:
-        ready = talk.say("resume", session=session, seq=0).hear()
+        ready = talk.send("resume", session=session, seq=0).receive()
         assert ready["samples"] % FRAME == 0
         assert ready["received"] == 0
         for number in range(ready["samples"] // FRAME, len(WORDS)):
             talk.socket.send(speak(number, 1))
-        talk.say("finish")
-        messages = talk.hear_all()
+        talk.send("finish")
+        messages = talk.receive_all()
     transcripts = {message["seq"]: message["text"] for message in messages if message["type"] == "transcript"}
     assert "".join(transcripts[seq] for seq in sorted(transcripts)).split() == WORDS
     assert text_of(messages) == translator.translate(" ".join(WORDS), 3)
@@ -121,26 +121,26 @@ def test_speech_is_only_recognised_on_request(served: Served) -> None:
     with served.talk() as talk:
         session = open_audio(talk, output="transcript")["session"]
         talk.socket.send(speak(0, 5))
-        before = talk.hear_until("transcript")
+        before = talk.receive_until("transcript")
     with served.talk() as talk:  # each transcript comes once
-        ready = talk.say("resume", session=session, seq=before[-1]["seq"]).hear()
+        ready = talk.send("resume", session=session, seq=before[-1]["seq"]).receive()
         for number in range(ready["samples"] // FRAME, len(WORDS)):
             talk.socket.send(speak(number, 1))
-        talk.say("finish")
-        after = talk.hear_all()
+        talk.send("finish")
+        after = talk.receive_all()
     transcripts = [message for message in before + after if message["type"] == "transcript"]
     assert [message["seq"] for message in transcripts] == list(range(1, len(transcripts) + 1))
     assert said(transcripts).split() == WORDS
     assert [message.get("ends_sentence", False) for message in transcripts] == [False] * (len(transcripts) - 1) + [True]
-    assert {message["type"] for message in after} == {"heard", "transcript", "done"}
+    assert {message["type"] for message in after} == {"ack", "transcript", "done"}
     assert served.service.models["toy"].translator.decoder.caches.pools == {}  # nothing was translated
 
 
 @pytest.mark.parametrize("fields", [{}, {"input": "audio", "room": "hall"}])
 def test_a_transcript_needs_audio_and_no_room(served: Served, fields: dict[str, str]) -> None:
     with served.talk() as talk:
-        talk.say("start", model="toy", output="transcript", **fields)
-        assert talk.hear_error() == ("bad_message", 1008)
+        talk.send("start", model="toy", output="transcript", **fields)
+        assert talk.receive_error() == ("bad_message", 1008)
 
 
 def test_transcripts_end_with_their_sentences() -> None:
@@ -153,8 +153,8 @@ def test_the_delay_can_be_changed_while_speaking(served: Served) -> None:
     with served.talk() as talk:
         open_audio(talk)
         talk.socket.send(speak(0, 3))
-        talk.say("delay", k=1).say("finish")
-        assert talk.hear_all()[-1]["type"] == "done"
+        talk.send("delay", k=1).send("finish")
+        assert talk.receive_all()[-1]["type"] == "done"
 
 
 def test_audio_that_is_not_recognised_yet_is_bounded(serve: Callable[..., Served]) -> None:
@@ -168,26 +168,26 @@ def test_audio_that_is_not_recognised_yet_is_bounded(serve: Callable[..., Served
         eventually(lambda: live.speech.received >= RATE)
         assert live.speech.received <= RATE + FRAME
         FakeRecogniser.gate.set()
-        talk.say("finish")
-        assert said(talk.hear_all()).split() == WORDS
+        talk.send("finish")
+        assert said(talk.receive_all()).split() == WORDS
 
 
 def test_only_so_many_may_speak_at_once(serve: Callable[..., Served]) -> None:
     served = serve(recognisers={LANGUAGE: "fake"}, audio_streams=1)
     with served.talk() as first, served.talk() as second, served.talk() as text:
         open_audio(first)
-        second.say("start", model="toy", input="audio")
-        assert second.hear_error() == ("too_many_streams", 1013)
+        second.send("start", model="toy", input="audio")
+        assert second.receive_error() == ("too_many_streams", 1013)
         assert text.start()["type"] == "ready"
-        first.say("finish").hear_all()
+        first.send("finish").receive_all()
     with served.talk() as third:
         assert open_audio(third)["type"] == "ready"
 
 
 def test_a_language_that_is_not_recognised(serve: Callable[..., Served]) -> None:
     with serve(recognisers={"xx": "fake"}).talk() as talk:
-        talk.say("start", model="toy", input="audio")
-        assert talk.hear_error() == ("no_recogniser", 1008)
+        talk.send("start", model="toy", input="audio")
+        assert talk.receive_error() == ("no_recogniser", 1008)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_what_does_not_fit_the_input_is_refused(
     with served.talk() as talk:
         talk.start(**opening)
         talk.socket.send(message)
-        assert talk.hear_error()[0] == code
+        assert talk.receive_error()[0] == code
 
 
 def test_a_recogniser_that_fails_ends_the_stream(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_a_recogniser_that_fails_ends_the_stream(served: Served, monkeypatch: py
     with served.talk() as talk:
         open_audio(talk)
         talk.socket.send(speak(0, 1))
-        assert talk.hear_error() == ("internal", 1011)
+        assert talk.receive_error() == ("internal", 1011)
     with served.talk() as talk:
         assert talk.start()["type"] == "ready"
 
@@ -227,9 +227,9 @@ def test_a_server_that_shuts_down_translates_what_it_has_acknowledged(served: Se
         open_audio(talk)
         for number in range(5):
             talk.socket.send(speak(number, 1))
-        messages = talk.hear_until("heard")
+        messages = talk.receive_until("ack")
         threading.Thread(target=served.stop).start()
-        messages += talk.hear_all()
+        messages += talk.receive_all()
     assert said(messages).split() == WORDS[:5]
     assert messages[-1]["code"] == "draining"
 
@@ -242,7 +242,7 @@ def test_metrics_and_models_tell_of_audio(served: Served) -> None:
         open_audio(talk)
         talk.socket.send(speak(0, 3))
         assert "simulmt_audio_streams 1.0" in get(f"{served.http}/metrics").text
-        talk.say("finish").hear_all()
+        talk.send("finish").receive_all()
     metrics = get(f"{served.http}/metrics").text
     assert "simulmt_audio_streams 0.0" in metrics
     assert f'simulmt_audio_seconds_total{{language="{LANGUAGE}"}} 0.3' in metrics

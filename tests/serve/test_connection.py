@@ -32,9 +32,9 @@ def test_a_stream_from_start_to_done(served: Served, translator: Translator) -> 
     with served.talk() as talk:
         ready = talk.start(delay=1)
         for word in TEXT.split():
-            talk.say("source", text=f"{word} ")
-        talk.say("finish")
-        messages = talk.hear_all()
+            talk.send("source", text=f"{word} ")
+        talk.send("finish")
+        messages = talk.receive_all()
     assert {**ready, "session": ""} == {"type": "ready", "session": "", "model": "toy", "delay": 1, "received": 0}
     assert talk.socket.close_code == 1000
     assert messages[-1] == {"type": "done"}
@@ -49,8 +49,8 @@ def test_a_stream_from_start_to_done(served: Served, translator: Translator) -> 
 def test_a_sentence_is_reported_behind_its_last_commit(served: Served) -> None:
     with served.talk() as talk:
         talk.start()
-        talk.say("source", text=TEXT).say("finish")
-        messages = talk.hear_all()
+        talk.send("source", text=TEXT).send("finish")
+        messages = talk.receive_all()
     ends = [index for index, message in enumerate(messages) if message["type"] == "sentence"]
     assert len(ends) == 4
     for index in ends:
@@ -66,8 +66,8 @@ def test_end_and_delay_do_what_the_runtime_does(served: Served, translator: Tran
     commits += stream.push(second) + stream.finish()
     with served.talk() as talk:
         talk.start(delay=5)
-        talk.say("source", text=first).say("end").say("delay", k=1).say("source", text=second).say("finish")
-        messages = talk.hear_all()
+        talk.send("source", text=first).send("end").send("delay", k=1).send("source", text=second).send("finish")
+        messages = talk.receive_all()
     found = [(each["seq"], each["text"], each["source_words"]) for each in messages if each["type"] == "commit"]
     assert found == [(commit.seq, commit.text, commit.source_words) for commit in commits]
 
@@ -75,8 +75,8 @@ def test_end_and_delay_do_what_the_runtime_does(served: Served, translator: Tran
 def test_a_commit_comes_while_the_sentence_is_open(served: Served) -> None:
     with served.talk() as talk:
         talk.start(delay=1)
-        talk.say("source", text="kyo tsi myi za yok ")
-        assert talk.hear()["type"] == "commit"
+        talk.send("source", text="kyo tsi myi za yok ")
+        assert talk.receive()["type"] == "commit"
 
 
 def test_the_model_chooses_the_delay_if_the_client_does_not(served: Served) -> None:
@@ -90,18 +90,18 @@ def test_a_lost_connection_is_resumed(served: Served, translator: Translator, lo
     with served.talk() as talk:
         session = talk.start()["session"]
         for word in words[:40]:
-            talk.say("source", text=word)
-        seen = [message for message in (talk.hear() for _ in range(lost_after)) if message["type"] == "commit"]
+            talk.send("source", text=word)
+        seen = [message for message in (talk.receive() for _ in range(lost_after)) if message["type"] == "commit"]
         talk.socket.socket.shutdown(socket.SHUT_RDWR)
     with served.talk() as talk:
         seq = seen[-1]["seq"] if seen else 0
-        ready = talk.say("resume", session=session, seq=seq).hear()
+        ready = talk.send("resume", session=session, seq=seq).receive()
         assert ready["session"] == session
         assert 0 <= ready["received"] <= 40
         for word in words[ready["received"] :]:
-            talk.say("source", text=word)
-        talk.say("finish")
-        rest = talk.hear_all()
+            talk.send("source", text=word)
+        talk.send("finish")
+        rest = talk.receive_all()
     commits = seen + [message for message in rest if message["type"] == "commit"]
     assert [commit["seq"] for commit in commits] == list(range(1, len(commits) + 1))
     assert text_of(commits) == translator.translate(TEXT, 3)
@@ -111,20 +111,20 @@ def test_a_lost_connection_is_resumed(served: Served, translator: Translator, lo
 def test_done_can_be_fetched_by_a_client_that_missed_it(served: Served) -> None:
     with served.talk() as talk:
         session = talk.start()["session"]
-        talk.say("source", text=TEXT).say("finish")
-        last = [message for message in talk.hear_all() if message["type"] == "commit"][-1]["seq"]
+        talk.send("source", text=TEXT).send("finish")
+        last = [message for message in talk.receive_all() if message["type"] == "commit"][-1]["seq"]
     with served.talk() as talk:
-        assert talk.say("resume", session=session, seq=last).hear()["received"] == 2
-        assert [message["type"] for message in talk.hear_all()] == ["sentence", "done"]
+        assert talk.send("resume", session=session, seq=last).receive()["received"] == 2
+        assert [message["type"] for message in talk.receive_all()] == ["sentence", "done"]
 
 
 def test_a_connection_that_resumes_takes_over(served: Served) -> None:
     with served.talk() as old, served.talk() as new:
         session = old.start()["session"]
-        assert new.say("resume", session=session, seq=0).hear()["type"] == "ready"
-        assert old.hear_error() == ("taken_over", 1008)
-        new.say("finish")
-        assert new.hear_all()[-1] == {"type": "done"}
+        assert new.send("resume", session=session, seq=0).receive()["type"] == "ready"
+        assert old.receive_error() == ("taken_over", 1008)
+        new.send("finish")
+        assert new.receive_all()[-1] == {"type": "done"}
 
 
 def test_connections_that_take_over_in_quick_succession_lose_nothing(served: Served, translator: Translator) -> None:
@@ -132,31 +132,31 @@ def test_connections_that_take_over_in_quick_succession_lose_nothing(served: Ser
     with ExitStack() as stack:
         talk = stack.enter_context(served.talk())
         session = talk.start()["session"]
-        talk.say("source", text=text).say("finish")
+        talk.send("source", text=text).send("finish")
         commits: list[dict[str, Any]] = []
         earlier = []
         for _ in range(4):
-            commits += [message for message in (talk.hear() for _ in range(5)) if message["type"] == "commit"]
+            commits += [message for message in (talk.receive() for _ in range(5)) if message["type"] == "commit"]
             earlier.append(talk)
             talk = stack.enter_context(served.talk())
-            assert talk.say("resume", session=session, seq=commits[-1]["seq"]).hear()["type"] == "ready"
-        commits += [message for message in talk.hear_all() if message["type"] == "commit"]
-        assert {each.hear_error() for each in earlier} == {("taken_over", 1008)}
+            assert talk.send("resume", session=session, seq=commits[-1]["seq"]).receive()["type"] == "ready"
+        commits += [message for message in talk.receive_all() if message["type"] == "commit"]
+        assert {each.receive_error() for each in earlier} == {("taken_over", 1008)}
     assert [commit["seq"] for commit in commits] == list(range(1, len(commits) + 1))
     assert text_of(commits) == translator.translate(text, 3)
 
 
 def test_after_an_unknown_session_the_client_can_start_on_the_same_connection(served: Served) -> None:
     with served.talk() as talk:
-        error = talk.say("resume", session="nobody", seq=3).hear()
+        error = talk.send("resume", session="nobody", seq=3).receive()
         assert (error["type"], error["code"]) == ("error", "unknown_session")
         assert talk.start()["type"] == "ready"
 
 
 def test_a_second_unknown_session_ends_the_connection(served: Served) -> None:
     with served.talk() as talk:
-        talk.say("resume", session="nobody", seq=0).hear()
-        assert talk.say("resume", session="nobody", seq=0).hear_error() == ("unknown_session", 1008)
+        talk.send("resume", session="nobody", seq=0).receive()
+        assert talk.send("resume", session="nobody", seq=0).receive_error() == ("unknown_session", 1008)
 
 
 def test_a_session_is_forgotten_after_the_grace_period(serve: Serve) -> None:
@@ -165,7 +165,7 @@ def test_a_session_is_forgotten_after_the_grace_period(serve: Serve) -> None:
         session = talk.start()["session"]
     eventually(lambda: session not in served.sessions._sessions)
     with served.talk() as talk:
-        assert talk.say("resume", session=session, seq=0).hear()["code"] == "unknown_session"
+        assert talk.send("resume", session=session, seq=0).receive()["code"] == "unknown_session"
 
 
 def test_a_resumed_session_outlives_the_grace_period(serve: Serve) -> None:
@@ -173,23 +173,23 @@ def test_a_resumed_session_outlives_the_grace_period(serve: Serve) -> None:
     with served.talk() as talk:
         session = talk.start()["session"]
     with served.talk() as talk:
-        talk.say("resume", session=session, seq=0).hear()
+        talk.send("resume", session=session, seq=0).receive()
         assert served.sessions._sessions[session].expiry.cancelled()
-        talk.say("finish")
-        assert talk.hear_all()[-1] == {"type": "done"}
+        talk.send("finish")
+        assert talk.receive_all()[-1] == {"type": "done"}
 
 
 def test_commits_that_are_no_longer_kept_cannot_be_resumed(serve: Serve) -> None:
     served = serve(kept_messages=5)
     with served.talk() as talk:
         session = talk.start()["session"]
-        talk.say("source", text=TEXT).say("finish")
-        messages = talk.hear_all()
+        talk.send("source", text=TEXT).send("finish")
+        messages = talk.receive_all()
     last = max(message["seq"] for message in messages if message["type"] == "commit")
     with served.talk() as talk:
-        assert talk.say("resume", session=session, seq=1).hear()["code"] == "unknown_session"
-        assert talk.say("resume", session=session, seq=last - 1).hear()["type"] == "ready"
-        assert [message["type"] for message in talk.hear_all()] == ["commit", "sentence", "done"]
+        assert talk.send("resume", session=session, seq=1).receive()["code"] == "unknown_session"
+        assert talk.send("resume", session=session, seq=last - 1).receive()["type"] == "ready"
+        assert [message["type"] for message in talk.receive_all()] == ["commit", "sentence", "done"]
 
 
 BAD_MESSAGES: list[Any] = [
@@ -220,38 +220,38 @@ def test_what_is_no_message_ends_the_stream_that_sent_it_and_no_other(served: Se
         bystander.start()
         session = talk.start()["session"]
         talk.socket.send(message)
-        assert talk.hear_error() == ("bad_message", 1008)
+        assert talk.receive_error() == ("bad_message", 1008)
         with served.talk() as again:
-            assert again.say("resume", session=session, seq=0).hear()["code"] == "unknown_session"
-        bystander.say("source", text="kyo tsi myi.").say("finish")
-        assert bystander.hear_all()[-1] == {"type": "done"}
+            assert again.send("resume", session=session, seq=0).receive()["code"] == "unknown_session"
+        bystander.send("source", text="kyo tsi myi.").send("finish")
+        assert bystander.receive_all()[-1] == {"type": "done"}
 
 
 @pytest.mark.parametrize("message", BAD_MESSAGES, ids=lambda message: repr(message[:40]))
 def test_what_is_no_message_is_not_a_first_message_either(served: Served, message: str | bytes) -> None:
     with served.talk() as talk:
         talk.socket.send(message)
-        assert talk.hear_error() == ("bad_message", 1008)
+        assert talk.receive_error() == ("bad_message", 1008)
 
 
 def test_invalid_utf8_closes_the_connection(served: Served) -> None:
     with served.talk() as talk:
         talk.start()
         talk.socket.send(b"\xff\xfe", text=True)
-        assert talk.hear_error() == ("bad_message", 1007)
+        assert talk.receive_error() == ("bad_message", 1007)
 
 
 @pytest.mark.parametrize("kind", ["source", "delay", "end", "finish"])
 def test_a_stream_begins_with_start_or_resume(served: Served, kind: str) -> None:
     fields: dict[str, dict[str, Any]] = {"source": {"text": "a"}, "delay": {"k": 1}}
     with served.talk() as talk:
-        assert talk.say(kind, **fields.get(kind, {})).hear_error() == ("out_of_order", 1008)
+        assert talk.send(kind, **fields.get(kind, {})).receive_error() == ("out_of_order", 1008)
 
 
 def test_a_connection_has_one_session(served: Served) -> None:
     with served.talk() as talk:
         talk.start()
-        assert talk.say("start", model="toy").hear_error() == ("out_of_order", 1008)
+        assert talk.send("start", model="toy").receive_error() == ("out_of_order", 1008)
 
 
 def test_nothing_follows_finish(served: Served) -> None:
@@ -265,26 +265,26 @@ def test_nothing_follows_finish(served: Served) -> None:
 
 def test_an_unknown_model_is_refused(served: Served) -> None:
     with served.talk() as talk:
-        assert talk.say("start", model="nobody").hear_error() == ("unknown_model", 1008)
+        assert talk.send("start", model="nobody").receive_error() == ("unknown_model", 1008)
 
 
 @pytest.mark.parametrize("delay", [2, 4, 10**30])
 def test_a_delay_that_was_not_trained_is_refused(served: Served, delay: int) -> None:
     with served.talk() as talk:
-        assert talk.say("start", model="toy", delay=delay).hear_error() == ("bad_delay", 1008)
+        assert talk.send("start", model="toy", delay=delay).receive_error() == ("bad_delay", 1008)
     with served.talk() as talk:
         talk.start()
-        assert talk.say("delay", k=delay).hear_error() == ("bad_delay", 1008)
+        assert talk.send("delay", k=delay).receive_error() == ("bad_delay", 1008)
 
 
 def test_a_long_message_is_refused_and_so_is_a_huge_one_that_is_not_even_kept(serve: Serve) -> None:
     served = serve(message_bytes=1_000)
     with served.talk() as talk:
         talk.start()
-        assert talk.say("source", text="a" * 1_000).hear_error() == ("too_big", 1009)
+        assert talk.send("source", text="a" * 1_000).receive_error() == ("too_big", 1009)
     with served.talk() as talk:
         talk.start()
-        assert talk.say("source", text="a" * 10_000_000).hear_error() == ("too_big", 1009)
+        assert talk.send("source", text="a" * 10_000_000).receive_error() == ("too_big", 1009)
     with served.talk() as talk:
         assert talk.start()["type"] == "ready"
 
@@ -294,11 +294,11 @@ def test_api_keys(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve(keys=ApiKeys(["first key", "second"]))
     for wrong in ({}, {"api_key": "third"}, {"api_key": ""}):
         with served.talk() as talk:
-            assert talk.say("start", model="toy", **wrong).hear_error() == ("unauthorized", 1008)
+            assert talk.send("start", model="toy", **wrong).receive_error() == ("unauthorized", 1008)
     with served.talk() as talk:
         session = talk.start(api_key="second")["session"]
     with served.talk() as talk:
-        assert talk.say("resume", session=session, seq=0).hear_error() == ("unauthorized", 1008)
+        assert talk.send("resume", session=session, seq=0).receive_error() == ("unauthorized", 1008)
     with served.talk(additional_headers={"Authorization": "Bearer first key"}) as talk:
         assert talk.start()["type"] == "ready"
 
@@ -319,7 +319,7 @@ def test_streams_are_limited_and_a_place_comes_free(serve: Serve) -> None:
         first.start()
         second.start()
         with served.talk() as third:
-            assert third.say("start", model="toy").hear_error() == ("too_many_streams", 1013)
+            assert third.send("start", model="toy").receive_error() == ("too_many_streams", 1013)
         first.socket.close()
         eventually(lambda: len(served.sessions._attached()) == 1)
         with served.talk() as third:
@@ -330,7 +330,7 @@ def test_streams_of_one_address_are_limited(serve: Serve) -> None:
     served = serve(streams_per_address=1)
     with served.talk() as first, served.talk() as second:
         first.start()
-        error = second.say("start", model="toy").hear()
+        error = second.send("start", model="toy").receive()
         assert error["code"] == "too_many_streams"
         assert "address" in error["message"]
 
@@ -339,21 +339,21 @@ def test_silence_ends_a_connection_but_not_at_once_the_session(serve: Serve) -> 
     served = serve(idle_seconds=0.1)
     with served.talk() as talk:
         session = talk.start()["session"]
-        assert talk.hear_error() == ("idle", 1008)
+        assert talk.receive_error() == ("idle", 1008)
     with served.talk() as talk:
-        assert talk.say("resume", session=session, seq=0).hear()["type"] == "ready"
+        assert talk.send("resume", session=session, seq=0).receive()["type"] == "ready"
 
 
 def test_a_connection_must_say_something(serve: Serve) -> None:
     with serve(opening_seconds=0.1).talk() as talk:
-        assert talk.hear_error() == ("idle", 1008)
+        assert talk.receive_error() == ("idle", 1008)
 
 
 def test_a_session_does_not_last_for_ever(serve: Serve) -> None:
     with serve(session_seconds=0.2).talk() as talk:
         session = talk.start()
         assert session["type"] == "ready"
-        assert talk.hear_error() == ("too_long", 1008)
+        assert talk.receive_error() == ("too_long", 1008)
 
 
 def test_text_that_comes_too_fast_waits_and_is_translated_all_the_same(serve: Serve, translator: Translator) -> None:
@@ -363,9 +363,9 @@ def test_text_that_comes_too_fast_waits_and_is_translated_all_the_same(serve: Se
     with served.talk() as talk:
         talk.start()
         for start in range(0, len(text), 50):
-            talk.say("source", text=text[start : start + 50])
-        talk.say("finish")
-        messages = talk.hear_all()
+            talk.send("source", text=text[start : start + 50])
+        talk.send("finish")
+        messages = talk.receive_all()
     assert text_of(messages) == translator.translate(text, 3)
     assert time.monotonic() - begun > 0.15  # the limit is a lower bound on time, whatever the machine
 
@@ -414,14 +414,14 @@ def test_a_client_that_does_not_even_read_why_is_sent_away_all_the_same() -> Non
 def test_a_client_that_says_it_has_more_than_there_is_still_hears_the_end(served: Served) -> None:
     with served.talk() as talk:
         session = talk.start()["session"]
-        talk.say("source", text=TEXT)
+        talk.send("source", text=TEXT)
     with served.talk() as talk:
-        ready = talk.say("resume", session=session, seq=10**9).hear()
+        ready = talk.send("resume", session=session, seq=10**9).receive()
         assert ready["type"] == "ready"
         if ready["received"] == 0:
-            talk.say("source", text=TEXT)
-        talk.say("finish")
-        assert talk.hear_all() == [{"type": "done"}]
+            talk.send("source", text=TEXT)
+        talk.send("finish")
+        assert talk.receive_all() == [{"type": "done"}]
 
 
 def test_half_open_connections_are_noticed(serve: Serve) -> None:

@@ -187,10 +187,10 @@ def test_metrics_count_streams_and_split_the_lag(serve: Serve) -> None:
     with served.talk() as talk:
         talk.start()
         assert 'simulmt_live_streams{model="toy"} 1.0' in get(f"{served.http}/metrics").text
-        talk.say("source", text=TEXT).say("finish")
-        commits = sum(message["type"] == "commit" for message in talk.hear_all())
+        talk.send("source", text=TEXT).send("finish")
+        commits = sum(message["type"] == "commit" for message in talk.receive_all())
     with served.talk() as talk:
-        talk.say("finish").hear_error()
+        talk.send("finish").receive_error()
     eventually(lambda: 'simulmt_live_streams{model="toy"} 0.0' in get(f"{served.http}/metrics").text)
     text = get(f"{served.http}/metrics").text
     assert f'simulmt_commits_total{{model="toy"}} {commits}.0' in text

@@ -27,10 +27,10 @@ def spoken(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_viewers_read_what_the_speaker_reads(served: Served) -> None:
     with served.watch("hall") as early, served.talk() as speaker:
-        assert early.hear() == {"type": "waiting", "room": "hall"}
+        assert early.receive() == {"type": "waiting", "room": "hall"}
         ready = speaker.start(room="hall", room_key="a")
         assert (ready["room"], ready["captions"]) == ("hall", "/captions/hall")
-        room = early.hear()
+        room = early.receive()
         assert {**room, "speech": ""} == {
             "type": "room",
             "room": "hall",
@@ -39,10 +39,10 @@ def test_viewers_read_what_the_speaker_reads(served: Served) -> None:
             "target": "synthetic",
             "speech": "",
         }
-        speaker.say("source", text=TEXT).say("finish")
-        heard = speaker.hear_all()
-        assert early.hear_until("closed")[:-1] == heard[:-1]
-        assert early.hear() == {"type": "waiting", "room": "hall"}
+        speaker.send("source", text=TEXT).send("finish")
+        heard = speaker.receive_all()
+        assert early.receive_until("closed")[:-1] == heard[:-1]
+        assert early.receive() == {"type": "waiting", "room": "hall"}
     assert get(f"{served.http}{ready['captions']}").status_code == 200
 
 
@@ -50,36 +50,36 @@ def test_late_viewers_get_the_last_sentences(serve: Serve) -> None:
     served = serve(kept_sentences=2)
     with served.talk() as speaker:
         speaker.start(room="hall")
-        speaker.say("source", text=f"{TEXT} ")
-        heard = [message for _ in range(4) for message in speaker.hear_until("sentence")]
+        speaker.send("source", text=f"{TEXT} ")
+        heard = [message for _ in range(4) for message in speaker.receive_until("sentence")]
         with served.watch("hall") as late:
-            assert late.hear()["type"] == "room"
+            assert late.receive()["type"] == "room"
             kept = [message for message in heard if message["sentence"] >= 1]
-            assert [late.hear() for _ in kept] == kept
+            assert [late.receive() for _ in kept] == kept
 
 
 def test_a_room_has_one_speaker(served: Served) -> None:
     with served.talk() as speaker, served.talk() as other:
         speaker.start(room="hall", room_key="a")
-        assert other.say("start", model="toy", room="hall", room_key="b").hear_error() == ("room_taken", 1008)
-        speaker.say("finish")
-        speaker.hear_all()
+        assert other.send("start", model="toy", room="hall", room_key="b").receive_error() == ("room_taken", 1008)
+        speaker.send("finish")
+        speaker.receive_all()
     with served.talk() as other:
         assert other.start(room="hall", room_key="b")["type"] == "ready"
-        other.say("finish").hear_all()
+        other.send("finish").receive_all()
 
 
 def test_a_speaker_that_starts_again_is_not_heard_twice(served: Served, translator: Translator) -> None:
     with served.watch("hall") as viewer:
         with served.talk() as speaker:
             speaker.start(room="hall", room_key="a")
-            speaker.say("source", text=TEXT[:100])
-            speaker.hear()
+            speaker.send("source", text=TEXT[:100])
+            speaker.receive()
         with served.talk() as speaker:
             speaker.start(room="hall", room_key="a")
-            speaker.say("source", text=TEXT).say("finish")
-            speaker.hear_all()
-        messages = viewer.hear_until("closed")
+            speaker.send("source", text=TEXT).send("finish")
+            speaker.receive_all()
+        messages = viewer.receive_until("closed")
     assert [message["type"] for message in messages[:2]] == ["waiting", "room"]
     commits = [message for message in messages if message["type"] == "commit"]
     assert [commit["seq"] for commit in commits] == list(range(1, len(commits) + 1))
@@ -92,57 +92,57 @@ def test_a_room_closes_when_its_lost_speaker_does_not_come_back(serve: Serve) ->
     with served.watch("hall") as viewer:
         with served.talk() as speaker:
             speaker.start(room="hall")
-        assert [message["type"] for message in viewer.hear_until("closed")] == ["waiting", "room", "closed"]
+        assert [message["type"] for message in viewer.receive_until("closed")] == ["waiting", "room", "closed"]
 
 
 def test_a_session_that_is_resumed_keeps_its_room(served: Served) -> None:
     with served.talk() as speaker:
         session = speaker.start(room="hall")["session"]
     with served.watch("hall") as viewer, served.talk() as speaker:
-        assert viewer.hear()["type"] == "room"
-        assert speaker.say("resume", session=session, seq=0).hear()["captions"] == "/captions/hall"
-        speaker.say("finish").hear_all()
-        assert viewer.hear()["type"] == "closed"
+        assert viewer.receive()["type"] == "room"
+        assert speaker.send("resume", session=session, seq=0).receive()["captions"] == "/captions/hall"
+        speaker.send("finish").receive_all()
+        assert viewer.receive()["type"] == "closed"
 
 
 def test_viewers_need_a_key_if_the_server_says_so(serve: Serve) -> None:
     served = serve(keys=ApiKeys(["sesame"]), room_keys=True)
     with served.watch("hall") as viewer:
-        assert viewer.say("watch", api_key="sesame").hear() == {"type": "waiting", "room": "hall"}
+        assert viewer.send("watch", api_key="sesame").receive() == {"type": "waiting", "room": "hall"}
     with served.watch("hall") as viewer:
-        assert viewer.say("watch").hear_error() == ("unauthorized", 1008)
+        assert viewer.send("watch").receive_error() == ("unauthorized", 1008)
     with serve(keys=ApiKeys(["sesame"])).watch("hall") as viewer:
-        assert viewer.hear() == {"type": "waiting", "room": "hall"}
+        assert viewer.receive() == {"type": "waiting", "room": "hall"}
 
 
 def test_viewers_are_bounded_and_only_read(serve: Serve) -> None:
     served = serve(viewers=1, rooms=1)
     with served.watch("hall") as viewer:
-        viewer.hear()
+        viewer.receive()
         with served.watch("hall") as second:
-            assert second.hear_error() == ("too_many_streams", 1013)
-        assert viewer.say("source", text="hello").hear_error() == ("out_of_order", 1008)
+            assert second.receive_error() == ("too_many_streams", 1013)
+        assert viewer.send("source", text="hello").receive_error() == ("out_of_order", 1008)
     with served.watch("No_such_room") as viewer:
-        assert viewer.hear_error() == ("bad_message", 1008)
+        assert viewer.receive_error() == ("bad_message", 1008)
     with served.talk() as first, served.talk() as second:
         first.start(room="one")
-        assert second.say("start", model="toy", room="two").hear_error() == ("too_many_streams", 1013)
+        assert second.send("start", model="toy", room="two").receive_error() == ("too_many_streams", 1013)
 
 
 def test_viewers_that_come_after_the_end_read_it_for_some_time(serve: Serve) -> None:
     served = serve(kept_sentences=2)
     with served.talk() as speaker:
         speaker.start(room="hall", room_key="a")
-        speaker.say("source", text=TEXT).say("finish")
-        heard = speaker.hear_all()[:-1]
+        speaker.send("source", text=TEXT).send("finish")
+        heard = speaker.receive_all()[:-1]
     with served.watch("hall") as viewer:
-        messages = viewer.hear_until("closed")
+        messages = viewer.receive_until("closed")
         assert messages[0]["type"] == "room"
         assert messages[1:-1] == [message for message in heard if message["sentence"] >= heard[-1]["sentence"] - 2]
-        assert viewer.hear()["type"] == "waiting"
+        assert viewer.receive()["type"] == "waiting"
         with served.talk() as speaker:
             speaker.start(room="hall", room_key="b")
-            assert viewer.hear()["speech"] != messages[0]["speech"]
+            assert viewer.receive()["speech"] != messages[0]["speech"]
 
 
 def test_a_speech_that_goes_on_after_its_end_is_not_heard_twice() -> None:
@@ -159,9 +159,9 @@ def test_a_speech_that_goes_on_after_its_end_is_not_heard_twice() -> None:
 def test_rooms_leave_nothing_behind(serve: Serve) -> None:
     served = serve(kept_seconds=0.01)
     with served.watch("hall") as viewer, served.talk() as speaker:
-        viewer.hear()
+        viewer.receive()
         speaker.start(room="hall")
-        speaker.say("finish").hear_all()
+        speaker.send("finish").receive_all()
     eventually(lambda: not served.service.rooms._logs and not served.service.rooms._owners)
 
 
@@ -208,19 +208,19 @@ def test_undo_takes_back_the_open_sentence_then_finished_ones(served: Served, tr
     opened = " ".join(third.split()[:3])
     with served.watch("hall") as viewer, served.talk() as speaker:
         speaker.start(room="hall", delay=1)
-        speaker.say("source", text=first + second + opened).say("undo").say("undo").say("undo").say("undo")
-        undone = [speaker.hear_until("undone")[-1] for _ in range(4)]
+        speaker.send("source", text=first + second + opened).send("undo").send("undo").send("undo").send("undo")
+        undone = [speaker.receive_until("undone")[-1] for _ in range(4)]
         assert [(each["sentence"], each["source"]) for each in undone] == [
             (2, opened),
             (1, second.strip()),
             (0, first.strip()),
             (None, ""),
         ]
-        speaker.say("source", text=second).say("finish")
-        rest = spoken(speaker.hear_all())
+        speaker.send("source", text=second).send("finish")
+        rest = spoken(speaker.receive_all())
         assert {message["sentence"] for message in rest} == {3}
         assert text_of(rest).strip() == translator.translate(second.strip(), 1)
-        messages = viewer.hear_until("closed")
+        messages = viewer.receive_until("closed")
     assert [message["sentence"] for message in messages if message["type"] == "retract"] == [2, 1, 0]
     assert 2 not in [message["sentence"] for message in messages if message["type"] == "sentence"]
 
@@ -233,9 +233,9 @@ def test_undo_gives_the_same_commits_however_the_text_comes(served: Served, chun
         with served.talk() as talk:
             talk.start(delay=1)
             for start in range(0, len(text), size):
-                talk.say("source", text=text[start : start + size])
-            talk.say("undo").say("source", text=SENTENCES[2]).say("finish")
-            return [(m["seq"], m["sentence"], m["text"]) for m in talk.hear_all() if m["type"] == "commit"]
+                talk.send("source", text=text[start : start + size])
+            talk.send("undo").send("source", text=SENTENCES[2]).send("finish")
+            return [(m["seq"], m["sentence"], m["text"]) for m in talk.receive_all() if m["type"] == "commit"]
 
     assert commits(chunk) == commits(7)
 
@@ -243,8 +243,8 @@ def test_undo_gives_the_same_commits_however_the_text_comes(served: Served, chun
 def test_a_viewer_cannot_be_spoken_to_after_the_server_has_gone(serve: Serve) -> None:
     served = serve()
     with served.watch("hall") as viewer:
-        viewer.hear()
+        viewer.receive()
         served.stop()
-        assert viewer.hear()["code"] == "draining"
+        assert viewer.receive()["code"] == "draining"
         with pytest.raises(ConnectionClosed):
-            viewer.hear()
+            viewer.receive()

@@ -89,7 +89,7 @@ def test_a_client_comes_back_to_the_same_server(proxy: int, servers: list[Served
         session = talk.start()["session"]
     for _ in range(5):
         with front.talk() as talk:
-            assert talk.say("resume", session=session, seq=0).hear()["type"] == "ready"
+            assert talk.send("resume", session=session, seq=0).receive()["type"] == "ready"
 
 
 @pytest.mark.slow

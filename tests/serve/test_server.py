@@ -32,18 +32,18 @@ def test_draining_finishes_what_was_taken_in_and_refuses_the_rest(serve: Serve, 
     served = serve(drain_seconds=PATIENCE)
     with served.talk() as open_stream, served.talk() as finishing, served.talk() as newcomer:
         session = open_stream.start()["session"]
-        open_stream.say("source", text=TEXT)
+        open_stream.send("source", text=TEXT)
         finishing.start()
-        finishing.say("source", text=10 * f"{TEXT} ").say("finish")
+        finishing.send("source", text=10 * f"{TEXT} ").send("finish")
         assert newcomer.socket.ping().wait(PATIENCE)
         eventually(lambda: served.sessions._sessions[session].received == 1)
         served.server.stop()
         eventually(lambda: bool(served.sessions.is_draining))
-        assert newcomer.say("start", model="toy").hear_error() == ("draining", 1012)
+        assert newcomer.send("start", model="toy").receive_error() == ("draining", 1012)
         expected = translator.translate(10 * f"{TEXT} ", translator.config.default_delay)
-        assert text_of(finishing_messages := finishing.hear_all()) == expected
+        assert text_of(finishing_messages := finishing.receive_all()) == expected
         assert finishing_messages[-1] == {"type": "done"}
-        messages = open_stream.hear_all()
+        messages = open_stream.receive_all()
     assert (messages[-1]["type"], messages[-1]["code"]) == ("error", "draining")
     assert open_stream.socket.close_code == 1012
     stream = translator.stream(3)
@@ -75,7 +75,7 @@ def test_a_process_ends_soon_after_a_signal_whatever_its_clients_do(number: sign
         with served.talk() as talk:
             talk.start()
             process.send_signal(number)
-            assert talk.hear_error() == ("draining", 1012)
+            assert talk.receive_error() == ("draining", 1012)
         assert process.wait(timeout=PATIENCE) == 0
     assert "Traceback" not in log.read_text()
 
@@ -93,13 +93,13 @@ def test_a_stream_with_pages_to_translate_does_not_hold_up_the_others(serve: Ser
         session = served.sessions._sessions[glutton.start()["session"]]
         talk.start(delay=1)
         for _ in range(50):
-            glutton.say("source", text=f"{' '.join([TEXT] * 15)} ")
-        glutton.say("finish")
+            glutton.send("source", text=f"{' '.join([TEXT] * 15)} ")
+        glutton.send("finish")
         eventually(lambda: session.is_busy)
         for word in TEXT.split():
-            talk.say("source", text=f"{word} ")
-        talk.say("finish")
-        assert talk.hear_all()[-1] == {"type": "done"}
+            talk.send("source", text=f"{word} ")
+        talk.send("finish")
+        assert talk.receive_all()[-1] == {"type": "done"}
         assert session.is_busy  # it came first and had far more to do, and still has
 
 
@@ -115,18 +115,18 @@ def test_a_failing_model_ends_its_streams_with_an_error_and_no_text_in_the_log(
     monkeypatch.setattr(model.translator, "step", fail)
     with served.talk() as talk:
         session = talk.start()["session"]
-        talk.say("source", text=TEXT)
-        assert talk.hear_error() == ("internal", 1011)
+        talk.send("source", text=TEXT)
+        assert talk.receive_error() == ("internal", 1011)
     body = {"q": TEXT, "source": "synthetic", "target": "synthetic"}
     assert post(f"{served.http}/translate", json=body).status_code == 500
     assert "RuntimeError" in caplog.text
     assert TEXT[:20] not in caplog.text
     monkeypatch.undo()
     with served.talk() as talk:
-        assert talk.say("resume", session=session, seq=0).hear()["code"] == "unknown_session"
+        assert talk.send("resume", session=session, seq=0).receive()["code"] == "unknown_session"
         talk.start()
-        talk.say("source", text=TEXT).say("finish")
-        assert talk.hear_all()[-1] == {"type": "done"}
+        talk.send("source", text=TEXT).send("finish")
+        assert talk.receive_all()[-1] == {"type": "done"}
 
 
 def test_two_models_need_two_names() -> None:

@@ -109,8 +109,8 @@ def test_connections_in_use_do_not_give_way(serve: Serve, limit: str) -> None:
         assert refused.status_code == 503
         assert "too many connections" in refused.json()["error"]
         first.start()
-        first.say("source", text=TEXT).say("finish")
-        assert first.hear_all()[-1] == {"type": "done"}
+        first.send("source", text=TEXT).send("finish")
+        assert first.receive_all()[-1] == {"type": "done"}
     eventually(lambda: served.service.counters.total(Counted.CONNECTIONS) == 0)
     assert get(f"{served.http}/health").status_code == 200
 
@@ -246,12 +246,12 @@ def test_a_long_text_is_read_to_its_end_in_whatever_parts_it_comes(
     with served.talk() as talk:
         session = served.sessions._sessions[talk.start()["session"]]
         for start in range(0, len(TEXT), 5):
-            talk.say("source", text=TEXT[start : start + 5])
-        talk.say("finish")
+            talk.send("source", text=TEXT[start : start + 5])
+        talk.send("finish")
         assert talk.socket.ping().wait(PATIENCE)
         eventually(lambda: session.received == len(range(0, len(TEXT), 5)) + 1)
         release()
-        assert text_of(talk.hear_all()) == translator.translate(TEXT, 3)
+        assert text_of(talk.receive_all()) == translator.translate(TEXT, 3)
 
 
 def test_text_that_has_to_wait_outlasts_many_pings(
@@ -264,13 +264,13 @@ def test_text_that_has_to_wait_outlasts_many_pings(
         connection: Any = next(iter(served.server.server_state.connections))
         talk.start()
         for word in words:
-            talk.say("source", text=word)
-        talk.say("finish")
+            talk.send("source", text=word)
+        talk.send("finish")
         eventually(lambda: connection.read_paused)  # so pongs are not read either
         for _ in range(3):
             served.server._loop.call_soon_threadsafe(connection.keepalive_timeout)
         release()
-        messages = talk.hear_all()
+        messages = talk.receive_all()
     assert messages[-1] == {"type": "done"}
     assert text_of(messages) == translator.translate("".join(words), 3)
 
@@ -303,7 +303,7 @@ def test_a_connection_without_a_session_is_told_of_the_shutdown(serve: Serve) ->
     served = serve()
     with served.talk() as talk:
         served.server.stop()
-        assert talk.hear_error() == ("draining", 1012)
+        assert talk.receive_error() == ("draining", 1012)
 
 
 def test_small_packets_are_sent_at_once(served: Served) -> None:

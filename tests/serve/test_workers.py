@@ -85,13 +85,13 @@ def test_a_session_is_resumed_at_whichever_worker_answers(shared: Server, transl
         session = talk.start()["session"]
     for word in words[:12]:  # one connection each
         with shared.served.talk() as talk:
-            assert talk.say("resume", session=session, seq=0).hear()["session"] == session
-            talk.say("source", text=word)
+            assert talk.send("resume", session=session, seq=0).receive()["session"] == session
+            talk.send("source", text=word)
             assert talk.socket.ping().wait(PATIENCE)
     with shared.served.talk() as talk:
-        assert talk.say("resume", session=session, seq=0).hear()["received"] == 12
-        talk.say("finish")
-        messages = talk.hear_all()
+        assert talk.send("resume", session=session, seq=0).receive()["received"] == 12
+        talk.send("finish")
+        messages = talk.receive_all()
         assert talk.socket.close_code == 1000
     text = "".join(message["text"] for message in messages if message["type"] == "commit")
     assert text == translator.translate("".join(words[:12]), 3)
@@ -104,7 +104,7 @@ def test_limits_and_metrics_add_up(shared: Server) -> None:
         eventually(lambda: shared.live_streams() == 4)
         for _ in range(6):
             with shared.served.talk() as talk:
-                assert talk.say("start", model="toy").hear_error() == ("too_many_streams", 1013)
+                assert talk.send("start", model="toy").receive_error() == ("too_many_streams", 1013)
     finally:
         for talk in talks:
             talk.__exit__()
@@ -121,10 +121,10 @@ def test_rooms_of_all_workers_add_up(shared: Server) -> None:
         ]
         for room in ("x", "y", "z"):
             with shared.served.talk() as talk:
-                assert talk.say("start", model="toy", room=room).hear_error() == ("too_many_streams", 1013)
+                assert talk.send("start", model="toy", room=room).receive_error() == ("too_many_streams", 1013)
     finally:
         for talk in talks:
-            talk.say("finish").hear_all()
+            talk.send("finish").receive_all()
             talk.__exit__()
     eventually(lambda: _can_open(shared, "x"))  # once its worker knows that the others are closed
 
@@ -133,7 +133,7 @@ def _can_open(server: Server, room: str) -> bool:
     with server.served.talk() as talk:
         if talk.start(room=room)["type"] == "error":
             return False
-        talk.say("finish").hear_all()
+        talk.send("finish").receive_all()
     return True
 
 
@@ -227,7 +227,7 @@ def test_workers_stop_with_their_supervisor(server: Server) -> None:
         talk.start()
         for process in (server.process.pid, *workers):  # as systemd does
             os.kill(process, signal.SIGTERM)
-        assert talk.hear_error() == ("draining", 1012)
+        assert talk.receive_error() == ("draining", 1012)
     assert server.process.wait(PATIENCE) == 0
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     assert "Traceback" not in server.log.read_text()

@@ -20,7 +20,7 @@ from simulmt.errors import ConfigError
 from simulmt.runtime.revisions import Word
 from simulmt.serve.limits import Counted, Counters, Limits
 from simulmt.serve.metrics import Metrics
-from simulmt.serve.protocol import ErrorCode, Heard, RefusedError, Transcript
+from simulmt.serve.protocol import Ack, ErrorCode, RefusedError, Transcript
 from simulmt.speech.audio import RATE, Samples
 from simulmt.speech.live import Listener
 from simulmt.speech.recogniser import (
@@ -131,13 +131,13 @@ class SpeechInput:
         self._shown = ""  # the last tentative text sent
         self._count(1)
 
-    def receive(self, audio: Audio) -> Heard | None:
+    def receive(self, audio: Audio) -> Ack | None:
         """Count audio that was accepted; return an acknowledgement when one is due."""
         self.received += audio.length
         if self.received - self._acknowledged < ACKNOWLEDGED_EVERY:
             return None
         self._acknowledged = self.received
-        return Heard(self.received)
+        return Ack(self.received)
 
     async def recognise(self, audio: Audio) -> Recognised:
         """Recognise received audio; return the words that are now stable."""

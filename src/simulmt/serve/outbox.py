@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from typing import NamedTuple
 
-from simulmt.serve.protocol import Commit, Done, Error, Heard, Sentence, Transcript, Undone
+from simulmt.serve.protocol import Ack, Commit, Done, Error, Sentence, Transcript, Undone
 
-Output = Commit | Sentence | Undone | Heard | Transcript | Done | Error
+Output = Commit | Sentence | Undone | Ack | Transcript | Done | Error
 
 
 class Entry(NamedTuple):

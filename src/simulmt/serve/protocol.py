@@ -225,7 +225,7 @@ class Undone(Message, frozen=True):
     source: Annotated[str, _field("its source text")]
 
 
-class Heard(Message, frozen=True):
+class Ack(Message, frozen=True):
     """Acknowledges audio: samples up to this number need not be sent again."""
 
     samples: Annotated[int, _field("samples of the session received so far", ge=0)]
@@ -236,7 +236,7 @@ class Transcript(Message, frozen=True):
 
     seq: Annotated[int, _field("counts the transcripts of a session from 1", ge=1)]
     text: Annotated[str, _field("what is appended to the recognised source; never changes")]
-    tentative: Annotated[str, _field("what was heard after that and may still be revised")]
+    tentative: Annotated[str, _field("what was recognised after that and may still be revised")]
     ends_sentence: Annotated[bool, _field("whether the speaker ends the sentence after text")] = False
 
 
@@ -282,7 +282,7 @@ class Closed(Message, frozen=True):
 Opening = Start | Resume
 Input = Source | Delay | Undo | End | Finish
 ClientMessage = Opening | Input
-ServerMessage = Ready | Commit | Sentence | Undone | Heard | Transcript | Done | Error
+ServerMessage = Ready | Commit | Sentence | Undone | Ack | Transcript | Done | Error
 ViewerMessage = Watch
 RoomMessage = Waiting | Room | Commit | Sentence | Retract | Closed | Error
 

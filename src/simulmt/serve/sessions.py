@@ -152,8 +152,8 @@ class Session:
         if isinstance(message, Finish):
             self.state = State.FINISHING
         if self.speech is not None and isinstance(message, Audio):
-            if heard := self.speech.receive(message):
-                self.outbox.put(heard)
+            if ack := self.speech.receive(message):
+                self.outbox.put(ack)
         else:
             self.received += 1
         self._queue(message, arrived)

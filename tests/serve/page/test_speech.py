@@ -127,7 +127,7 @@ class Recogniser:
             return
         self.frames.append(frame)
         self.samples += len(frame) // 2
-        socket.send(json.dumps({"type": "heard", "samples": self.samples}))
+        socket.send(json.dumps({"type": "ack", "samples": self.samples}))
         if len(self.frames) == 1:
             transcript = {
                 "type": "transcript",

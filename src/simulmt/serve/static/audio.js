@@ -116,7 +116,7 @@ export class AudioSession {
 
   #receive(message) {
     if (message.type === "ready") this.#ready(message);
-    else if (message.type === "heard") this.#acknowledge(message.samples);
+    else if (message.type === "ack") this.#acknowledge(message.samples);
     else if (message.type === "transcript") this.#transcript(message);
     else if (message.type === "error") this.#error(message.code);
   }
