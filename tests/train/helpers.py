@@ -19,7 +19,7 @@ from simulmt.train.batches import BatchPlan
 from simulmt.train.loop import Outcome, train
 from simulmt.train.monitor import Monitor, UpdateReport
 from simulmt.train.settings import RunConfig, TrainingConfig
-from simulmt.train.state import Progress
+from simulmt.train.state import RunProgress
 from simulmt.train.systems import System
 from simulmt.train.world import World
 
@@ -43,7 +43,7 @@ class Recorder(Monitor):
         self.model, self.plan, self.started_at = model, plan, update
         self.weights.append(snapshot(model))
 
-    def update(self, report: UpdateReport, totals: Progress) -> None:
+    def update(self, report: UpdateReport, totals: RunProgress) -> None:
         super().update(report, totals)
         self.reports.append(report)
         self.weights.append(snapshot(self.model))

@@ -16,7 +16,7 @@ from simulmt.data.dataset import Dataset
 from simulmt.model.beam import beam_search
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
-from simulmt.runtime.decoding import Sentence
+from simulmt.runtime.decoding import SentenceState
 from simulmt.runtime.rules import DecodingRules, RulesConfig
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train.batches import DeviceStore
@@ -117,7 +117,7 @@ def test_rules_see_what_a_stream_has_read(dataset: Dataset, whole_words: bool) -
     scores_by_blank_penalty(model, store, 2, [0.0], [["-"] * len(store)], target, 150, rules)
     in_order = dict(zip((int(row) for batch in store.by_length(150) for row in batch.rows), rules.sources, strict=True))
     for number, (sentence,) in enumerate(sentences(dataset)):
-        stream = Sentence(whole_words)
+        stream = SentenceState(whole_words)
         for word in source.split_to_word_tokens(sentence.tolist()[:-1]):
             stream.read(word, 2)
         stream.close(2)

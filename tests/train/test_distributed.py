@@ -23,7 +23,7 @@ from simulmt.train.decode import translate_store
 from simulmt.train.loop import system_config, train
 from simulmt.train.monitor import UpdateReport
 from simulmt.train.settings import RunConfig
-from simulmt.train.state import Progress
+from simulmt.train.state import RunProgress
 from simulmt.train.systems import System, build_model, load_model, translator_of
 from simulmt.train.world import World, join_world
 
@@ -31,7 +31,7 @@ from .helpers import Recorder, fork, outcome_of, run, snapshot, tiny
 
 
 class Slow(Recorder):
-    def update(self, report: UpdateReport, totals: Progress) -> None:
+    def update(self, report: UpdateReport, totals: RunProgress) -> None:
         super().update(report, totals)
         time.sleep(0.02)
 

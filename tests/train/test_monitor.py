@@ -12,7 +12,7 @@ from simulmt.errors import SimulmtError
 from simulmt.model.asn import SortingStatistics
 from simulmt.train.batches import BatchPlan
 from simulmt.train.monitor import Monitor, UpdateReport, memory_gib
-from simulmt.train.state import Progress
+from simulmt.train.state import RunProgress
 
 from .helpers import run, tiny
 
@@ -40,11 +40,11 @@ def tell_all(monitor: Monitor) -> None:
     start(monitor)
     with monitor:
         for update in range(1, 7):
-            monitor.update(report(update), Progress(skipped_updates=2, skipped_sentences=7))
+            monitor.update(report(update), RunProgress(skipped_updates=2, skipped_sentences=7))
         monitor.validation(6, {"1": 12.345, "3": 20.0}, best=20.0)
         monitor.sorting(6, SortingStatistics(diagonal=0.98765, displacement=1.25))
         monitor.warn("something odd")
-        monitor.update(report(7), Progress())
+        monitor.update(report(7), RunProgress())
     monitor.finish(7, 21.5, Path("run/final"))
 
 
@@ -159,7 +159,7 @@ def test_the_curves_of_a_stopped_run_are_on_disk(tmp_path: Path, capsys: pytest.
     monitor = Monitor(tmp_path, log_every=1)
     start(monitor)
     with monitor:
-        monitor.update(report(1), Progress())
+        monitor.update(report(1), RunProgress())
         monitor.sorting(1, SortingStatistics(diagonal=0.5, displacement=1.25))
         monitor.stopped(1)
     assert capsys.readouterr().err
@@ -172,10 +172,10 @@ def test_the_speed_is_that_of_the_recent_updates(tmp_path: Path, monkeypatch: py
     clock = iter([10.0, 10.5, 12.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     monitor = Monitor(tmp_path, quiet=True)
-    monitor.update(report(1), Progress())
+    monitor.update(report(1), RunProgress())
     assert monitor.speed() == {}
-    monitor.update(report(2), Progress())
-    monitor.update(report(3), Progress())
+    monitor.update(report(2), RunProgress())
+    monitor.update(report(3), RunProgress())
     assert monitor.speed() == {"source_tokens_per_second": 80.0, "data_share": 0.0, "seconds_per_update": 1.0}
     monitor.validation(3, {"1": 2.0}, 2.0)
     assert monitor.speed() == {}  # the time of a validation is not training time
@@ -206,6 +206,6 @@ def test_a_full_disk_ends_the_curves_and_not_the_run(tmp_path: Path, capsys: pyt
         monitor._curves = [Full()]
         start(monitor)
         with monitor:
-            monitor.update(report(1), Progress())
-            monitor.update(report(2), Progress())
+            monitor.update(report(1), RunProgress())
+            monitor.update(report(2), RunProgress())
         assert capsys.readouterr().err.count("cannot write curves any more: [Errno 28] No space left on device") == 1

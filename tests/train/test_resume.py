@@ -29,7 +29,7 @@ from simulmt.train.loop import Outcome
 from simulmt.train.monitor import UpdateReport
 from simulmt.train.record import record_run
 from simulmt.train.settings import RunConfig
-from simulmt.train.state import Progress
+from simulmt.train.state import RunProgress
 from simulmt.train.systems import load_model
 
 from .helpers import ALONE, Recorder, fork, outcome_of, run, tiny
@@ -38,7 +38,7 @@ from .helpers import ALONE, Recorder, fork, outcome_of, run, tiny
 class Slow(Recorder):
     """Takes its time over every update, so that a signal meets a run at work."""
 
-    def update(self, report: UpdateReport, totals: Progress) -> None:
+    def update(self, report: UpdateReport, totals: RunProgress) -> None:
         super().update(report, totals)
         time.sleep(0.01)
 

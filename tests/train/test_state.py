@@ -10,7 +10,7 @@ from torch import nn
 from simulmt.errors import CheckpointError
 from simulmt.train.checkpoint import Checkpoint, CheckpointFolder
 from simulmt.train.settings import TrainingConfig
-from simulmt.train.state import Progress, RunState
+from simulmt.train.state import RunProgress, RunState
 
 from .helpers import same, snapshot
 
@@ -40,15 +40,15 @@ def through_disk(state: RunState, folder: Path) -> Checkpoint:
 
 
 def test_the_best_updates_are_those_of_the_highest_scores_later_ones_first_among_equals() -> None:
-    progress = Progress(scores={"5": 1.0, "9": 3.0, "10": 3.0, "15": 2.0})
+    progress = RunProgress(scores={"5": 1.0, "9": 3.0, "10": 3.0, "15": 2.0})
     assert progress.best(1) == [10]
     assert progress.best(3) == [10, 9, 15]
     assert progress.best(9) == [10, 9, 15, 5]
-    assert Progress().best(2) == []
+    assert RunProgress().best(2) == []
 
 
 def test_the_average_loss_begins_with_the_first_and_follows_slowly() -> None:
-    progress = Progress()
+    progress = RunProgress()
     assert math.isinf(progress.average_loss)
     progress.record_step(4.0)
     assert progress.average_loss == 4.0
@@ -57,7 +57,7 @@ def test_the_average_loss_begins_with_the_first_and_follows_slowly() -> None:
 
 
 def test_skipped_steps_are_counted_in_all_and_in_a_row() -> None:
-    progress = Progress()
+    progress = RunProgress()
     progress.record_skipped_step()
     progress.record_skipped_step()
     progress.record_step(1.0)
@@ -72,7 +72,7 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path: Path, ema_decay: float) 
 
     begun = state_of(network(), ema_decay)
     take_steps(begun, 1, 3, ema_decay)
-    begun.progress = Progress(3, 6, {"3": 0.1 + 0.2}, 1 / 3, 1, 2, 4)
+    begun.progress = RunProgress(3, 6, {"3": 0.1 + 0.2}, 1 / 3, 1, 2, 4)
     resumed = state_of(network(seed=5), ema_decay)
     resumed.restore(through_disk(begun, tmp_path))
     assert resumed.progress == begun.progress

@@ -38,7 +38,6 @@ from simulmt.runtime.stream import Commit, Translator
 from simulmt.text import split_words
 from simulmt.text.words import Unit
 
-Progress = Callable[[str], None]
 T = TypeVar("T")
 
 
@@ -122,7 +121,7 @@ class Evaluator:
         test_set: TestSet,
         unit: Unit | Literal["auto"],
         timing: Timing,
-        progress: Progress = lambda _: None,
+        progress: Callable[[str], None] = lambda _: None,
         lexicon: Lexicon | None = None,
         stop_at_end: bool = False,
     ) -> None:

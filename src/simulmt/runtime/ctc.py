@@ -12,7 +12,7 @@ import numpy as np
 
 from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.caches import Array, Binding, Caches, GraphRunner
-from simulmt.runtime.decoding import Due, Sentence, Written, batches, last_tokens, log_softmax
+from simulmt.runtime.decoding import Due, SentenceState, Written, batches, last_tokens, log_softmax
 from simulmt.runtime.rules import NO_RULES, Context, DecodingRules, SourcePrefix
 from simulmt.text import BLANK
 
@@ -38,7 +38,7 @@ class Collapse:
         return written
 
 
-class CTCSentence(Sentence):
+class CTCSentence(SentenceState):
     """A sentence whose frames are collapsed incrementally."""
 
     wants_scores = False  # whether `write` is given log-probabilities instead of symbols

@@ -35,7 +35,7 @@ class Due(NamedTuple):
     delay: int
 
 
-class Sentence:
+class SentenceState:
     """The decoding state of a source sentence: position t is due once t + delay tokens have been read.
 
     It attends to these and, with `whole_words`, to the rest of the last word.
@@ -83,7 +83,7 @@ class Sentence:
         self._planned += 1
 
 
-S = TypeVar("S", bound=Sentence)
+S = TypeVar("S", bound=SentenceState)
 
 
 def batches(sentences: Sequence[S], key: Callable[[S], Hashable], size: int = ROWS) -> Iterator[list[S]]:
@@ -96,7 +96,7 @@ def batches(sentences: Sequence[S], key: Callable[[S], Hashable], size: int = RO
             yield group[start : start + size]
 
 
-def last_tokens(sentences: Sequence[Sentence], ends: Sequence[int], count: int) -> tuple[Array, Array]:
+def last_tokens(sentences: Sequence[SentenceState], ends: Sequence[int], count: int) -> tuple[Array, Array]:
     """Return the last `count` tokens before each end, and their positions.
 
     Tokens may be read again: this writes the same values to the cache. Shorter sentences are padded; the cache entries

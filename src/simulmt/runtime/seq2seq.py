@@ -13,7 +13,7 @@ import numpy as np
 
 from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.caches import Array, Caches, GraphRunner, Slot
-from simulmt.runtime.decoding import ROWS, Due, Sentence, Written, batches, last_tokens, log_softmax
+from simulmt.runtime.decoding import ROWS, Due, SentenceState, Written, batches, last_tokens, log_softmax
 from simulmt.text import END, SPECIAL_SYMBOLS, START
 
 ENCODED = 512  # maximum positions per encoder call, over all rows
@@ -28,7 +28,7 @@ class Row(NamedTuple):
     due: Due
 
 
-class Seq2SeqSentence(Sentence):
+class Seq2SeqSentence(SentenceState):
     """A sentence whose positions are target tokens; after the end of the source, they are due until END is written.
 
     If the model predicts END before the source is read, another source token is read instead: where translations are

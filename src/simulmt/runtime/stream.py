@@ -32,7 +32,7 @@ from simulmt.errors import StreamError
 from simulmt.runtime.bundle import Bundle, Kind, find
 from simulmt.runtime.caches import Caches
 from simulmt.runtime.ctc import CTCDecoder
-from simulmt.runtime.decoding import Sentence, Written
+from simulmt.runtime.decoding import SentenceState, Written
 from simulmt.runtime.rules import DoubledPunctuation
 from simulmt.runtime.seq2seq import Seq2SeqDecoder
 from simulmt.runtime.transducer import TransducerDecoder
@@ -86,7 +86,7 @@ class Decoder(Protocol):
 
     caches: Caches
 
-    def open(self, beam: int = 1, reads_on: bool = True) -> Sentence:
+    def open(self, beam: int = 1, reads_on: bool = True) -> SentenceState:
         """Begin a sentence."""
 
     def advance(self, sentences: Sequence[Any]) -> list[list[Written]]:
@@ -105,7 +105,7 @@ class _StreamSentence:
     """A sentence of a stream, with the source word and arrival time of each token."""
 
     def __init__(
-        self, sentence: Sentence, number: int, detokenizer: Detokenizer, text_filter: DoubledPunctuation | None
+        self, sentence: SentenceState, number: int, detokenizer: Detokenizer, text_filter: DoubledPunctuation | None
     ) -> None:
         self.sentence = sentence
         self.number = number
@@ -185,7 +185,7 @@ class Stream:
         return bool(self._unfinished) and self.current.is_due
 
     @property
-    def current(self) -> Sentence:
+    def current(self) -> SentenceState:
         """The sentence being translated; the stream must be due."""
         return self._unfinished[0].sentence
 

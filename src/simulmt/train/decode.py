@@ -21,14 +21,14 @@ from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.rules import NO_RULES, Context, DecodingRules, SourcePrefix
 from simulmt.text import BLANK, Tokenizer
 from simulmt.train.batches import Batch, DeviceStore
-from simulmt.train.systems import Translator, evaluation_mode
+from simulmt.train.systems import InferenceModel, evaluation_mode
 
 GREEDY = BeamConfig(beam=1, length_penalty=0.0, reads_on=True)
 
 
 @torch.inference_mode()
 def translate_store(
-    model: Translator,
+    model: InferenceModel,
     store: DeviceStore,
     delay: int | None,
     batch_tokens: int = 16_384,
@@ -45,7 +45,9 @@ def translate_store(
     return results
 
 
-def translate_batch(model: Translator, batch: Batch, delay: int | None, blank_penalty: float = 0.0) -> list[list[int]]:
+def translate_batch(
+    model: InferenceModel, batch: Batch, delay: int | None, blank_penalty: float = 0.0
+) -> list[list[int]]:
     """Return greedy target ids of a batch; `blank_penalty` is subtracted from the blank's logit."""
     if isinstance(model, TransducerModel):
         frames = model.frames(model.encode(batch.source, batch.source_lengths, delay or 1))

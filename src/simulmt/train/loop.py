@@ -33,7 +33,7 @@ from simulmt.train.checkpoint import CheckpointFolder, average
 from simulmt.train.decode import bleu, translate_store
 from simulmt.train.monitor import Monitor, UpdateReport
 from simulmt.train.settings import RunConfig, TrainingConfig
-from simulmt.train.state import Progress, RunState
+from simulmt.train.state import RunProgress, RunState
 from simulmt.train.systems import (
     SystemConfig,
     TrainableModel,
@@ -299,7 +299,7 @@ def _choose_final(
     return Outcome("finished", state.progress.update, scores[chosen], directory / FINAL)
 
 
-def _should_stop_early(progress: Progress, settings: TrainingConfig) -> bool:
+def _should_stop_early(progress: RunProgress, settings: TrainingConfig) -> bool:
     best = max(progress.scores.values(), default=None)
     reached = [int(update) for update, score in progress.scores.items() if score == best]
     return bool(reached) and progress.update - min(reached) >= settings.patience

@@ -18,7 +18,7 @@ from torch import nn
 from simulmt.errors import SimulmtError
 from simulmt.model.asn import SortingStatistics
 from simulmt.train.batches import BatchPlan
-from simulmt.train.state import Progress as RunProgress
+from simulmt.train.state import RunProgress
 
 WINDOW = 100  # updates that the displayed speed is averaged over
 

@@ -26,9 +26,9 @@ from simulmt.model.layers import Attention, Embedding
 from simulmt.runtime.bundle import GRAPHS, Bundle, BundleConfig, Kind, find
 from simulmt.train.graph import Array, Graph, Precision, build_graph
 from simulmt.train.systems import (
+    InferenceModel,
     System,
     SystemConfig,
-    Translator,
     build_model,
     mark_words,
     translator_of,
@@ -43,7 +43,7 @@ SYSTEMS: Mapping[Kind, System] = {
 }
 
 
-def load_bundle(name_or_path: str | Path) -> tuple[Translator, SystemConfig]:
+def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]:
     """Read a bundle as the model that it was exported from, in eval mode."""
     bundle = Bundle(find(name_or_path))
     bundle.verify()
@@ -182,7 +182,7 @@ class _Reader(Graph):
         self._found |= {module.query.weight: weight, module.query.bias: bias}
 
 
-def _empty_model(config: SystemConfig) -> Translator:
+def _empty_model(config: SystemConfig) -> InferenceModel:
     """Build a model of zeros, without touching the random state of the run."""
     with torch.device("meta"):
         model = translator_of(build_model(config))

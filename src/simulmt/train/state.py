@@ -17,7 +17,7 @@ from simulmt.train.settings import TrainingConfig
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """Counters of a run."""
 
     update: int = 0
@@ -49,7 +49,7 @@ class RunState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     moving_average: dict[str, Tensor]
-    progress: Progress
+    progress: RunProgress
 
     @staticmethod
     def start(model: nn.Module, settings: TrainingConfig) -> RunState:
@@ -61,7 +61,7 @@ class RunState:
             fused=next(model.parameters()).is_cuda,
         )
         copies = {name: p.detach().clone() for name, p in model.named_parameters()} if settings.ema_decay > 0 else {}
-        return RunState(model, optimizer, copies, Progress())
+        return RunState(model, optimizer, copies, RunProgress())
 
     @property
     def validated_prefix(self) -> str:
@@ -110,7 +110,7 @@ class RunState:
             for name, tensor in self.moving_average.items():
                 tensor.copy_(checkpoint.tensors[f"average.{name}"])
             self._restore_moments(checkpoint.tensors)
-            self.progress = Progress(**checkpoint.state["progress"])
+            self.progress = RunProgress(**checkpoint.state["progress"])
         except (RuntimeError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"the checkpoint of update {checkpoint.update} does not fit this configuration "

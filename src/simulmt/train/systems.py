@@ -30,7 +30,7 @@ from simulmt.text import Tokenizer
 from simulmt.train.checkpoint import SCRATCH
 
 System = Literal["ctc", "ctc+asn", "transducer", "transducer+asn", "wait-k", "teacher"]
-Translator = CTCModel | Seq2SeqModel  # the part of a system used at inference
+InferenceModel = CTCModel | Seq2SeqModel  # the part of a system used at inference
 WORD_STARTS = "encoder.word_starts"  # tensor of models that see whole words
 
 
@@ -93,9 +93,9 @@ def mark_words(model: nn.Module, source: Tokenizer) -> None:
     translator_of(model).encoder.mark_words(source.word_starts)
 
 
-def translator_of(model: nn.Module) -> Translator:
+def translator_of(model: nn.Module) -> InferenceModel:
     """Return the part that translates: for CTC+ASN, the model without its sorting network."""
-    return cast(Translator, model.translator if isinstance(model, SortedCTCModel) else model)
+    return cast(InferenceModel, model.translator if isinstance(model, SortedCTCModel) else model)
 
 
 def vocabulary_checksums(source: Tokenizer, target: Tokenizer) -> tuple[str, str]:
