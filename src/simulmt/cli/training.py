@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from simulmt.data.corpus import Corpus
     from simulmt.text import Normalization
 
-Files = Annotated[list[Path] | None, typer.Option(show_default=False)]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.seed=2; repeatable."),
