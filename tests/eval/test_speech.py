@@ -12,11 +12,11 @@ import pytest
 from cli.helpers import call
 from simulmt.errors import DataError
 from simulmt.eval import jobs, speech
+from simulmt.eval.latency import lagging
 from simulmt.eval.speech import (
     PAUSE,
     Recording,
     Segment,
-    laal,
     resegment,
     score_speech,
     stream_laal,
@@ -103,8 +103,9 @@ def test_output_is_cut_into_the_sentences_of_the_reference(units: str, reference
         ([5, 6], 4, 2, 5.0),  # all after the end: the first alone counts
     ],
 )
-def test_laal(delays: Sequence[float], duration: float, length: int, lag: float) -> None:
-    assert laal(delays, duration, length) == pytest.approx(lag)
+def test_laal_of_a_sentence(delays: Sequence[float], duration: float, length: int, lag: float) -> None:
+    segment = Segment("", ("",), 10.0, duration)
+    assert stream_laal([[10 + delay for delay in delays]], [segment], [length]) == pytest.approx(1000 * lag)
 
 
 def test_laal_is_that_of_omnisteval() -> None:
@@ -112,7 +113,7 @@ def test_laal_is_that_of_omnisteval() -> None:
     data = pytest.importorskip("omnisteval.data")
     for delays in ([500.0, 900.0, 1700.0, 2500.0], [1200.0, 1300.0], [2100.0, 2200.0]):
         instance = data.Instance("x", "a b c", "word", 0, 2000.0, delays, delays, 2000.0, True)
-        assert laal(delays, 2000.0, 3) == pytest.approx(scoring.LAALScorer().compute(instance))
+        assert lagging(delays, 2000.0, max(len(delays), 3)) == pytest.approx(scoring.LAALScorer().compute(instance))
 
 
 def test_stream_laal_counts_from_the_start_of_each_sentence() -> None:

@@ -74,3 +74,11 @@ def test_a_system_that_does_not_tell_changes_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Path, "read_text", refuse)
     with huge_pages():
         pass
+
+
+def test_the_peak_counts_memory_that_was_freed() -> None:
+    program = (
+        "from simulmt.runtime.memory import peak_memory_mb\nb'x' * len(range(200_000_000))\nprint(peak_memory_mb())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 190 < float(done.stdout) < 300

@@ -30,14 +30,14 @@ def average_lagging(delays: Sequence[int], source_length: int, reference_length:
     """
     delays = _checked(delays, source_length)
     _require_length("reference_length", reference_length)
-    return _lagging(delays, source_length, reference_length)
+    return lagging(delays, source_length, reference_length)
 
 
 def length_adaptive_average_lagging(delays: Sequence[int], source_length: int, reference_length: int) -> float:
     """Length-adaptive average lagging (LAAL): AL that does not reward long hypotheses."""
     delays = _checked(delays, source_length)
     _require_length("reference_length", reference_length)
-    return _lagging(delays, source_length, max(len(delays), reference_length))
+    return lagging(delays, source_length, max(len(delays), reference_length))
 
 
 def differentiable_average_lagging(delays: Sequence[int], source_length: int) -> float:
@@ -80,7 +80,7 @@ def average_lagging_computation_aware(
     duration = source_length * source_duration_ms
     elapsed_ms = elapsed_ms if len(elapsed_ms) else [duration]
     _require_ascending("elapsed_ms", elapsed_ms)
-    return _lagging(elapsed_ms, duration, reference_length)
+    return lagging(elapsed_ms, duration, reference_length)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,11 @@ def paced_lags(
     ]
 
 
-def _lagging(written: Sequence[float], source_end: float, target_length: int) -> float:
+def lagging(written: Sequence[float], source_end: float, target_length: int) -> float:
+    """Return the mean lag behind an ideal interpreter, up to the first unit written at or after the end of the source.
+
+    `written` holds when each unit was written, in words or in time; the interpreter writes `target_length` units.
+    """
     pace = source_end / target_length
     lags = []
     for unit, moment in enumerate(written):

@@ -6,10 +6,9 @@ by minimum edit distance, as in mWERSegmenter. BLEU and StreamLAAL (Papi et al.,
 
 from __future__ import annotations
 
+import math
 import re
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,9 @@ from numpy.typing import NDArray
 from simulmt.data.speech_noise import unpunctuated
 from simulmt.errors import DataError
 from simulmt.eval.instances import split_units
+from simulmt.eval.latency import lagging
 from simulmt.eval.quality import QualityScorer
+from simulmt.runtime.memory import peak_memory_mb
 from simulmt.runtime.revisions import Word
 from simulmt.runtime.stream import Commit, Translator
 from simulmt.speech.audio import BLOCK, RATE, Samples
@@ -196,7 +197,7 @@ def _translate_speech(
         report(heard)
     record(speech.finish(), len(samples) / RATE)
     used = time.process_time() - used
-    return _Output(words, commits, _units(characters, unit), speech, used, peak_memory_mb())
+    return _Output(words, commits, _units(characters, unit), speech, used, peak_memory_mb() or math.nan)
 
 
 def _units(characters: Sequence[_Written], unit: Unit) -> list[_Written]:
@@ -260,24 +261,12 @@ def stream_laal(
     Sentences without output are skipped, as in simulstream.
     """
     scores = [
-        laal([round(delay - segment.start, 6) for delay in of_sentence], round(segment.duration, 6), length)
+        lagging(
+            [round(delay - segment.start, 6) for delay in of_sentence],
+            round(segment.duration, 6),
+            max(len(of_sentence), length),
+        )
         for of_sentence, segment, length in zip(delays, segments, reference_lengths, strict=True)
         if of_sentence
     ]
     return 1000 * statistics.fmean(scores) if scores else float("nan")
-
-
-def laal(delays: Sequence[float], duration: float, reference_length: int) -> float:
-    """Return the length-adaptive average lagging of a sentence that lasts `duration`, in the same unit."""
-    if delays[0] > duration:
-        return delays[0]
-    pace = duration / max(len(delays), reference_length)
-    lags = [delay - index * pace for index, delay in enumerate(delays)]
-    counted = next((index for index, delay in enumerate(delays, start=1) if delay >= duration), len(delays))
-    return sum(lags[:counted]) / counted
-
-
-def peak_memory_mb() -> float:
-    """Return the peak memory of this process in MB."""
-    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return size / (1 << 20 if sys.platform == "darwin" else 1 << 10)

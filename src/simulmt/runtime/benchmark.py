@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from pathlib import Path
 
+from simulmt.runtime.memory import peak_memory_mb
 from simulmt.runtime.stream import Stream, Translator
 from simulmt.text import split_words
 
@@ -52,7 +51,7 @@ def measure(load: Callable[[], Translator], sentences: Sequence[str], delay: int
     translator = load()
     load_ms = (time.perf_counter() - started) * 1000
     times = _seconds_per_token(translator, sentences, delay)
-    memory_mb = _peak_megabytes()  # before the batches, which need more
+    memory_mb = peak_memory_mb()  # before the batches, which need more
     return Measurements(
         model=translator.bundle.name,
         delay=translator.stream(delay).delay,
@@ -113,16 +112,3 @@ def _throughput(
         words_read += 1
     rate = words_read * count * tokens_per_word / seconds
     return Throughput(count, rate, rate / (SPEAKING_PACE * tokens_per_word) / threads)
-
-
-def _peak_megabytes() -> float | None:
-    """Return the peak resident memory of this process."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        (peak,) = (line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM:"))
-        return int(peak.split()[1]) / 1000
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # in bytes, on macOS
