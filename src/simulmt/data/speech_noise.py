@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import SequenceMatcher
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Literal
-from unicodedata import category, normalize
+from unicodedata import normalize
 
 from simulmt.config import require
+from simulmt.text.numbers.english import MULTIPLIERS, ONES, TENS
+from simulmt.text.words import combining_marks
 
 Language = Literal["en"]
 Event = Callable[[str, random.Random], Sequence[str]]  # maps a word to the recognised words
@@ -33,17 +34,15 @@ DROPPED = frozenset({"the", "a", "an", "of", "that", "have", "as", "to", "at"})
 NEGATIONS = frozenset({"no", "not", "nor", "none", "never", "nothing", "nobody", "nowhere", "neither", "without"})
 CUT_OFF = 3  # letters that a broken-off word keeps
 
-_ONES = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-)  # fmt: skip
-_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_SCALES = ("hundred", "thousand", "million", "billion", "trillion")
+_ONES = ("zero", *ONES)
+_TENS = ("", "", *TENS)
 _ORDINALS = {
     "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
     "twelve": "twelfth",
 }  # fmt: skip
-_COUNTING = frozenset((*_ONES, *_TENS[2:], *_SCALES, *_ORDINALS.values(), "half", "quarter", "once", "twice", "dozen"))
+_COUNTING = frozenset(
+    (*_ONES, *_TENS[2:], *MULTIPLIERS, *_ORDINALS.values(), "half", "quarter", "once", "twice", "dozen")
+)
 _WORD_TO_NUMBER = {word: number for number, word in enumerate(_ONES) if number >= 10} | {
     f"{tens}-{ones}" if ones != "zero" else tens: 10 * ten + one
     for ten, tens in enumerate(_TENS)
@@ -56,8 +55,7 @@ _DIGIT = re.compile(r"\d")
 _CORE = re.compile(r"\A(\W*)(.*?)(\W*)\Z", re.DOTALL)
 _PLURAL = re.compile(r"[a-z]{3,}[^siu']s\Z")
 
-# Combining vowel signs and accents do not match \w but are part of a word; all lie in these two ranges of Unicode.
-_MARKS = "".join(c for c in map(chr, chain(range(0x300, 0x20000), range(0xE0100, 0xE01F0))) if category(c)[0] == "M")
+_MARKS = combining_marks()  # part of words, but not matched by \w
 _IN_WORD = rf"[\w{_MARKS}]"
 _NOT_SPOKEN = re.compile(
     rf"(?<!{_IN_WORD})['’-]|['’-](?!{_IN_WORD})|(?<!\d)[.,:]|[.,:](?!\d)|[^\w{_MARKS}\s%$€£+'’.,:-]|_"
@@ -212,12 +210,9 @@ def spell_number(number: int) -> str:
     if number < 100:
         tens, ones = divmod(number, 10)
         return _TENS[tens] + (f" {_ONES[ones]}" if ones else "")
-    size, scale = next((10**power, name) for power, name in _BY_SIZE if number >= 10**power)
+    scale, size = next(each for each in reversed(MULTIPLIERS.items()) if number >= each[1])
     count, rest = divmod(number, size)
     return f"{spell_number(count)} {scale}" + (f" {spell_number(rest)}" if rest else "")
-
-
-_BY_SIZE = ((9, "billion"), (6, "million"), (3, "thousand"), (2, "hundred"))
 
 
 def spell_year(year: int) -> str:
@@ -234,7 +229,7 @@ def _spell_numbers(words: Sequence[str]) -> list[str]:
     """Spell out the numbers, except in "$5 million", where the order of words would change."""
     spelled: list[str] = []
     for word, following in zip(words, (*words[1:], ""), strict=True):
-        is_scaled = word[0] == "$" and following.rstrip(".,;:!?").lower() in _SCALES
+        is_scaled = word[0] == "$" and following.rstrip(".,;:!?").lower() in MULTIPLIERS
         spelled += _spelled(word).split() if _DIGIT.search(word) and not is_scaled else [word]
     return spelled
 

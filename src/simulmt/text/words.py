@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Literal
+from unicodedata import category
 
 Unit = Literal["word", "char"]  # unit of text length: space-separated words, or characters
 
@@ -67,3 +69,9 @@ def split_runs(text: str) -> list[str]:
 def is_spaceless(character: str) -> bool:
     """Return whether a character belongs to a script written without spaces."""
     return _IS_SPACELESS.match(character) is not None
+
+
+def combining_marks() -> str:
+    """Return all combining marks, accents and vowel signs, for use inside the brackets of a regular expression."""
+    ranges = (range(0x300, 0x20000), range(0xE0100, 0xE01F0))  # there are none elsewhere
+    return "".join(character for character in map(chr, chain(*ranges)) if category(character).startswith("M"))

@@ -18,29 +18,29 @@ from simulmt.text.numbers.composing import (
     words,
 )
 
-_ONES = words("one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen")
-_ONES += words("seventeen eighteen nineteen")
-_TENS = words("twenty thirty forty fifty sixty seventy eighty ninety")
+ONES = words("one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen")
+ONES += words("seventeen eighteen nineteen")
+TENS = words("twenty thirty forty fifty sixty seventy eighty ninety")
 _ORDINALS = words("third fourth fifth sixth seventh eighth ninth tenth")
 _TEENTHS = words("eleventh twelfth thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth")
 _MONTHS = words("january february march april may june july august september october november december")
 
 _VALUES = {
-    **{word: value for value, word in enumerate(_ONES, start=1)},
-    **{word: 10 * value for value, word in enumerate(_TENS, start=2)},
+    **{word: value for value, word in enumerate(ONES, start=1)},
+    **{word: 10 * value for value, word in enumerate(TENS, start=2)},
     **{word: value for value, word in enumerate(_TEENTHS, start=11)},
-    **{f"{word[:-1]}ieth": 10 * value for value, word in enumerate(_TENS, start=2)},
+    **{f"{word[:-1]}ieth": 10 * value for value, word in enumerate(TENS, start=2)},
     **{
         f"{ten}-{one}": 10 * tens + ones
-        for tens, ten in enumerate(_TENS, start=2)
+        for tens, ten in enumerate(TENS, start=2)
         for ones, one in enumerate(["first", "second", *_ORDINALS[:7]], start=1)
     },
 }
-_COUNTS = {word: value for word, value in _VALUES.items() if word in {*_ONES, *_TENS}}
-_MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_AFTER_NUMBER = {f"{word}s": value for word, value in _MULTIPLIERS.items()}  # "hundreds" alone is not a number
+_COUNTS = {word: value for word, value in _VALUES.items() if word in {*ONES, *TENS}}
+MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_AFTER_NUMBER = {f"{word}s": value for word, value in MULTIPLIERS.items()}  # "hundreds" alone is not a number
 _AFTER_NUMBER |= {"dozen": 12, "decades": 10, "mn": 10**6, "bn": 10**9, "tn": 10**12}
-_WORDS = NumberWords(_VALUES, _MULTIPLIERS | _AFTER_NUMBER)
+_WORDS = NumberWords(_VALUES, MULTIPLIERS | _AFTER_NUMBER)
 _FRACTIONS = {f"{word}s": value for value, word in enumerate(_ORDINALS, start=3)} | {"quarters": 4}
 
 AMBIGUOUS: Ambiguous = {
@@ -61,12 +61,12 @@ AMBIGUOUS_WORD = re.compile(rf"\b(?:{any_of(AMBIGUOUS)})\b")
 
 _VALUE = rf"(?:{DECIMAL}|\b(?:{any_of(_COUNTS)})\b)"
 _SMALL = rf"(?:(?<![\d.])\d{{1,3}}(?:\.\d+)?|\b(?:{any_of(_COUNTS)})\b)"
-_FIRST = rf"(?:{DECIMAL}|\b(?:{any_of([*_VALUES, *_MULTIPLIERS])})\b)"
-_NEXT = rf"(?:{DECIMAL}|\b(?:{any_of([*_VALUES, *_MULTIPLIERS, *_AFTER_NUMBER])})\b)"
+_FIRST = rf"(?:{DECIMAL}|\b(?:{any_of([*_VALUES, *MULTIPLIERS])})\b)"
+_NEXT = rf"(?:{DECIMAL}|\b(?:{any_of([*_VALUES, *MULTIPLIERS, *_AFTER_NUMBER])})\b)"
 _RUN = rf"{_FIRST}(?:[\s-]+{_NEXT}|\s+and\s+\b(?:{any_of(_VALUES)})\b)*"
-_SCALE = rf"(?:\s?%|\s+per\s?cent\b|\s+(?:{any_of([*_MULTIPLIERS, 'mn', 'bn', 'tn'])})\b)"
-_HOUR = rf"(\d{{1,2}}|{any_of(_ONES[:12])})\b"
-_DIGITS = rf"(?:{any_of(['zero', *_ONES[:9]])})"
+_SCALE = rf"(?:\s?%|\s+per\s?cent\b|\s+(?:{any_of([*MULTIPLIERS, 'mn', 'bn', 'tn'])})\b)"
+_HOUR = rf"(\d{{1,2}}|{any_of(ONES[:12])})\b"
+_DIGITS = rf"(?:{any_of(['zero', *ONES[:9]])})"
 
 
 def _point(match: re.Match[str]) -> str:
@@ -93,7 +93,7 @@ _RULES: list[Rule] = [
     (r"(?<=\d)(?=(?:[mbt]n|[mbtr]+illion)\b)", " "),
     (rf"({_SMALL})(\s*[-–—]\s*|\s+(?:to|or)\s+)({_VALUE})({_SCALE})", r"\1\4\2\3\4"),
     (rf"(?<=between )({_SMALL})(\s+and\s+)({_VALUE})({_SCALE})", r"\1\4\2\3\4"),
-    (rf"\b(?:several|few|many|some|of)\s+(?:{any_of(_MULTIPLIERS)})\b", ""),
+    (rf"\b(?:several|few|many|some|of)\s+(?:{any_of(MULTIPLIERS)})\b", ""),
     (r"\bhalf\s+an?\s+(?=[mbtr]+illion|dozen)", "0.5 "),
     (r"\b(?:an?|one)\s+([a-z]+)\s+and\s+a\s+half\b", r"1.5 \1"),
     (
