@@ -97,6 +97,10 @@ def test_without_any_rate_the_text_stays_as_it_is() -> None:
     assert spoken(only(unpunctuated=1.0), TEXT) == unpunctuated(TEXT)
 
 
+def test_an_empty_line_stays_empty() -> None:
+    assert {spoken(SpeechNoise("en", LOUD), "", seed) for seed in range(20)} == {""}
+
+
 def test_the_same_seed_gives_the_same_noise_and_another_seed_another() -> None:
     noise = SpeechNoise("en", LOUD)
     assert spoken(noise, TEXT, 7) == spoken(noise, TEXT, 7)

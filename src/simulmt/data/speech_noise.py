@@ -228,7 +228,7 @@ def spell_year(year: int) -> str:
 def _spell_numbers(words: Sequence[str]) -> list[str]:
     """Spell out the numbers, except in "$5 million", where the order of words would change."""
     spelled: list[str] = []
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in zip(words, (*words[1:], ""), strict=False):
         is_scaled = word[0] == "$" and following.rstrip(".,;:!?").lower() in MULTIPLIERS
         spelled += _spelled(word).split() if _DIGIT.search(word) and not is_scaled else [word]
     return spelled
