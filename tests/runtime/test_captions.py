@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulmt.runtime.captions import (
-    CLOSING,
     COLUMNS,
     LINES,
+    NEVER_FIRST,
     CaptionWriter,
     Format,
     JSONWriter,
@@ -227,7 +227,7 @@ class TestWrap:
         lines = wrap(text)
         assert "".join(lines) == text
         for before, line in pairwise(lines):
-            assert line[0] not in CLOSING
+            assert line[0] not in NEVER_FIRST
             assert line[0] == " " or width(before[-1] + line[0]) > 2, "a word is not broken"
         assert all(width(line) <= COLUMNS for line in lines if " " in line.strip())
 

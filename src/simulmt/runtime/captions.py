@@ -14,6 +14,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from simulmt.text.segmentation import CLOSING, SENTENCE_ENDS
+
 if TYPE_CHECKING:
     from simulmt.runtime.stream import Commit
 
@@ -23,7 +25,7 @@ READING_SPEED = 20.0  # columns per second
 SHORTEST = 0.8  # minimum duration of a subtitle in seconds
 LINGER = 1.0  # seconds that a subtitle stays after its last word
 LONGEST = 6.0  # seconds after which no more words are added to a subtitle
-CLOSING = frozenset("\"'”’»›)]}」』）】》〉,.;:!?…、。，；：！？｡")  # never starts a line
+NEVER_FIRST = frozenset(f"{CLOSING}{SENTENCE_ENDS},;:、，；：")  # never starts a line
 
 
 class Format(StrEnum):
@@ -180,14 +182,14 @@ def _units(text: str) -> list[str]:
     units: list[str] = []
     previous = " "
     for character in text:
-        is_apart = (_is_wide(character) or _is_wide(previous)) and character not in CLOSING
+        is_apart = (_is_wide(character) or _is_wide(previous)) and character not in NEVER_FIRST
         is_word_start = character == " " or is_apart
         if not units or (is_word_start and previous != " "):
             units.append("")
         units[-1] += character
         previous = character
     for index in range(len(units) - 1, 0, -1):
-        if CLOSING.issuperset(units[index].strip()):
+        if NEVER_FIRST.issuperset(units[index].strip()):
             units[index - 1] += units.pop(index)
     return units
 

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from simulmt.config import require
 from simulmt.runtime.stream import Stream
+from simulmt.text.segmentation import CLOSING, SENTENCE_ENDS
 
-MARKS = ".,!?;:…。，、！？；：｡؟।"
-SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "｡", "؟", "।")
-CLOSING = "\"'”’»)]」』）"
+MARKS = f"{SENTENCE_ENDS},;:，、；："
+_ENDS, _MARKS = tuple(SENTENCE_ENDS), tuple(MARKS)
 _DOUBLED = re.compile(",{2,}")
 MOST_DROPPED = 2  # stable words that a revised hypothesis may lack; allowing more would repeat words
 WINDOW = 48  # stable words that a revised hypothesis is aligned with
@@ -114,7 +114,7 @@ class Stabiliser:
         for index, word in enumerate(self._open[: max(0, count)]):
             following = self._open[index + 1].text if index + 1 < len(self._open) else ""
             is_agreed = index < len(before) and before[index].text == word.text
-            keeps_mark = is_agreed and not (word.text.endswith(SENTENCE_ENDS) and following[:1].islower())
+            keeps_mark = is_agreed and not (word.text.endswith(_ENDS) and following[:1].islower())
             words.append(word if verbatim or keeps_mark else word._replace(text=_strip_marks(word.text)))
         self._mark_stable(len(words))
         return words
@@ -127,8 +127,8 @@ class Stabiliser:
         self._changed = now
         if not self._in_sentence:
             return words
-        self._is_punctuated |= text is not None and any(word.endswith(tuple(MARKS)) for word in text.split())
-        if (text or "").rstrip(CLOSING).endswith(SENTENCE_ENDS) or (text is not None and not self._is_punctuated):
+        self._is_punctuated |= text is not None and any(word.endswith(_MARKS) for word in text.split())
+        if (text or "").rstrip(CLOSING).endswith(_ENDS) or (text is not None and not self._is_punctuated):
             self._in_sentence = False
             words.append(Word("", words[-1].spoken if words else now, ends_sentence=True))
         return words

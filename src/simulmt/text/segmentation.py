@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
-CLOSING = "\"'”’»›)\\]}」』）】》〉"
-OPENING = "\"'“‘„«‹(\\[{「『（【《〈¿¡"
-_ENDING = re.compile(rf"([.!?…。！？｡؟।॥۔]+)[{CLOSING}]*\Z")
-_OPENING = re.compile(rf"\A[{OPENING}]+")
+SENTENCE_ENDS = ".!?…。！？｡؟।॥۔"
+CLOSING = "\"'”’»›)]}」』）】》〉"  # may follow the end of a sentence
+_OPENING = "\"'“‘„«‹([{「『（【《〈¿¡"
+_ENDING = re.compile(rf"([{SENTENCE_ENDS}]+)[{re.escape(CLOSING)}]*\Z")
 _INITIALS = re.compile(r"(?:\w\.)*[^\W\d_]")  # J. or U.S. or z.B.
 
 # fmt: off
@@ -36,7 +36,7 @@ def ends_sentence(word: str, language: str, is_first: bool = False) -> bool:
     ending = _ENDING.search(word)
     if ending is None:
         return False
-    return ending[1] != "." or _is_full_stop(_OPENING.sub("", word[: ending.start()]), language, is_first)
+    return ending[1] != "." or _is_full_stop(word[: ending.start()].lstrip(_OPENING), language, is_first)
 
 
 def _is_full_stop(stem: str, language: str, is_first: bool) -> bool:
