@@ -12,7 +12,6 @@ from cli.helpers import call
 from recipe.configurations import training_configurations
 from simulmt.model.seq2seq import Seq2SeqConfig
 from simulmt.recipe.plan import Recipe, Stage
-from simulmt.runtime.bundle import shipped_names
 from simulmt.train.systems import SystemConfig
 
 FOLDER = Path(__file__).parents[2] / "recipes"
@@ -51,8 +50,8 @@ def test_stages_start_from_a_model_of_the_same_kind_delay_and_data(path: Path) -
     started = {name: str(config.init) for name, config in configs.items() if config.init}
     assert started
     for name, model in started.items():
-        if model in shipped_names():
-            continue
+        if not model.endswith("}/final"):
+            continue  # a bundle, whose sizes are checked when it is read; it may go on with other data
         plain = configs[model.removeprefix("{").removesuffix("}/final")]
         translator = configs[name].system.removesuffix("+asn")
         is_second = configs[name].objective != "likelihood"
