@@ -32,14 +32,14 @@ Arrays = dict[str, NDArray[Any]]
 class MoonshineModel:
     """A loaded model."""
 
-    def __init__(self, directory: Path, language: str | None, threads: int = 1) -> None:
+    def __init__(self, directory: Path, language: str | None) -> None:
         for name in (ENCODER, DECODER, TOKENS):
             if not (directory / name).is_file():
                 raise SpeechError(f"{directory}: no {name}; expected the directory of a Moonshine model")
         self._vocabulary = list(_read_vocabulary((directory / TOKENS).read_bytes()))
         self._tokens_per_second = TOKENS_PER_SECOND.get(language or "", DEFAULT_TOKENS_PER_SECOND)
-        self._encoder = _session(directory / ENCODER, threads)
-        self._decoder = _session(directory / DECODER, threads)
+        self._encoder = _session(directory / ENCODER)
+        self._decoder = _session(directory / DECODER)
         self._inputs = {each.name: each.shape for each in self._decoder.get_inputs()}
         logits, *caches = self._decoder.get_outputs()
         self._caches = [each.name.replace("present", "past_key_values", 1) for each in caches]
@@ -92,10 +92,9 @@ class MoonshineModel:
         return {name: np.zeros((1, heads, 0, size), np.float32) for name, (_, heads, _, size) in shapes.items()}
 
 
-def _session(path: Path, threads: int) -> Session:
+def _session(path: Path) -> Session:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors are raised as exceptions
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

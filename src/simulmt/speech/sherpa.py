@@ -18,7 +18,7 @@ class SherpaRecogniser:
 
     language: str | None = None
 
-    def __init__(self, directory: Path, threads: int = 1) -> None:
+    def __init__(self, directory: Path) -> None:
         try:
             import sherpa_onnx
         except ImportError:
@@ -29,7 +29,7 @@ class SherpaRecogniser:
         files = {part: str(find_part(directory, part)) for part in PARTS}
         try:
             self._recognizer = sherpa_onnx.OnlineRecognizer.from_transducer(
-                tokens=str(tokens), num_threads=threads, enable_endpoint_detection=True, **files
+                tokens=str(tokens), num_threads=1, enable_endpoint_detection=True, **files
             )
         except Exception as error:  # the library's errors have no common base class
             raise SpeechError(f"{directory}: sherpa-onnx cannot load it: {str(error).splitlines()[0]}") from None
