@@ -26,7 +26,7 @@ from simulmt.runtime.decoding import Written
 from simulmt.runtime.rules import Context, DecodingRules, RulesConfig, SourcePrefix
 from simulmt.runtime.stream import Commit, Lag, Stream, StreamState, Translator, load
 from simulmt.text import BLANK, END, Tokenizer, split_words
-from simulmt.text.segmentation import ends_sentence
+from simulmt.text.segmentation import SENTENCE_ENDS, ends_sentence
 from simulmt.train.export import TrainedModel
 from tiny_models import DELAYS, LONGEST, collapse, facts, joined, penalty_of, reference, trained, translator
 
@@ -139,7 +139,7 @@ def without_early_stops(network: TrainedModel, sentence: str, frames: torch.Tens
     logits = CTCModel.logits(network.model, frames)
     stops = [index for index, piece in enumerate(network.target.pieces) if set(piece) & FULL_STOPS]
     pieces = [network.source.pieces[token] for token in network.source.encode(sentence)]
-    ends = [bool(set(piece) & set(".!?…。！？")) for piece in pieces] + [True]
+    ends = [bool(set(piece) & set(SENTENCE_ENDS)) for piece in pieces] + [True]
     for frame in range(frames.shape[1]):
         position = frame // network.model.mu
         if not ends[position] and not (position and ends[position - 1]):

@@ -30,6 +30,7 @@ import numpy as np
 
 from simulmt.config import require
 from simulmt.text import BLANK, END, SPACE, SPECIAL_SYMBOLS, Tokenizer
+from simulmt.text.segmentation import SENTENCE_ENDS
 from simulmt.text.words import COMBINING, HAN, LETTER, RARE_HAN
 
 Scores = np.ndarray[Any, np.dtype[Any]]
@@ -45,7 +46,6 @@ _MARKS = _CLAUSE | frozenset(".!?。！？")
 _CHINESE_CLAUSE = frozenset("，、；：")
 _NO_CLAUSE_AFTER = _CHINESE_CLAUSE | frozenset("。！？")  # unlike ".", which may end an abbreviation
 _FULL_STOPS = frozenset("。！？")  # full-width only: "." may also be a decimal point
-_SOURCE_FULL_STOPS = frozenset(".!?…。！？")
 _CLOSING = dict(zip("“‘《（「『【", "”’》）」』】", strict=True))  # not "()", which follow the names of functions
 
 MIN_COUNT = 5  # occurrences in the training text that make a word known
@@ -311,7 +311,7 @@ class EarlyFullStop:
     """
 
     def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
-        self._ends = {END, *_containing(source.pieces, _SOURCE_FULL_STOPS)}
+        self._ends = {END, *_containing(source.pieces, frozenset(SENTENCE_ENDS))}
         self.symbols = np.array(_containing(target.pieces, _FULL_STOPS), dtype=np.int64)
 
     def allows(self, tokens: Sequence[int], position: int) -> bool:
