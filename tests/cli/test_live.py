@@ -24,10 +24,12 @@ from simulmt.runtime import benchmark, demo, pipe
 from simulmt.runtime import bundle as bundle_module
 from simulmt.runtime.pipe import Arrival
 from simulmt.runtime.stream import Translator
-from simulmt.text import split_words
+from simulmt.text import Tokenizer, split_words
+from tiny_models import trained, translator
 
 TEXT = "The old bridge.\n\n  \nWe waited. The wind! Nobody\r\nthe 河 and 大 is café, nobody is listening\nno end"
 LINES = TEXT.split("\n")
+ENDED = "The old bridge.\nWe waited.\n"
 COMMANDS = ["translate", "demo", "bench", "models", "export"]
 
 
@@ -110,6 +112,24 @@ class TestTranslate:
         with file.open() as redirected:
             other = subprocess.run([*COMMAND, "translate", "--model", bundle], stdin=redirected, capture_output=True)
         assert other.stdout.decode() == largest
+
+    def test_a_beam_for_a_full_sentence_model(
+        self,
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        network = trained("full-sentence", source_tokenizer, target_tokenizer)
+        model = translator(network, "full-sentence", "fp32", tmp_path)
+        lines, events = tmp_path / "lines", tmp_path / "events"
+        lines.write_text(ENDED, encoding="utf-8")
+        events.write_text("".join(json.dumps({"text": line}) + "\n" for line in ENDED.splitlines()), encoding="utf-8")
+        arguments = ("--model", model.bundle.directory, "--beam", "3")
+        done = call("translate", lines, *arguments, capture=capsys)
+        assert done.stdout == model.translate(ENDED, beam=3) != model.translate(ENDED)
+        done = call("translate", events, *arguments, "--input", "revisions", capture=capsys)
+        assert done.stdout == model.translate(ENDED, beam=3)
 
     def test_no_text_gives_no_text(self, bundle: Path) -> None:
         done = simulmt("translate", "-", "--model", bundle)

@@ -57,6 +57,7 @@ def translate(
         InputKind.TEXT
     ),
     style: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
+    beam: Annotated[int, typer.Option(metavar="N", help="Beam size, for full-sentence models only.")] = 1,
     threads: Threads = 0,
 ) -> None:
     """Translate text as it arrives, line by line and word by word.
@@ -82,16 +83,16 @@ def translate(
 
     is_revised = kind is InputKind.REVISIONS
     with _opened(file) as descriptor:
-        translator = load_translator(model, delay, threads)
+        translator = load_translator(model, delay, threads, beam)
         if delay is None and not is_revised and stat.S_ISREG(os.fstat(descriptor).st_mode):
             delay = translator.config.largest_delay
         if os.isatty(descriptor) and not is_revised:
             typer.echo("Type a sentence and Enter; Ctrl-D ends.", err=True)
         with closing(open_writer(style, utf8_output())) as writer:
             lines = (
-                RevisionTranslator(translator, delay, writer, EventReader().read)
+                RevisionTranslator(translator, delay, writer, EventReader().read, beam)
                 if is_revised
-                else LineTranslator(translator, delay, writer)
+                else LineTranslator(translator, delay, writer, beam)
             )
             is_damaged = False
             for arrived in arrivals(descriptor, translator.clock, POLL if is_revised else None):
@@ -175,13 +176,13 @@ def bench(
         Console().print(benchmark_table(found))
 
 
-def load_translator(model: str | Path | None, delay: int | None, threads: int) -> Translator:
-    """Load a model and check the delay."""
+def load_translator(model: str | Path | None, delay: int | None, threads: int, beam: int = 1) -> Translator:
+    """Load a model and check the delay and the beam size."""
     import simulmt
 
     translator = simulmt.load(model or _default_model(), threads)
     try:
-        translator.checked_delay(delay)
+        translator.stream(delay, beam)
     except StreamError as error:
         raise ConfigError(f"--{error}") from None
     return translator

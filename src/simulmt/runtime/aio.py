@@ -49,9 +49,9 @@ class AsyncTranslator:
         self._running: Batch = {}
         self._worker: asyncio.Task[None] | None = None
 
-    def stream(self, delay: int | None = None, beam: int = 1, background: bool = False) -> AsyncStream:
+    def stream(self, delay: int | None = None, background: bool = False) -> AsyncStream:
         """Open a stream, by default with the model's own delay."""
-        return AsyncStream(self, self.translator.stream(delay, beam), background)
+        return AsyncStream(self, self.translator.stream(delay), background)
 
     async def step(self, stream: Stream) -> list[Commit]:
         """Compute a step of a stream, batched with other waiting streams; return its commits."""

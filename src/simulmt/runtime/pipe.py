@@ -66,11 +66,12 @@ def _read(descriptor: int, clock: Callable[[], float], queue: Queue[Arrival | OS
 class LineTranslator:
     """Translates lines to a writer; lines that arrive together are batched."""
 
-    def __init__(self, translator: Translator, delay: int | None, writer: Writer) -> None:
+    def __init__(self, translator: Translator, delay: int | None, writer: Writer, beam: int = 1) -> None:
         self._translator = translator
         self._delay = delay
+        self._beam = beam
         self._writer = writer
-        self._streams = [translator.stream(delay)]  # one per line; the last is for the line being read
+        self._streams = [translator.stream(delay, beam)]  # one per line; the last is for the line being read
         self._is_begun = False  # whether that line has any characters, even white space
 
     def push(self, arrived: Iterable[Arrival]) -> None:
@@ -95,7 +96,7 @@ class LineTranslator:
 
     def _end_line(self, time: float) -> None:
         self._streams[-1].accept_finish(time)
-        self._streams.append(self._translator.stream(self._delay))
+        self._streams.append(self._translator.stream(self._delay, self._beam))
         self._is_begun = False
 
     def _advance(self) -> None:
@@ -136,9 +137,11 @@ class SentenceLines:
 class RevisionTranslator:
     """Translates words of revised text as they become stable."""
 
-    def __init__(self, translator: Translator, delay: int | None, writer: Writer, read: EventParser) -> None:
+    def __init__(
+        self, translator: Translator, delay: int | None, writer: Writer, read: EventParser, beam: int = 1
+    ) -> None:
         self._translator = translator
-        self._stream = translator.stream(delay)
+        self._stream = translator.stream(delay, beam)
         self._stabiliser = Stabiliser()
         self._read_event = read
         self._lines = SentenceLines(writer)

@@ -363,6 +363,7 @@ class Translator:
         """Translate a whole text, line by line: every line ends a sentence and gives one line.
 
         The default delay is the model's largest, which gives the best quality, since all words are already there.
+        Full-sentence models take a `beam`.
         """
         if delay is None:
             delay = self.config.largest_delay
