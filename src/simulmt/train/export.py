@@ -43,10 +43,8 @@ from simulmt.runtime.transducer import History, TransducerDecoder, after
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train.decode import bleu
 from simulmt.train.graph import Precision, build_graph
-from simulmt.train.systems import check_vocabularies, load_model, translator_of
+from simulmt.train.systems import InferenceModel, check_vocabularies, load_model, translator_of
 from simulmt.train.tune import target_lexicon, tune_blank_penalties
-
-Model = CTCModel | Seq2SeqModel
 
 TOLERANCE = 1e-4  # of log-probabilities between PyTorch and onnxruntime in fp32, see `_rounding`
 RANDOM_SENTENCES = 8
@@ -73,7 +71,7 @@ class ExportConfig:
         require(0 <= self.least_agreement <= 1, f"least_agreement must be in 0..1, got {self.least_agreement}")
 
 
-class Pair(NamedTuple):
+class TokenPair(NamedTuple):
     """Tokens of a source sentence and its translation, each with END."""
 
     source: list[int]
@@ -84,7 +82,7 @@ class Pair(NamedTuple):
 class TrainedModel:
     """A trained model in eval mode, its vocabularies and, for the rule unknown_word, its lexicon."""
 
-    model: Model
+    model: InferenceModel
     source: Tokenizer
     target: Tokenizer
     words: Sequence[str] = ()
@@ -160,7 +158,7 @@ def export_run(
     return described
 
 
-def _check_options(model: Model, config: ExportConfig, tune_penalty: bool) -> None:
+def _check_options(model: InferenceModel, config: ExportConfig, tune_penalty: bool) -> None:
     if not isinstance(model, CTCModel):
         require(not tune_penalty, "tuning a blank penalty needs a CTC model")
         require(not config.rules.active, f"decoding rules need a CTC model: {', '.join(config.rules.active)}")
@@ -203,7 +201,7 @@ def _export_checked(
     return described
 
 
-def _describe(model: Model, config: ExportConfig) -> BundleConfig:
+def _describe(model: InferenceModel, config: ExportConfig) -> BundleConfig:
     if isinstance(model, CTCModel):
         kind, mu = "transducer" if isinstance(model, TransducerModel) else "ctc", model.mu
     else:
@@ -314,25 +312,27 @@ def _check_bleu(
     return {f"{name}_bleu": score for name, score in scores.items()}
 
 
-def _encoded(trained: TrainedModel, development: Sequence[tuple[str, str]], longest: int) -> list[Pair]:
+def _encoded(trained: TrainedModel, development: Sequence[tuple[str, str]], longest: int) -> list[TokenPair]:
     return [
-        Pair([*trained.source.encode(source)[: longest - 1], END], [*trained.target.encode(reference)[:longest], END])
+        TokenPair(
+            [*trained.source.encode(source)[: longest - 1], END], [*trained.target.encode(reference)[:longest], END]
+        )
         for source, reference in development
     ]
 
 
-def _random_pairs(trained: TrainedModel, bundle: Bundle) -> list[Pair]:
+def _random_pairs(trained: TrainedModel, bundle: Bundle) -> list[TokenPair]:
     generator = np.random.default_rng(0)
 
     def sentence(vocabulary: int) -> list[int]:
         length = generator.integers(1, min(bundle.config.longest, LONGEST_RANDOM))
         return [*generator.integers(len(SPECIAL_SYMBOLS), vocabulary, length).tolist(), END]
 
-    return [Pair(sentence(trained.source.size), sentence(trained.target.size)) for _ in range(RANDOM_SENTENCES)]
+    return [TokenPair(sentence(trained.source.size), sentence(trained.target.size)) for _ in range(RANDOM_SENTENCES)]
 
 
 def _log_probabilities(
-    trained: TrainedModel, bundle: Bundle, pairs: Sequence[Pair], delay: int | None
+    trained: TrainedModel, bundle: Bundle, pairs: Sequence[TokenPair], delay: int | None
 ) -> Iterator[tuple[Array, Array]]:
     """Yield the log-probabilities of each sentence by the trained model and by the bundle."""
     if isinstance(trained.model, CTCModel):
@@ -345,7 +345,7 @@ def _log_probabilities(
 
 
 def _ctc_log_probabilities(
-    trained: TrainedModel, decoder: CTCDecoder, pairs: Sequence[Pair], delay: int
+    trained: TrainedModel, decoder: CTCDecoder, pairs: Sequence[TokenPair], delay: int
 ) -> Iterator[tuple[Array, Array]]:
     assert isinstance(trained.model, CTCModel)
     for start in range(0, len(pairs), BATCH_SIZE):
@@ -379,7 +379,7 @@ def _ctc_expected(model: CTCModel, tokens: Sequence[int], delay: int, blank_pena
 
 
 def _seq2seq_log_probabilities(
-    model: Seq2SeqModel, decoder: Seq2SeqDecoder, pairs: Sequence[Pair], delay: int | None
+    model: Seq2SeqModel, decoder: Seq2SeqDecoder, pairs: Sequence[TokenPair], delay: int | None
 ) -> Iterator[tuple[Array, Array]]:
     for source, target in pairs:
         logits = model(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([target]), delay)[0]
