@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from rich.console import Console
@@ -20,6 +21,7 @@ from rich.table import Table
 
 import simulmt
 from simulmt.eval.speech import CAUSES, Recording, SpeechScores, score_speech
+from simulmt.speech import moonshine
 from simulmt.speech.audio import RATE, read_audio
 from simulmt.speech.recogniser import Recogniser, open_recogniser
 from simulmt.speech.synthesis import Voice, synthesise
@@ -82,6 +84,9 @@ def main() -> None:
     parser.add_argument("--model", default="en-zh")
     parser.add_argument("--delay", type=int, nargs="+", default=[1], help="one or more")
     parser.add_argument("--recogniser", default="moonshine")
+    parser.add_argument(
+        "--interval", type=float, default=moonshine.UPDATE_SECONDS, help="seconds between hypotheses of moonshine"
+    )
     parser.add_argument("--seconds", type=float, help="read only the beginning of the reading, to try the benchmark")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the scores here")
@@ -91,11 +96,12 @@ def main() -> None:
     if arguments.source and arguments.reference:
         name = f"{arguments.source.stem}, {arguments.sentences} synthesised"
         recordings[name] = synthesised(arguments.source, arguments.reference, arguments.sentences)
-    found = {
-        f"{name}, k = {delay}": measure(recording, recogniser, arguments.model, delay, arguments.threads)
-        for name, recording in recordings.items()
-        for delay in arguments.delay
-    }
+    with patch.object(moonshine, "UPDATE_SECONDS", arguments.interval):
+        found = {
+            f"{name}, k = {delay}": measure(recording, recogniser, arguments.model, delay, arguments.threads)
+            for name, recording in recordings.items()
+            for delay in arguments.delay
+        }
     show(found)
     if arguments.json:
         arguments.json.write_text(json.dumps({name: each.as_table() for name, each in found.items()}, indent=2))

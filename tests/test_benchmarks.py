@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 TOY = {
     "decode.py": ("--toy --runs 1", "CTranslate2 int8"),
     "rules.py": ("--delay 1", "without restarted_noun"),
-    "speech.py": ("--model toy --seconds 4", "two_cities"),
+    "speech.py": ("--model toy --seconds 4 --interval 0.5", "two_cities"),
     "standard_library.py": ("--units 100 --rounds 1", "lines (as_toml)"),
     "start.py": ("--pairs 1000", "first batch after"),
     "stream.py": ("--toy --vocabulary 64 --threads 1 --rounds 1", "32 streams together, fp32"),
