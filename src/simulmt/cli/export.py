@@ -12,7 +12,7 @@ import typer
 from simulmt.cli.common import Panel, require_vocabularies
 from simulmt.errors import ConfigError, DataError, needs_extra
 
-RULES = "Decoding rules: errors to suppress (CTC only)"
+RULES = "Decoding rules: errors to suppress"
 
 
 class Precision(StrEnum):
@@ -57,7 +57,7 @@ def export(
             min=0.0,
             metavar="PENALTY",
             rich_help_panel=RULES,
-            help="Penalty on repeating the last piece or Chinese character; try 6.",
+            help="CTC: penalty on repeating the last piece or Chinese character; try 6.",
         ),
     ] = 0.0,
     restarted_noun: Annotated[
@@ -66,7 +66,7 @@ def export(
             min=0.0,
             metavar="PENALTY",
             rich_help_panel=RULES,
-            help="For German to English: penalty on restarting a capitalised word in lower case "
+            help="CTC, German to English: penalty on restarting a capitalised word in lower case "
             '("Good Mor morning"); try 6.',
         ),
     ] = 0.0,
@@ -76,7 +76,7 @@ def export(
             min=0.0,
             metavar="PENALTY",
             rich_help_panel=RULES,
-            help="Penalty on words that occur neither in the training text nor in the source; try 10. "
+            help="CTC: penalty on words that occur neither in the training text nor in the source; try 10. "
             "If the target has no spaces, only the words of the source count.",
         ),
     ] = 0.0,
@@ -85,7 +85,7 @@ def export(
         typer.Option(
             "--doubled-punctuation",
             rich_help_panel=RULES,
-            help="Drop all but one of several punctuation marks in a row.",
+            help="CTC and transducer: drop all but one of several punctuation marks in a row.",
         ),
     ] = False,
     early_full_stop: Annotated[
@@ -93,7 +93,7 @@ def export(
         typer.Option(
             "--early-full-stop",
             rich_help_panel=RULES,
-            help="Do not let a transducer write a full-width full stop before the source has one.",
+            help="Transducer: write no full-width full stop, question or exclamation mark before the source has one.",
         ),
     ] = False,
     longest: Annotated[

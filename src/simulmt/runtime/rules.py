@@ -8,7 +8,7 @@
     doubled_punctuation   是的，。                 text                 any
 
 CTC predicts the symbols of neighbouring frames independently, so both may write the same word, or pieces of different
-words. A transducer is conditioned on its output and needs none of these rules.
+words. A transducer is conditioned on its output and needs none of the rules for CTC.
 
 A rule on the scores of CTC is a `LogitFilter`. It penalises symbols instead of banning them: some words are repeated,
 and some are new.
