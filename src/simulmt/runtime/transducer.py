@@ -56,25 +56,24 @@ class TransducerDecoder(CTCDecoder):
     def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:  # noqa: ARG002 - the same for all
         return ["scores"]
 
-    def _run(
+    def _scores(
         self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
-    ) -> dict[str, Array]:
-        """Compute frames; apply the blank penalty and the rule to their scores [B N F V]."""
-        outputs = binding.run()
-        scores = outputs["scores"]
+    ) -> Array:
+        """Return the scores [B N F V] of frames, after the blank penalty and the rule."""
+        scores = binding.run()["scores"]
         scores[..., BLANK] -= binding.inputs["penalty"][..., 0]
         if self._full_stops is not None:
             for row, sentence in zip(scores, batch, strict=True):
                 for frames, each in zip(row, due[sentence], strict=True):
                     if not self._full_stops.allows(sentence.tokens, each.position):
                         frames[:, self._full_stops.symbols] = -np.inf
-        return outputs
+        return scores
 
     def _frames(
         self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
     ) -> Array:
         """Return the symbols [B N F]. Sentences change only when they `write`, so a failed step can be repeated."""
-        scores = self._run(binding, batch, due)["scores"]  # [B N F V]
+        scores = self._scores(binding, batch, due)
         B, N, F, V = scores.shape
         symbols = np.empty((B, N, F), dtype=np.int64)
         sentences = [sentence for sentence in batch if isinstance(sentence, TransducerSentence)]
