@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import ipaddress
 import socket
+from asyncio import sleep
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -68,7 +69,7 @@ class Authenticator:
         penalty = self.penalty(address)
         self._counters.add(Counted.WRONG_KEYS, address)
         asyncio.get_running_loop().call_later(WRONG_KEY_MEMORY, self._counters.add, Counted.WRONG_KEYS, address, -1)
-        await asyncio.sleep(penalty)
+        await sleep(penalty)
         return False
 
     def penalty(self, address: str) -> float:
