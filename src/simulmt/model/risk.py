@@ -44,7 +44,7 @@ class RiskConfig:
     emphasis: str = ""  # characters whose symbols get emphasis_weight, such as digits
     emphasised_words: tuple[str, ...] = ()  # words that get emphasis_weight, such as "not"; case-insensitive
     emphasis_weight: float = 2.0
-    punctuation: str = ""  # characters that count in n-grams of two or more only: anywhere else a full stop is no match
+    punctuation: str = ""  # characters that count only in n-grams of two or more: a lone full stop matches anywhere
 
     def __post_init__(self) -> None:
         require(self.samples >= 2, f"samples must be at least 2, got {self.samples}")
@@ -139,7 +139,8 @@ def ngram_rewards(
     written = torch.arange(tokens.shape[2], device=tokens.device) < counts[..., None]  # [B N M]
     labelled = torch.arange(target.shape[1], device=target.device) < lengths[:, None]  # [B T]
     rewards, scores = torch.zeros(tokens.shape, device=tokens.device), torch.zeros(counts.shape, device=tokens.device)
-    # A symbol written more often than in the reference completes no n-gram, or words would be repeated in better order.
+    # A symbol in excess of the reference completes no n-gram. Otherwise it pays to write a word twice: early, and again
+    # where the reference has it.
     fits = _matched(tokens, written, target, labelled)
     for n, share in enumerate(order_weights, start=1):
         by_symbol = None if weights is None else weights[min(n, len(weights)) - 1]
