@@ -14,8 +14,7 @@ import torch
 from data.helpers import lines, unchanged_texts, write
 from simulmt.data.dataset import Dataset
 from simulmt.errors import ConfigError, DataError, VocabularyError
-from simulmt.model.beam import BeamConfig, beam_search
-from simulmt.model.sampling import Sampler, SamplingConfig
+from simulmt.model.beam import BeamConfig, Sampler, SamplingConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.text import END, Tokenizer
 from simulmt.train import rewrite as rewriting

@@ -17,8 +17,7 @@ from simulmt.errors import ConfigError, needs_extra
 if TYPE_CHECKING:
     from simulmt.data.derived import Progress
     from simulmt.data.speech_noise import Language
-    from simulmt.model.beam import BeamConfig
-    from simulmt.model.sampling import SamplingConfig
+    from simulmt.model.beam import BeamConfig, SamplingConfig
 
 BATCH_TOKENS = {"cuda": 65_536, "cpu": 2_048}
 SECONDS_BETWEEN_LINES = 30.0  # when progress is not shown on a terminal
@@ -130,8 +129,7 @@ def backtranslate(
     sources from real ones.
     """
     with needs_extra("simulmt rewrite backtranslate", "train"):
-        from simulmt.model.beam import BeamConfig
-        from simulmt.model.sampling import SamplingConfig
+        from simulmt.model.beam import BeamConfig, SamplingConfig
     if top_k and not temperature:
         raise ConfigError(f"--top-k {top_k}: needs --temperature, such as 1")
     search = BeamConfig(beam, length_penalty, max_ratio, max_extra)

@@ -10,8 +10,9 @@ and state out, for streaming.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,8 @@ from simulmt.errors import VocabularyError
 from simulmt.text import PAD
 
 NormPlacement = Literal["pre", "post"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class KeysValues(NamedTuple):
@@ -413,3 +416,16 @@ def check_tokens(tokens: Int[Tensor, "B N"], vocabulary: int, side: str) -> None
 
 def _combine(mask: Tensor, other: Tensor | None) -> Tensor:
     return mask if other is None else mask & other
+
+
+def compiled_on_gpu(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile `function` for GPU arguments, where launching many small kernels is slow."""
+    compile_once = cache(lambda: torch.compile(function, dynamic=True))
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        first = args[0]
+        chosen = compile_once() if isinstance(first, Tensor) and first.is_cuda else function
+        return chosen(*args, **kwargs)
+
+    return run

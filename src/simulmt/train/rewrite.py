@@ -28,8 +28,7 @@ from simulmt.data.derived import Dropped, Job, Report, Rewritten, finished
 from simulmt.data.speech_noise import unpunctuated
 from simulmt.data.transforms import EMPTY, sample_pairs
 from simulmt.errors import CheckpointError, ConfigError
-from simulmt.model.beam import BeamConfig, beam_search
-from simulmt.model.sampling import Sampler, SamplingConfig
+from simulmt.model.beam import BeamConfig, Sampler, SamplingConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.speech.live import transcribe
 from simulmt.speech.recogniser import open_recogniser
@@ -188,7 +187,7 @@ class CorpusTranslator:
             if self.device.type == "cuda":  # the other kernels are slower with few queries per sentence
                 stack.enter_context(sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))
             search, delay, sampler = self.config.search, self.config.delay, self._sampler(source)
-            found = beam_search(self.model, tokens, torch.from_numpy(lengths), search, delay, best=1, perturb=sampler)
+            found = beam_search(self.model, tokens, torch.from_numpy(lengths), search, delay, best=1, sampler=sampler)
         return [hypotheses[0].tokens for hypotheses in found]
 
     def _sampler(self, source: NDArray[np.int64]) -> Sampler | None:
