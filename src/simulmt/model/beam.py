@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from simulmt.config import require
-from simulmt.model.layers import KeysValues, KeyValueBuffer, compiled_on_gpu
+from simulmt.model.layers import KeysValues, compiled_on_gpu
 from simulmt.model.output import at_least_float32
 from simulmt.model.seq2seq import DecoderState, Pace, Seq2SeqModel
 from simulmt.text import END, PAD, SPECIAL_SYMBOLS, START
@@ -154,8 +154,7 @@ def beam_search(
     search = _start(source_lengths, source.device, at_least_float32(model.target_embedding.weight).dtype, config)
     found = _Results(search.done_tokens.clone(), search.done_scores.clone())
     K, steps = search.done_scores.shape[1], search.done_tokens.shape[2]
-    state = model.encode(source, source_lengths)
-    state = state._replace(past=tuple(KeyValueBuffer.like(context, steps * K) for context in state.context))
+    state = model.encode(source, source_lengths, steps * K)
     for length in range(steps):
         new = slice(length * K, (length + 1) * K)
         search.visible[:, :, new] = torch.eye(K, dtype=torch.bool, device=source.device)
@@ -209,8 +208,7 @@ def _greedy_wait_k(
         torch.full((len(lengths), 1), -torch.inf, device=source.device, dtype=dtype),
     )
     steps = found.tokens.shape[2] + source.shape[1]
-    state = model.encode(source, source_lengths)
-    state = state._replace(past=tuple(KeyValueBuffer.like(context, steps) for context in state.context))
+    state = model.encode(source, source_lengths, steps)
     rows = _GreedyState(
         sentence=torch.arange(len(lengths), device=source.device),
         source=lengths,
@@ -355,7 +353,7 @@ def _whole_chunks(words: Float[Tensor, "N W"]) -> Float[Tensor, "N chunks CHUNK"
 def _keep(state: DecoderState, rows: Int[Tensor, " R"]) -> DecoderState:
     """Select the state of some sentences."""
     context = tuple(KeysValues(keys[rows], values[rows]) for keys, values in state.context)
-    past = tuple(buffer.select(rows) for buffer in state.past if isinstance(buffer, KeyValueBuffer))
+    past = tuple(buffer.select(rows) for buffer in state.past)
     return DecoderState(context, past, None if state.source_mask is None else state.source_mask[rows])
 
 
