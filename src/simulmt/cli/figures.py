@@ -243,7 +243,7 @@ def _show_anticipation(
 
 
 def _oracle_score(sorter: Sorter, texts: TestSet, model: str, delay: int, blank_penalty: float) -> OracleScore:
-    from simulmt.eval.order import Translations, score_oracle
+    from simulmt.eval.order import score_oracle
     from simulmt.train.analysis import oracle_order
 
     oracle, default, statistics = oracle_order(
@@ -251,7 +251,8 @@ def _oracle_score(sorter: Sorter, texts: TestSet, model: str, delay: int, blank_
     )
     return score_oracle(
         texts,
-        Translations(oracle, default),
+        oracle,
+        default,
         "word" if sorter.target.spaced else "char",
         model=model,
         delay=delay,

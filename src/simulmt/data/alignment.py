@@ -57,15 +57,13 @@ def reorder_target(words: Sequence[T], links: Iterable[Link]) -> list[T]:
     return [words[j] for j in sorted(range(len(words)), key=needed.__getitem__)]
 
 
-def alignment_error_rate(predicted: Iterable[Link], sure: Iterable[Link], possible: Iterable[Link]) -> float:
-    """Return the AER, 1 - (|A & S| + |A & P|) / (|A| + |S|), with S a subset of P; 0.0 if A and S are empty."""
-    return corpus_alignment_error_rate([predicted], [(sure, possible)])
-
-
-def corpus_alignment_error_rate(
+def alignment_error_rate(
     predicted: Iterable[Iterable[Link]], gold: Iterable[tuple[Iterable[Link], Iterable[Link]]]
 ) -> float:
-    """Return the AER of a corpus, with counts summed over sentences; `gold` holds (sure, possible) links."""
+    """Return the AER, 1 - (|A & S| + |A & P|) / (|A| + |S|), with S a subset of P; 0.0 if A and S are empty.
+
+    Counts are summed over the sentences of a corpus; `gold` holds the (sure, possible) links of each.
+    """
     predicted, gold = list(predicted), list(gold)
     if len(predicted) != len(gold):
         raise DataError(f"expected {len(gold)} alignments, one per gold alignment, got {len(predicted)}")

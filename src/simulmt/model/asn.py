@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -118,14 +118,8 @@ class SortedCTCModel(nn.Module):
             width=translator.target_embedding.embedding_dim,
             inner=layer.feed_forward.expand.out_features,
             heads=layer.attention.heads,
-            layers=config.layers,
             dropout=layer.dropout.p,
-            iterations=config.iterations,
-            tau=config.tau,
-            delta=config.delta,
-            gamma=config.gamma,
-            norm=config.norm,
-            query_scale=config.query_scale,
+            **asdict(config),
         )
         return SortedCTCModel(translator, sorter)
 
