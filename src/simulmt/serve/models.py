@@ -14,14 +14,13 @@ import msgspec
 
 from simulmt.errors import BundleError, StreamError
 from simulmt.runtime.aio import AsyncTranslator
-from simulmt.runtime.bundle import SHIPPED, Bundle, find, shipped_names
+from simulmt.runtime.bundle import Bundle, find
 from simulmt.runtime.stream import Commit, Stream, Translator
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.protocol import ErrorCode, RefusedError
 
 logger = logging.getLogger("simulmt.serve")
 
-SYNTHETIC = "synthetic"  # language of the test and demonstration models
 CHUNK_CHARACTERS = 512
 LINES_PER_REQUEST = 4  # translated concurrently
 MAX_LINES = 16  # translated concurrently, for all requests
@@ -97,15 +96,6 @@ def chunks(text: str) -> Iterator[str]:
     """Split a text into chunks that are short enough not to block the event loop."""
     for start in range(0, len(text), CHUNK_CHARACTERS):
         yield text[start : start + CHUNK_CHARACTERS]
-
-
-def default_models() -> list[str]:
-    """Return all shipped models; synthetic ones only if there is no other."""
-    names = shipped_names()
-    if not names:
-        raise BundleError("no models installed: pass the path of a bundle with --model")
-    real = [name for name in names if Bundle(SHIPPED / name).config.source_language != SYNTHETIC]
-    return real or names
 
 
 def load_models(
