@@ -20,7 +20,7 @@ from unicodedata import category
 
 from simulmt.data.alignment import Link, parse_gold, parse_pharaoh, read_alignments
 from simulmt.data.corpus import ParallelFiles, read_lines, read_sentences
-from simulmt.errors import ConfigError, DataError, MissingExtraError, SimulmtError
+from simulmt.errors import ConfigError, DataError, SimulmtError, needs_extra
 from simulmt.text import split_words
 from simulmt.text.words import Unit
 
@@ -60,10 +60,8 @@ def read_word_pairs(source: Path, target: Path, units: Sequence[Unit]) -> list[W
 
 def cut_chinese(lines: Iterable[str]) -> Iterator[list[str]]:
     """Segment Chinese lines into words with jieba, keeping existing spaces."""
-    try:
+    with needs_extra("Chinese word segmentation", "align"):
         import jieba  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        raise MissingExtraError("Chinese word segmentation", "align") from None
     jieba.setLogLevel("ERROR")  # type: ignore[no-untyped-call]
     for line in lines:
         yield [word for word in jieba.cut(line) if word.strip()]  # type: ignore[no-untyped-call]
@@ -90,10 +88,8 @@ def align_with_eflomal(
 
     eflomal seeds its own sampler, so two runs differ in some links; write links to a file to reuse them.
     """
-    try:
+    with needs_extra("word alignment with eflomal", "align"):
         from eflomal import Aligner
-    except ImportError:
-        raise MissingExtraError("word alignment with eflomal", "align") from None
     everything = [*pairs, *more]
     if not everything:
         return []
