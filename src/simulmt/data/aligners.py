@@ -106,14 +106,14 @@ def align_with_eflomal(
             )
         except (ValueError, RuntimeError, OSError) as error:
             raise SimulmtError(f"eflomal failed: {error}") from None
-        both = zip(_read_links(forward), _read_links(reverse), strict=True)
-        links = [symmetrise(*each) for each in both]
+        both = (read_alignments(path, parse_pharaoh) for path in (forward, reverse))
+        links = [symmetrise(*each) for each in zip(*both, strict=True)]
     return links[: len(pairs)]
 
 
 def read_pharaoh(path: Path, pairs: Sequence[WordPair]) -> list[set[Link]]:
     """Read alignments in 0-based Pharaoh format and check that they fit the sentences."""
-    alignments = list(_read_links(path))
+    alignments = list(read_alignments(path, parse_pharaoh))
     _check_fit(path, alignments, pairs)
     return alignments
 
@@ -192,7 +192,3 @@ def _strip_punctuation(word: str) -> str:
     """Strip punctuation from the ends of a word, unless nothing else is left."""
     inside = [number for number, letter in enumerate(word) if category(letter)[0] not in "PS"]
     return word[inside[0] : inside[-1] + 1] if inside else word
-
-
-def _read_links(path: Path) -> Iterator[set[Link]]:
-    return read_alignments(path, partial(parse_pharaoh, base=0))

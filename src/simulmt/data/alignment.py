@@ -75,11 +75,11 @@ def alignment_error_rate(
     return 1 - hits / total if total else 0.0
 
 
-def parse_pharaoh(line: str, base: int = 0) -> set[Link]:
-    """Parse a line such as "0-0 1-2", whose first position is `base`."""
+def parse_pharaoh(line: str) -> set[Link]:
+    """Parse a line such as "0-0 1-2", with 0-based positions."""
     links = set()
     for token in line.split():
-        link, kind = _parse_link(token, base)
+        link, kind = _parse_link(token, base=0)
         if kind != "-":
             raise DataError(f"alignment link '{token}': a possible link, but only sure links (i-j) fit here")
         links.add(link)

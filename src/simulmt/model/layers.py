@@ -259,7 +259,7 @@ class Encoder(nn.Module):
         padding = None if source_mask is None else source_mask[:, None, None, :]
         for index, layer in enumerate(self.layers):
             if index == self.look_ahead_layer and (ahead := self._look_ahead(source, delay)) is not None:
-                x = layer(x, _combine(ahead, padding))
+                x = layer(x, ahead if padding is None else ahead & padding)
             else:
                 # Padding follows all tokens, so a causal layer never attends to it.
                 x = layer(x, None if self.causal else padding, causal=self.causal)
@@ -332,10 +332,6 @@ def check_tokens(tokens: Int[Tensor, "B N"], vocabulary: int, side: str) -> None
         raise VocabularyError(
             f"{side} token id {bad} is not in 0..{vocabulary - 1}: was the text encoded with this vocabulary?"
         )
-
-
-def _combine(mask: Tensor, other: Tensor | None) -> Tensor:
-    return mask if other is None else mask & other
 
 
 def compiled_on_gpu(function: Callable[P, R]) -> Callable[P, R]:

@@ -51,11 +51,6 @@ class Model:
         self._scheduler = AsyncTranslator(translator, on_step=metrics.batch.labels(self.name).observe, inline=inline)
         self._lines = asyncio.Semaphore(MAX_LINES)
 
-    def stream(self, delay: int | None) -> Stream:
-        """Open a stream."""
-        self.check_delay(delay)
-        return self.translator.stream(delay)
-
     def check_delay(self, delay: int | None) -> None:
         """Raise an error for a delay that the model was not trained for."""
         try:
@@ -70,7 +65,7 @@ class Model:
     async def translate(self, text: str, delay: int | None = None) -> str:
         """Translate a whole text line by line, in the background; by default with the largest, best delay."""
         if delay is None:
-            delay = max(self.info.delays, default=None)
+            delay = self.translator.config.largest_delay
         lines = text.split("\n")
         translated: list[str] = []
         for start in range(0, len(lines), LINES_PER_REQUEST):
