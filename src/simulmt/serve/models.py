@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import traceback
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -41,7 +39,7 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 class Model:
     """A translator shared by many clients."""
 
-    def __init__(self, translator: Translator, metrics: Metrics, inline: bool = False) -> None:
+    def __init__(self, translator: Translator, metrics: Metrics, inline: bool) -> None:
         config = translator.config
         self.translator = translator
         self.name = translator.bundle.name
@@ -93,11 +91,8 @@ def chunks(text: str) -> Iterator[str]:
         yield text[start : start + CHUNK_CHARACTERS]
 
 
-def load_models(
-    names_or_paths: Sequence[str | Path], metrics: Metrics, threads: int = 0, inline: bool = False
-) -> dict[str, Model]:
-    """Load models and return them by name; `threads` 0 uses all cores but one, which is left for the network."""
-    threads = threads or max(1, (os.cpu_count() or 1) - 1)
+def load_models(names_or_paths: Sequence[str], metrics: Metrics, threads: int, inline: bool) -> dict[str, Model]:
+    """Load models and return them by name."""
     models: dict[str, Model] = {}
     for name_or_path in names_or_paths:
         model = Model(Translator(Bundle(find(name_or_path)), threads), metrics, inline)
