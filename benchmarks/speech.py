@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import simulmt
+from simulmt.config import as_table
 from simulmt.eval.speech import CAUSES, Recording, SpeechScores, score_speech
 from simulmt.speech import moonshine
 from simulmt.speech.audio import RATE, read_audio
@@ -104,7 +105,7 @@ def main() -> None:
         }
     show(found)
     if arguments.json:
-        arguments.json.write_text(json.dumps({name: each.as_table() for name, each in found.items()}, indent=2))
+        arguments.json.write_text(json.dumps({name: as_table(each) for name, each in found.items()}, indent=2))
 
 
 def measure(recording: Recording, recogniser: Recogniser, model: str, delay: int, threads: int) -> SpeechScores:

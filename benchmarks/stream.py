@@ -98,17 +98,19 @@ def through_runtime(decoder: CTCDecoder | Seq2SeqDecoder, tokens: np.ndarray) ->
 def pushing_all_unfinished(model: CTCModel, tokens: torch.Tensor) -> Iterable[None]:
     """Caches hold the finished positions; each read pushes all k unfinished ones through the stack and keeps one."""
     layers = model.encoder.layers
-    kept = model.encoder.start().layers
+    kept = [layer.attention.project(torch.empty(1, 0, model.encoder.embedding.embedding_dim)) for layer in layers]
     for read in range(DELAY, tokens.shape[1] + 1):
         finished = read - DELAY
         x = model.encoder.embedding.embed(tokens[:, finished:read], finished)
         grown = []
         for index, (layer, past) in enumerate(zip(layers, kept, strict=True)):
-            new = layer.project(x)
+            normed = layer.attention_norm(x)
+            seen = KeysValues(*(torch.cat(each, 2) for each in zip(past, layer.attention.project(normed), strict=True)))
             mask = look_ahead_mask(DELAY, read, finished, DELAY if index == 0 else 1, x.device)
-            x = layer.attend(x, past.append(new), mask)
-            grown.append(past.append(KeysValues(new.keys[:, :, :1], new.values[:, :, :1])))
-        kept = tuple(grown)
+            x = x + layer.attention(normed, seen, mask)
+            x = x + layer.feed_forward(layer.feed_forward_norm(x))
+            grown.append(KeysValues(*(each[:, :, : finished + 1] for each in seen)))
+        kept = grown
         model.logits(model.frames(model.encoder.final_norm(x[:, :1]))).argmax(-1)
         yield
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.ctc import CTCConfig, CTCModel
-from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.model.layers import Encoder, KeysValues
+from simulmt.model.seq2seq import DecoderState, Seq2SeqConfig, Seq2SeqModel
 from simulmt.model.transducer import TransducerConfig, TransducerModel
 from simulmt.runtime.bundle import Kind
 from simulmt.runtime.stream import Commit, Translator, load
@@ -115,3 +116,18 @@ def _randomise(network: nn.Module) -> None:
             else:
                 std = 0.3 if "embedding" in name else 2.0 / parameter.shape[1] ** 0.5
                 parameter.normal_(std=std, generator=generator)
+
+
+def states_with_visible_keys(encoder: Encoder, source: Tensor, visible: Sequence[int]) -> Tensor:
+    """The encoder, written plainly: state t sees the first visible[t] tokens in the layer that looks ahead."""
+    x = encoder.embedding.embed(source)
+    ahead = torch.arange(source.shape[1])[None, :] < torch.tensor(visible)[:, None]
+    causal = torch.ones_like(ahead).tril()
+    for index, layer in enumerate(encoder.layers):
+        x = layer(x, ahead if index == encoder.look_ahead_layer else causal)
+    return encoder.final_norm(x)
+
+
+def seeing(state: DecoderState, read: int) -> DecoderState:
+    """Return the state after the first tokens of the source only, as a causal encoder leaves it."""
+    return state._replace(context=tuple(KeysValues(*(side[:, :, :read] for side in each)) for each in state.context))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulmt.runtime.demo import SYNTHETIC
+from simulmt.runtime.bundle import SYNTHETIC
 from simulmt.runtime.stream import Translator
 from simulmt.text import Tokenizer
 from simulmt.train.export import export

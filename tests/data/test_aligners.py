@@ -21,7 +21,7 @@ from simulmt.data.aligners import (
     read_pharaoh,
     symmetrise,
 )
-from simulmt.data.alignment import Link, corpus_alignment_error_rate
+from simulmt.data.alignment import Link, alignment_error_rate
 from simulmt.data.synthetic import SyntheticPair, generate
 from simulmt.errors import DataError, MissingExtraError, SimulmtError
 
@@ -94,7 +94,7 @@ def words_of(pair: SyntheticPair) -> tuple[list[str], list[str]]:
 def test_eflomal_finds_the_links_of_the_synthetic_languages() -> None:
     pairs = list(generate(100, 0.5, seed=1))
     found = align_with_eflomal([words_of(pair) for pair in pairs])
-    assert corpus_alignment_error_rate(found, [(pair.links, pair.links) for pair in pairs]) < 0.2
+    assert alignment_error_rate(found, [(pair.links, pair.links) for pair in pairs]) < 0.2
 
 
 @pytest.mark.usefixtures("hasty")
@@ -103,7 +103,7 @@ def test_more_text_makes_alignments_better_and_is_not_returned() -> None:
     assert align_with_eflomal([]) == []
     empty = align_with_eflomal([words_of(first), ([], ["a"]), ([], [])], more=map(words_of, rest))
     assert empty[1:] == [set(), set()]
-    assert corpus_alignment_error_rate(empty[:1], [(first.links, first.links)]) < 0.4
+    assert alignment_error_rate(empty[:1], [(first.links, first.links)]) < 0.4
 
 
 class Scribe:

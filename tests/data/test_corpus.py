@@ -357,7 +357,7 @@ def test_a_corpus_of_which_nothing_is_left_is_an_error(tmp_path: Path) -> None:
 def test_a_pair_comes_back_as_it_was_encoded(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
     source_tokenizer, target_tokenizer = tokenizers
     manifest = prepare([write_parallel(tmp_path, PAIRS)], *tokenizers, tmp_path / "store", filters=Filters())
-    store = TokenStore.open(tmp_path / "store", verify=True)
+    store = TokenStore.open(tmp_path / "store")
     expected = [([*source_tokenizer.encode(s), END], [*target_tokenizer.encode(t), END]) for s, t in PAIRS]
     assert sentences(store) == expected
     assert len(store) == manifest.kept == len(PAIRS)
@@ -453,7 +453,7 @@ def test_the_largest_id_survives_at_the_boundary_of_the_types(tmp_path: Path, si
     wide = cast(Tokenizer, WordTokenizer(size))
     assert token_type(size) == dtype
     prepare([ListedPairs([(str(size - 1), "a")])], wide, WORDS, tmp_path / "store", filters=None)
-    store = TokenStore.open(tmp_path / "store", verify=True)
+    store = TokenStore.open(tmp_path / "store")
     assert store.pair(0)[0].tolist() == [size - 1, END]
     assert (store.source_tokens.dtype, store.target_tokens.dtype) == (np.dtype(dtype), np.dtype("<u2"))
     assert (tmp_path / "store" / "source.tokens").stat().st_size == 2 * np.dtype(dtype).itemsize
@@ -527,9 +527,9 @@ def test_an_existing_store_is_overwritten_only_on_purpose(store_path: Path) -> N
     with pytest.raises(DataError, match="store: already exists; choose another directory"):
         prepare([pairs], WORDS, WORDS, store_path, filters=None)
     assert pairs.drawn == 0
-    assert len(TokenStore.open(store_path, verify=True)) == len(PAIRS)
+    assert len(TokenStore.open(store_path)) == len(PAIRS)
     prepare([pairs], WORDS, WORDS, store_path, filters=None, overwrite=True)
-    assert len(TokenStore.open(store_path, verify=True)) == 1
+    assert len(TokenStore.open(store_path)) == 1
     assert names_in(store_path.parent) == {"store", "text.en", "text.zh"}
 
 
@@ -557,7 +557,7 @@ def test_a_store_that_appears_meanwhile_is_not_lost(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="already exists"):
         prepare([ListedPairs(PAIRS)], WORDS, WORDS, store, filters=None, progress=compete)
-    assert len(TokenStore.open(store, verify=True)) == 1
+    assert len(TokenStore.open(store)) == 1
     assert names_in(tmp_path) == {"store"}
 
 
@@ -605,18 +605,6 @@ def test_a_file_of_the_wrong_size_is_named_with_the_cure(store_path: Path, name:
     message = rf"{name}: {size + change} bytes, but the manifest says {size}; prepare the token store again"
     with pytest.raises(DataError, match=message):
         TokenStore.open(store_path)
-
-
-@pytest.mark.parametrize("name", DATA_FILES)
-def test_verification_finds_a_changed_byte(store_path: Path, name: str) -> None:
-    data = bytearray((store_path / name).read_bytes())
-    data[-1] ^= 1
-    (store_path / name).write_bytes(data)
-    TokenStore.open(store_path)  # which looks at sizes only
-    with pytest.raises(
-        DataError, match=rf"{name}: checksum does not match the manifest; prepare the token store again"
-    ):
-        TokenStore.open(store_path, verify=True)
 
 
 def edit_manifest(store_path: Path, **changes: Any) -> None:

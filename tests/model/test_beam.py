@@ -11,6 +11,7 @@ from simulmt.errors import ConfigError
 from simulmt.model.beam import BeamConfig, Hypothesis, _best_words, _normaliser_and_maxima, beam_search
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.text import END, SPECIAL_SYMBOLS, START
+from tiny_models import seeing
 
 from .helpers import pad, randomise
 
@@ -52,7 +53,7 @@ def all_hypotheses(
 
 @torch.no_grad()
 def greedy(model: Seq2SeqModel, source: list[int], longest: int, min_length: int, delay: int | None) -> list[int]:
-    state = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
+    state = model.encode(torch.tensor([source]), torch.tensor([len(source)]), longest)
     tokens: list[int] = []
     while len(tokens) < longest:
         logits, state = model.step(torch.tensor([tokens[-1:] or [START]]), state, delay)
@@ -228,26 +229,23 @@ def test_a_beam_of_one_is_greedy(seed: int, length_penalty: float, min_length: i
 def as_a_stream(model: Seq2SeqModel, source: list[int], config: BeamConfig, delay: int) -> tuple[Hypothesis, int]:
     """One sentence, read token by token; and how often it read because it would have ended too early."""
     longest = int(config.max_ratio * len(source) + config.max_extra)
-    encoder_state, state = model.start()
+    state = model.encode(torch.tensor([source]), torch.tensor([len(source)]), longest + 1)
     tokens: list[int] = []
     read, extra, score = 0, 0, 0.0
     while True:
-        while read < min(len(tokens) + delay, len(source)):
-            encoder_state, state = model.read(torch.tensor([source[read : read + 1]]), encoder_state, state)
-            read += 1
-        logits, after = model.step(torch.tensor([tokens[-1:] or [START]]), state)
+        read = max(read, min(len(tokens) + delay, len(source)))
+        logits, after = model.step(torch.tensor([tokens[-1:] or [START]]), seeing(state, read))
         words = [] if len(tokens) == longest else list(WORDS)
         end = [END] if len(tokens) >= config.min_length else []
         best = max([*words, *end], key=lambda token: float(logits[0, token]))
         if best == END and words and read < len(source):
-            encoder_state, state = model.read(torch.tensor([source[read : read + 1]]), encoder_state, state)
             read, extra = read + 1, extra + 1
             continue
         score += float(logits[0].log_softmax(-1)[best])
         if best == END:
             return Hypothesis(tokens, score / (len(tokens) + 1) ** config.length_penalty), extra
         tokens.append(best)
-        state = after
+        state = after._replace(context=state.context)
 
 
 def test_a_batch_reads_on_as_each_of_its_streams_would() -> None:

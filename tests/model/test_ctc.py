@@ -327,21 +327,6 @@ def test_a_padded_batch_is_the_sum_of_its_sentences(delay: int) -> None:
     assert_same(gradients(model, together.total), summed)
 
 
-@settings(deadline=None, max_examples=25)
-@given(chunks=st.lists(st.integers(0, 3), min_size=1, max_size=6), delay=st.integers(1, 5), mu=st.integers(1, 3))
-def test_streamed_logits_are_those_of_whole_sentences(chunks: list[int], delay: int, mu: int) -> None:
-    model = make_model(mu)
-    length = sum(chunks) + 1
-    source = torch.randint(1, 13, (2, length), generator=torch.Generator().manual_seed(length))
-    state, read, parts = model.encoder.start(2), 0, []
-    for size, end in [*((size, False) for size in chunks), (1, True)]:
-        logits, state = model.step(source[:, read : read + size], state, delay, end)
-        read += size
-        parts.append(logits)
-    whole = model(source, torch.tensor([length, length]), delay)
-    assert_same(torch.cat(parts, 1), whole)
-
-
 def test_dropout_is_the_only_chance_in_training() -> None:
     model = make_model().train()
     batch = (*pad([[7, 8, 9]]), *pad([[6, END]]))
@@ -353,7 +338,7 @@ def test_inference_never_loads_the_sorting_network() -> None:
 import sys, torch
 from simulmt.model.ctc import CTCConfig, CTCModel
 model = CTCModel.build(CTCConfig(9, 9, width=4, inner=4, heads=1, layers=1)).eval()
-logits, _ = model.step(torch.tensor([[6, 7]]), model.encoder.start(), delay=2, end=True)
+logits = model(torch.tensor([[6, 7]]), torch.tensor([2]), delay=2)
 assert logits.shape == (1, 4, 9), logits.shape
 loaded = [name for name in sys.modules if name.startswith("simulmt.") and ("asn" in name or "train" in name)]
 sys.exit(f"loaded: {loaded}" if loaded else 0)
@@ -369,8 +354,6 @@ def test_tokens_outside_the_vocabularies_are_named(bad: int) -> None:
     with pytest.raises(VocabularyError, match=f"source token id {bad} "):
         model(wrong, one)
     with pytest.raises(VocabularyError, match=f"source token id {bad} "):
-        model.step(wrong, model.encoder.start())
-    with pytest.raises(VocabularyError, match=f"source token id {bad} "):
         model.loss(wrong, one, good, one)
     with pytest.raises(VocabularyError, match=f"target token id {bad} "):
         model.loss(good, one, wrong, one)
@@ -383,8 +366,6 @@ def test_a_delay_below_one_is_refused(delay: int) -> None:
         model(token, one, delay)
     with pytest.raises(ConfigError, match=f"got {delay}"):
         model.loss(token, one, token, one, delay)
-    with pytest.raises(ConfigError, match=f"got {delay}"):
-        model.step(token, model.encoder.start(), delay)
 
 
 @pytest.mark.parametrize(

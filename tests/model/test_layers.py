@@ -15,7 +15,6 @@ from simulmt.model.layers import (
     Embedding,
     Encoder,
     EncoderLayer,
-    EncoderState,
     KeysValues,
     KeyValueBuffer,
     NormPlacement,
@@ -88,105 +87,15 @@ def test_a_bidirectional_state_depends_on_every_token() -> None:
     assert dependencies_by_perturbation(encoder, 1).all()
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("delay", DELAYS)
-def test_steps_of_one_token_give_the_states_of_the_whole_sentence(
-    dtype: torch.dtype, tolerance: float, delay: int
-) -> None:
-    encoder = make_encoder().to(dtype)
-    source = sources(3, LENGTH)
-    state, states = encoder.start(3), []
-    for t in range(LENGTH):
-        H, state = encoder.step(source[:, t : t + 1], state, delay, end=t == LENGTH - 1)
-        states.append(H)
-    assert_same(torch.cat(states, 1), encoder(source, delay=delay), tolerance)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    chunks=st.lists(st.integers(0, 4), min_size=1, max_size=7),
-    delay=st.integers(1, 6),
-    batch=st.integers(1, 3),
-    flush=st.booleans(),
-    seed=st.integers(0, 99),
-    looking=st.integers(0, 2),
-)
-def test_any_chunking_gives_the_states_of_the_whole_sentence(
-    chunks: list[int], delay: int, batch: int, flush: bool, seed: int, looking: int
-) -> None:
-    encoder = make_encoder(look_ahead_layer=looking)
-    length = sum(chunks)
-    source = sources(batch, length, seed)
-    chunks = [*chunks, 0] if flush else chunks  # the end may come with the last tokens or after them
-    state, read, states = encoder.start(batch), 0, []
-    for index, size in enumerate(chunks):
-        end = index == len(chunks) - 1
-        H, state = encoder.step(source[:, read : read + size], state, delay, end)
-        read += size
-        states.append(H)
-        assert state.read == read
-        assert state.finished == (read if end else max(0, read - delay + 1))
-    whole = encoder(source, delay=delay) if length else source.new_zeros(batch, 0, 8).double()
-    assert_same(torch.cat(states, 1), whole)
-
-
-def states_with_visible_keys(encoder: Encoder, source: Tensor, seen: list[int]) -> Tensor:
-    """The encoder, written plainly, where state t looks at the first seen[t] tokens in the layer that looks ahead."""
-    x = encoder.embedding.embed(source)
-    ahead = torch.arange(source.shape[1])[None, :] < torch.tensor(seen)[:, None]
-    causal = torch.ones_like(ahead).tril()
-    for index, layer in enumerate(encoder.layers):
-        x = layer(x, ahead if index == encoder.look_ahead_layer else causal)
-    return encoder.final_norm(x)
-
-
-@settings(deadline=None, max_examples=60)
-@given(reads=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=8), seed=st.integers(0, 99))
-def test_the_delay_may_change_in_mid_stream(reads: list[tuple[int, int]], seed: int) -> None:
-    encoder = make_encoder()
-    length = sum(size for size, _ in reads)
-    source = sources(2, length, seed)
-    state, read = encoder.start(2), 0
-    states: list[Tensor] = []
-    seen: list[int] = []  # for each state, how many tokens it may look at: those read, but no more than its delay says
-    for index, (size, delay) in enumerate(reads):
-        end = index == len(reads) - 1
-        H, state = encoder.step(source[:, read : read + size], state, delay, end)
-        read += size
-        new = range(len(seen), len(seen) + H.shape[1])
-        assert all(end or t + delay <= read for t in new), "a state came before its look-ahead was read"
-        seen += [min(t + delay, read) for t in new]
-        states.append(H)
-        assert state.finished == len(seen)
-    assert len(seen) == length
-    if length:
-        expected = states_with_visible_keys(encoder, source, seen)
-        assert_same(torch.cat(states, 1), expected)
-
-
-def test_a_second_end_finishes_nothing_more() -> None:
-    encoder = make_encoder()
-    source = sources(1, 4)
-    _, ended = encoder.step(source, encoder.start(), delay=3, end=True)
-    nothing, still = encoder.step(source[:, :0], ended, delay=3, end=True)
-    assert nothing.shape == (1, 0, 8)
-    assert still.read == still.finished == 4
-
-
-def test_steps_do_not_change_the_state_they_are_given() -> None:
-    encoder = make_encoder()
-    source = sources(1, 5)
-    _, state = encoder.step(source[:, :3], encoder.start(), delay=2)
-    layers = tuple(KeysValues(k.clone(), v.clone()) for k, v in state.layers)
-    kept = EncoderState(state.waiting.clone(), layers, state.words.clone())
-    first, _ = encoder.step(source[:, 3:], state, delay=2)
-    again, _ = encoder.step(source[:, 3:], state, delay=2)
-    assert torch.equal(first, again)
-    assert torch.equal(state.waiting, kept.waiting)
-    assert torch.equal(state.words, kept.words)
-    for now, before in zip(state.layers, kept.layers, strict=True):
-        assert torch.equal(now.keys, before.keys)
-        assert torch.equal(now.values, before.values)
+@settings(deadline=None, max_examples=40)
+@given(length=st.integers(1, 12), delay=st.integers(1, 6), seed=st.integers(0, 99), looking=st.integers(0, 2))
+def test_a_prefix_gives_the_states_of_the_whole_sentence(length: int, delay: int, seed: int, looking: int) -> None:
+    """A stream may compute a state as soon as its look-ahead is read."""
+    encoder, source = make_encoder(look_ahead_layer=looking), sources(2, length, seed)
+    whole = encoder(source, delay=delay)
+    for read in range(delay, length + 1):
+        finished = read - delay + 1
+        assert_same(encoder(source[:, :read], delay=delay)[:, :finished], whole[:, :finished])
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -230,48 +139,16 @@ class TestWholeWords:
         assert dependencies_by_gradient(seeing_words(starts, looking), delay).tolist() == allowed
 
     @settings(deadline=None, max_examples=40)
-    @given(
-        starts=word_starts,
-        delay=st.integers(1, 5),
-        cuts=st.lists(st.booleans(), min_size=12, max_size=12),
-        data=st.data(),
-    )
-    def test_steps_of_whole_words_give_the_states_of_the_whole_sentence(
-        self, starts: list[bool], delay: int, cuts: list[bool], data: st.DataObject
+    @given(starts=word_starts, delay=st.integers(1, 5), seed=st.integers(0, 99), looking=st.integers(0, 2))
+    def test_whole_words_of_a_prefix_give_the_states_of_the_whole_sentence(
+        self, starts: list[bool], delay: int, seed: int, looking: int
     ) -> None:
-        encoder = seeing_words(starts)
-        sentence = data.draw(st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=12))
-        state, states, read = encoder.start(), [], list[int]()
-        for word, cut in zip(parted(sentence, starts), cuts, strict=False):
-            read += word
-            if cut:
-                H, state = encoder.step(torch.tensor([read]), state, delay)
-                states.append(H)
-                read = []
-        H, state = encoder.step(torch.tensor([read], dtype=torch.long), state, delay, end=True)
-        assert_same(torch.cat([*states, H], 1), encoder(torch.tensor([sentence]), delay=delay))
-
-    @settings(deadline=None, max_examples=40)
-    @given(
-        starts=word_starts,
-        reads=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6)), min_size=1, max_size=6),
-        looking=st.integers(0, 2),
-    )
-    def test_the_delay_may_change_in_mid_stream(
-        self, starts: list[bool], reads: list[tuple[int, int]], looking: int
-    ) -> None:
-        encoder = seeing_words(starts, looking)
-        words = parted(sources(1, 12)[0].tolist(), starts)
-        ends = [sum(map(len, words[: number + 1])) for number, word in enumerate(words) for _ in word]
-        state, states, seen = encoder.start(), list[Tensor](), list[int]()
-        for count, delay in [*reads, (len(words), 3)]:
-            read, words = words[:count], words[count:]
-            tokens = [token for word in read for token in word]
-            H, state = encoder.step(torch.tensor([tokens], dtype=torch.long), state, delay, end=not words)
-            new = range(len(seen), len(seen) + H.shape[1])
-            seen += [ends[min(t + delay, 12) - 1] for t in new]
-            states.append(H)
-        assert_same(torch.cat(states, 1), states_with_visible_keys(encoder, sources(1, 12), seen))
+        encoder, source = seeing_words(starts, looking), sources(1, 12, seed)
+        whole, read = encoder(source, delay=delay), 0
+        for word in parted(source[0].tolist(), starts):
+            read += len(word)
+            finished = max(0, read - delay + 1)
+            assert_same(encoder(source[:, :read], delay=delay)[:, :finished], whole[:, :finished])
 
     @settings(deadline=None, max_examples=20)
     @given(starts=word_starts, delay=st.integers(1, 5), looking=st.integers(0, 2))
@@ -294,7 +171,6 @@ class TestWholeWords:
         numbers = torch.tensor([[1, 1, 1, 2, 3, 3], [1, 2, 3, 4, 4, 4]])
         assert tokens_seen(numbers, 1).tolist() == [[3, 3, 3, 4, 6, 6], [1, 2, 3, 6, 6, 6]]
         assert tokens_seen(numbers, 3).tolist() == [[3, 4, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]]
-        assert tokens_seen(numbers[:, :0], 3).shape == (2, 0)
 
     def test_until_words_are_marked_every_token_is_one(self) -> None:
         encoder = Encoder(VOCABULARY, 8, 16, 2, 1, dropout=0.0, whole_words=True)
@@ -345,7 +221,6 @@ def test_the_encoder_layer_is_pytorchs_own_pre_norm_layer() -> None:
     mask = look_ahead_mask(5, 5, 0, 2, x.device)
     expected = theirs.train()(x, src_mask=~mask)  # in training mode: the fused fast path is for inference only
     assert_same(ours(x, mask), expected)
-    assert_same(ours.attend(x, ours.project(x), mask), expected)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -360,26 +235,23 @@ def test_the_decoder_layer_is_pytorchs_own_layer(causal: bool, norm: NormPlaceme
     keys = torch.tensor([[True, True, True], [True, True, False]])
     forbidden = look_ahead_mask(5, 5, 0, 1, x.device).logical_not() if causal else None
     expected = theirs(x, memory, tgt_mask=forbidden, memory_key_padding_mask=~keys)
-    y, own = ours(x, ours.cross_attention.project(memory), keys[:, None, None, :], causal=causal)
+    y, _ = ours(x, ours.cross_attention.project(memory), keys[:, None, None, :], causal=causal)
     assert_same(y, expected)
-    assert own.length == 5
 
 
 @torch.no_grad()
-def test_a_preallocated_buffer_equals_a_growing_cache() -> None:
+def test_steps_with_a_buffer_give_the_states_of_the_whole_sentence() -> None:
     layer = randomise(DecoderLayer(8, 16, 2, 0.0))
     generator = torch.Generator().manual_seed(0)
     context = layer.cross_attention.project(torch.randn(3, 4, 8, dtype=torch.float64, generator=generator))
-    grown, reserved = KeysValues(*(side[:, :, :0] for side in context)), KeyValueBuffer.like(context, positions=7)
-    rows = torch.tensor([2, 0])
-    for width in (1, 2, 1):
-        x = torch.randn(3, width, 8, dtype=torch.float64, generator=generator)
-        expected, grown = layer(x, context, None, past=grown)
-        y, reserved = layer(x, context, None, past=reserved)
-        assert_same(y, expected, 1e-12)
-        assert_same(reserved.filled, grown, 1e-12)
-        assert_same(reserved.select(rows).filled, KeysValues(*(side[rows] for side in grown)), 1e-12)
-    assert reserved.length == grown.length == 4
+    x = torch.randn(3, 4, 8, dtype=torch.float64, generator=generator)
+    whole, _ = layer(x, context, None, causal=True)
+    past, rows = KeyValueBuffer.like(context, positions=7), torch.tensor([2, 0])
+    for t in range(4):
+        y, past = layer(x[:, t : t + 1], context, None, past=past)
+        assert_same(y, whole[:, t : t + 1], 1e-12)
+        assert past.length == t + 1
+        assert_same(past.select(rows).filled, KeysValues(*(side[rows] for side in past.filled)), 0)
 
 
 def test_dropout_falls_on_the_embedding_and_the_residuals_and_never_on_attention_weights() -> None:
@@ -429,8 +301,6 @@ def test_a_delay_below_one_is_refused(delay: int) -> None:
         check_delay(delay)
     with pytest.raises(ConfigError, match=f"at least 1, got {delay}"):
         encoder(sources(1, 3), delay=delay)
-    with pytest.raises(ConfigError, match=f"at least 1, got {delay}"):
-        encoder.step(sources(1, 3), encoder.start(), delay=delay)
 
 
 @pytest.mark.parametrize("bad", [-1, 12, 1_000_000])

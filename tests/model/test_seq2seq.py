@@ -44,63 +44,45 @@ def inputs_of(target: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("target_length", [2, 9])
-@pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("delay", DELAYS)
-def test_reading_and_writing_in_turns_is_the_wait_k_forward(delay: int, masked: bool, target_length: int) -> None:
-    """Whether the policy only reads what it may see or the mask hides the rest: the numbers are the same."""
+def test_a_word_is_written_from_what_its_policy_has_read(delay: int, target_length: int) -> None:
     model = make_model(causal=True)
     source, target = tokens(2, 6), tokens(2, target_length, seed=1)
-    expected = model(source, torch.tensor([6, 6]), target, delay=delay)
-    ahead = 2 if masked else 0  # with the mask, reading faster than the policy must change nothing
-    encoder_state, state = model.start(2)
-    read, logits = 0, []
-    for t, token in enumerate(inputs_of(target).split(1, 1)):
-        until = min(t + delay + ahead, 6)
-        encoder_state, state = model.read(source[:, read:until], encoder_state, state)
-        read = until
-        step, state = model.step(token, state, delay if masked else None)
-        logits.append(step)
-    assert_same(torch.stack(logits, 1), expected)
-    assert state.written == target_length
-
-
-def test_single_precision_steps_agree_with_forward() -> None:
-    model = make_model(causal=True).float()
-    source, target = tokens(2, 6), tokens(2, 5, seed=1)
-    encoder_state, state = model.start(2)
-    logits = []
-    for t, token in enumerate(inputs_of(target).split(1, 1)):
-        encoder_state, state = model.read(source[:, t : t + 1], encoder_state, state)
-        step, state = model.step(token, state)
-        logits.append(step)
-    assert_same(torch.stack(logits, 1), model(source, torch.tensor([6, 6]), target, delay=1), 1e-5)
+    expected = model(source, torch.tensor([6, 6]), target, delay)
+    for t in range(target_length):
+        read = min(t + delay, 6)
+        logits = model(source[:, :read], torch.tensor([read, read]), target[:, : t + 1], delay)
+        assert_same(logits[:, t], expected[:, t])
 
 
 @pytest.mark.parametrize(("causal", "delay"), [(False, None), (False, 2), (True, None), (True, 1), (True, 3)])
+@torch.no_grad()
 def test_encode_and_steps_are_forward_also_with_padding(causal: bool, delay: int | None) -> None:
     model = make_model(causal)
     source, source_lengths, target, _ = batch()
-    state = model.encode(source, source_lengths)
+    state = model.encode(source, source_lengths, target.shape[1])
     logits = []
     for token in inputs_of(target).split(1, 1):
         step, state = model.step(token, state, delay)
         logits.append(step)
     assert_same(torch.stack(logits, 1), model(source, source_lengths, target, delay))
+    assert state.written == target.shape[1]
 
 
+@torch.no_grad()
 def test_hypotheses_side_by_side_are_written_as_if_alone() -> None:
     """Two hypotheses a sentence in one past; before the third token both go on from the second one, swapped after."""
     model = make_model(causal=False)
     source, source_lengths, _, _ = batch()
     words = inputs_of(tokens(3 * 2, 4)).view(3, 2, 4)
-    state = model.encode(source, source_lengths)
+    state = model.encode(source, source_lengths, 2 * 4)
     visible = torch.zeros(3, 2, 0, dtype=torch.bool)
     written = words.clone()
     for t, parents in enumerate([[0, 1], [0, 1], [1, 1], [1, 0]]):
         visible = torch.cat([visible[:, parents], torch.eye(2, dtype=torch.bool).expand(3, 2, 2)], 2)
         written[:, :, :t] = written[:, parents, :t]
         logits, state = model.step(words[:, :, t], state, visible=visible)
-        alone = model.encode(source.repeat_interleave(2, 0), source_lengths.repeat_interleave(2))
+        alone = model.encode(source.repeat_interleave(2, 0), source_lengths.repeat_interleave(2), t + 1)
         for token in written.flatten(0, 1)[:, : t + 1].split(1, 1):
             expected, alone = model.step(token, alone)
         assert_same(logits, expected)
@@ -193,12 +175,6 @@ def test_parameter_count_of_the_paper() -> None:
 # Bad input
 
 
-def test_a_bidirectional_encoder_cannot_read_in_parts() -> None:
-    model = make_model(causal=False)
-    with pytest.raises(ConfigError, match=r"use encode\(\)"):
-        model.read(tokens(1, 2), *model.start())
-
-
 @pytest.mark.parametrize("bad", [-1, VOCABULARY])
 def test_tokens_outside_the_vocabularies_are_named(bad: int) -> None:
     model, good, wrong, one = make_model(causal=True), torch.tensor([[6]]), torch.tensor([[bad]]), torch.tensor([1])
@@ -207,9 +183,7 @@ def test_tokens_outside_the_vocabularies_are_named(bad: int) -> None:
     with pytest.raises(VocabularyError, match=f"source token id {bad} "):
         model.loss(wrong, one, good, one)
     with pytest.raises(VocabularyError, match=f"source token id {bad} "):
-        model.encode(wrong, one)
-    with pytest.raises(VocabularyError, match=f"source token id {bad} "):
-        model.read(wrong, *model.start())
+        model.encode(wrong, one, 1)
     with pytest.raises(VocabularyError, match=f"target token id {bad} "):
         model(good, one, wrong)
     with pytest.raises(VocabularyError, match=f"target token id {bad} "):
@@ -222,7 +196,7 @@ def test_a_delay_below_one_is_refused(delay: int) -> None:
     with pytest.raises(ConfigError, match=f"at least 1, got {delay}"):
         model(token, one, token, delay)
     with pytest.raises(ConfigError, match=f"at least 1, got {delay}"):
-        model.step(token, model.encode(token, one), delay)
+        model.step(token, model.encode(token, one, 1), delay)
 
 
 @pytest.mark.parametrize(

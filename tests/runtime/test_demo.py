@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from simulmt.errors import ConfigError, DataError
 from simulmt.runtime import demo
+from simulmt.runtime.bundle import SYNTHETIC
 from simulmt.runtime.stream import Translator
 from simulmt.text import split_words
 
@@ -35,7 +36,7 @@ def test_what_is_spoken_is_the_sentence(sentence: str) -> None:
     assert [split_words(part) for part in parts] == [[word] for word in split_words(sentence)]
 
 
-@pytest.mark.parametrize("language", [*demo.SENTENCES, demo.SYNTHETIC])
+@pytest.mark.parametrize("language", [*demo.SENTENCES, SYNTHETIC])
 def test_built_in_texts_take_less_than_a_minute(model: Translator, language: str) -> None:
     config = replace(model.config, source_language=language)
     words = split_words(" ".join(demo.sentences_for(config, None)))

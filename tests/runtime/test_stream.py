@@ -28,7 +28,18 @@ from simulmt.runtime.stream import Commit, Lag, Stream, StreamState, Translator,
 from simulmt.text import BLANK, END, Tokenizer, split_words
 from simulmt.text.segmentation import SENTENCE_ENDS, ends_sentence
 from simulmt.train.export import TrainedModel
-from tiny_models import DELAYS, LONGEST, collapse, facts, joined, penalty_of, reference, trained, translator
+from tiny_models import (
+    DELAYS,
+    LONGEST,
+    collapse,
+    facts,
+    joined,
+    penalty_of,
+    reference,
+    states_with_visible_keys,
+    trained,
+    translator,
+)
 
 SYSTEMS: list[tuple[Kind, str]] = [
     ("ctc", "fp32"),
@@ -308,31 +319,27 @@ def by_steps(network: TrainedModel, words: Sequence[str], schedule: Sequence[int
 def frames_by_steps(
     network: TrainedModel, words: Sequence[str], schedule: Sequence[int]
 ) -> tuple[torch.Tensor, list[SourcePrefix]]:
-    """The scores [F V] of the network's own steps, and what each frame looks at."""
+    """The scores [F V] of a stream whose delay changes from word to word, and what each frame looks at."""
     model = network.model
     assert isinstance(model, CTCModel)
-    state, frames, prefixes, tokens = (
-        model.encoder.start(),
-        [torch.zeros(0, network.target.size)],
-        list[SourcePrefix](),
-        list[int](),
-    )
+    tokens, waited_for, visible = list[int](), list[int](), list[int]()  # the latter two for each state
 
-    def step(word: list[int], delay: int, end: bool = False) -> None:
-        nonlocal state
+    def read(word: Sequence[int], delay: int) -> None:
         tokens.extend(word)
-        logits, state = model.step(torch.tensor([word]), state, delay, end)
-        frames.append(penalised(logits[0], delay))
-        first = len(prefixes) // model.mu
-        for position in range(first, first + logits.shape[1] // model.mu):
-            prefixes.extend([SourcePrefix(tokens[: seen(network, tokens, position + delay)])] * model.mu)
+        while (position := len(visible)) < len(tokens) and (position + delay <= len(tokens) or word == [END]):
+            waited_for.append(delay)
+            visible.append(min(seen(network, tokens, position + delay), len(tokens)))
 
     for word, delay in zip(words, schedule, strict=True):
         for pieces in network.source.split_to_word_tokens(network.source.encode_word(word)):
-            step(pieces, delay)
-    if state.read:
-        step([END], schedule[-1], end=True)
-    return torch.cat(frames), prefixes
+            read(pieces, delay)
+    if not tokens:
+        return torch.zeros(0, network.target.size), []
+    read([END], schedule[-1])
+    states = states_with_visible_keys(model.encoder, torch.tensor([tokens]), visible)
+    by_state = model.logits(model.frames(states))[0].split(model.mu)
+    scores = [penalised(logits, delay) for logits, delay in zip(by_state, waited_for, strict=True)]
+    return torch.cat(scores), [SourcePrefix(tokens[:count]) for count in visible for _ in range(model.mu)]
 
 
 def seen(network: TrainedModel, tokens: Sequence[int], count: int) -> int:

@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from simulmt.data.synthetic import generate
 from simulmt.serve.access import ApiKeys
-from simulmt.serve.app import create_app
+from simulmt.serve.app import Settings, create_app
 from simulmt.serve.connection import Service
 from simulmt.serve.limits import Limits
 from simulmt.serve.server import DrainingServer, listen, server_for
@@ -179,9 +179,11 @@ def serving(
     **limits: float,
 ) -> Iterator[Served]:
     """Serve the toy model with other limits than usual."""
-    settings: Any = Limits(**{**PATIENT, **limits})  # type: ignore[arg-type]
-    app = create_app(["toy"], settings, keys, origins, 1, "127.0.0.1", open_metrics, room_keys, recognisers=recognisers)
-    with running(app) as served:
+    bounds = Limits(**{**PATIENT, **limits})  # type: ignore[arg-type]
+    settings = Settings(
+        ("toy",), "127.0.0.1", bounds, keys or ApiKeys(), origins, 1, open_metrics, room_keys, recognisers or {}
+    )
+    with running(create_app(settings)) as served:
         yield served
 
 

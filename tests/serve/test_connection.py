@@ -18,7 +18,7 @@ from simulmt.runtime.ctc import POSITIONS
 from simulmt.runtime.stream import Translator
 from simulmt.serve import access
 from simulmt.serve.access import ApiKeys
-from simulmt.serve.app import create_app
+from simulmt.serve.app import Settings, create_app
 from simulmt.serve.connection import Connection
 from simulmt.serve.limits import Limits
 
@@ -406,7 +406,8 @@ class Deaf:
 
 
 def test_a_client_that_does_not_even_read_why_is_sent_away_all_the_same() -> None:
-    client, service = Deaf(), create_app(["toy"], Limits(sending_seconds=0.01), threads=1).state.service
+    settings = Settings(("toy",), limits=Limits(sending_seconds=0.01), threads=1)
+    client, service = Deaf(), create_app(settings).state.service
     asyncio.run(Connection(client, service).run())  # type: ignore[arg-type]
     assert client.code == 1008
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from simulmt.serve.app import create_app
+from simulmt.serve.app import Settings, create_app
 
 from .helpers import PATIENCE, Served, running
 
@@ -25,7 +25,7 @@ VARYING = [(r'"session":"[^"]*"', f'"session":"{ANY}"'), (r'"lag_ms":\{[^}]*\}',
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with running(create_app(["en-zh", "de-en"], threads=1, host="127.0.0.1")) as served:
+    with running(create_app(Settings(("en-zh", "de-en"), "127.0.0.1", threads=1))) as served:
         yield served
 
 
@@ -74,7 +74,7 @@ def converse(server: Served, lines: list[str]) -> str:
 
 
 def main() -> None:
-    with running(create_app(["en-zh", "de-en"], threads=1, host="127.0.0.1")) as server:
+    with running(create_app(Settings(("en-zh", "de-en"), "127.0.0.1", threads=1))) as server:
         text = DOCUMENT.read_text(encoding="utf-8")
         text = BLOCK.sub(lambda match: f"```{match[1]}\n{replay(server, match[1], match[2])}```", text)
         DOCUMENT.write_text(text, encoding="utf-8")

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import unsupported_method
 
 from simulmt.runtime.stream import Translator
 from simulmt.serve.access import ApiKeys
-from simulmt.serve.app import create_app
+from simulmt.serve.app import Settings, create_app
 from simulmt.serve.languages import Detector, base_code
 from simulmt.serve.limits import Counted
 
@@ -29,7 +29,7 @@ Serve = Callable[..., Served]
 TEXT = synthetic_text(sentences=2, seed=21)
 PAIR = {"source": "synthetic", "target": "synthetic"}
 
-app = create_app(["toy"], threads=1)
+app = create_app(Settings(("toy",), threads=1))
 contract = schemathesis.openapi.from_asgi("/openapi.json", app)
 
 

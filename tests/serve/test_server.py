@@ -131,7 +131,7 @@ def test_a_failing_model_ends_its_streams_with_an_error_and_no_text_in_the_log(
 
 def test_two_models_need_two_names() -> None:
     with pytest.raises(BundleError, match="duplicate model name toy"):
-        load_models(["toy", SHIPPED / "toy"], Metrics())
+        load_models(["toy", str(SHIPPED / "toy")], Metrics(), threads=1, inline=False)
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:

@@ -18,7 +18,7 @@ STREAMS, ROUNDS = 4, 20
 def test_sessions_that_give_way_to_others_hold_no_memory() -> None:
     async def churn() -> tuple[int, int]:
         metrics = Metrics()
-        model = load_models(["toy"], metrics, threads=1)["toy"]
+        model = load_models(["toy"], metrics, threads=1, inline=False)["toy"]
         sessions = Sessions(Limits(streams=STREAMS), metrics, Counters())
         seen: weakref.WeakSet[Session] = weakref.WeakSet()
         gc.freeze()  # else every collection goes through all that the test process has loaded

@@ -14,7 +14,7 @@ import pytest
 
 from simulmt.errors import ConfigError, MissingExtraError, SpeechError
 from simulmt.runtime.revisions import Hypothesis
-from simulmt.speech import moonshine, moonshine_model
+from simulmt.speech import moonshine
 from simulmt.speech.audio import RATE, Samples, read_audio, read_whole
 from simulmt.speech.live import Listener
 from simulmt.speech.moonshine import MoonshineRecognition
@@ -218,7 +218,7 @@ class _FakeStream:
         )
 
 
-class FakeModel:
+class FakeModel(moonshine.MoonshineModel):
     """Hears as many words as seconds, and notes how many it was given as a draft."""
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ class TestMoonshine:
 
     def test_a_model_that_is_broken(self, tmp_path: Path) -> None:
         pytest.importorskip("moonshine_voice")
-        for name in (moonshine_model.ENCODER, moonshine_model.DECODER, moonshine_model.TOKENS):
+        for name in (moonshine.ENCODER, moonshine.DECODER, moonshine.TOKENS):
             (tmp_path / name).write_bytes(b"broken")
         with pytest.raises(SpeechError, match="ONNX Runtime cannot load it"):
             open_recogniser(f"moonshine:{tmp_path}")
@@ -281,7 +281,7 @@ class TestMoonshine:
     def test_any_draft_gives_the_same_tokens(self) -> None:
         library = pytest.importorskip("moonshine_voice")
         assets = Path(library.__file__).parent / "assets"
-        model = moonshine_model.MoonshineModel(assets / "tiny-en", "en")
+        model = moonshine.MoonshineModel(assets / "tiny-en", "en")
         samples = read_whole(assets / "two_cities.wav")[RATE : 4 * RATE]
         tokens = model.transcribe(samples)
         assert model.text(tokens).startswith("It was the best of times")

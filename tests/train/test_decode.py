@@ -21,6 +21,7 @@ from simulmt.runtime.rules import DecodingRules, RulesConfig
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train.batches import DeviceStore
 from simulmt.train.decode import GREEDY, bleu, collapse, scores_by_blank_penalty, translate_store
+from tiny_models import seeing
 
 CPU = torch.device("cpu")
 
@@ -71,12 +72,14 @@ def ctc(dataset: Dataset, request: pytest.FixtureRequest) -> CTCModel:
 
 @torch.no_grad()
 def stream(model: CTCModel, words: list[list[int]], delay: int, blank_penalty: float) -> list[int]:
-    """Word by word, as a live stream would."""
-    state, symbols = model.encoder.start(), []
+    """Word by word, as a live stream would; every word computes all that was read, and keeps what it finishes."""
+    read, symbols = list[int](), list[int]()
     for word in words:
-        logits, state = model.step(torch.tensor([word]), state, delay, end=word[-1] == END)
+        read += word
+        finished = len(read) if word[-1] == END else max(0, len(read) - delay + 1)
+        logits = model(torch.tensor([read]), torch.tensor([len(read)]), delay)
         logits[:, :, BLANK] -= blank_penalty
-        symbols += logits[0].argmax(-1).tolist()
+        symbols += logits[0, len(symbols) : finished * model.mu].argmax(-1).tolist()
     assert len(symbols) == model.mu * sum(map(len, words))
     return collapse_slowly(symbols)
 
@@ -142,28 +145,23 @@ def test_one_pass_scores_every_blank_penalty(dataset: Dataset, ctc: CTCModel) ->
 @torch.no_grad()
 def write_greedily(model: Seq2SeqModel, source: Tensor, delay: int | None) -> list[int]:
     """Read a token, write a token, and read one more instead of ending early; the teacher reads all first."""
-    encoder_state, state = model.start()
-    if delay is None:
-        state = model.encode(source, torch.tensor([source.shape[1]]))
+    longest = int(GREEDY.max_ratio * source.shape[1] + GREEDY.max_extra)
+    state = model.encode(source, torch.tensor([source.shape[1]]), longest + 1)
     written: list[int] = []
     read, token = 0 if delay else source.shape[1], START
     while True:
         if delay is not None:
-            upto = min(len(written) + delay, source.shape[1])
-            if upto > read:
-                encoder_state, state = model.read(source[:, read:upto], encoder_state, state)
-                read = upto
-        logits, after = model.step(torch.tensor([[token]]), state)
+            read = max(read, min(len(written) + delay, source.shape[1]))
+        logits, after = model.step(torch.tensor([[token]]), seeing(state, read))
         allowed = logits[0].clone()
         allowed[[symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]] = -torch.inf
         if len(written) < GREEDY.min_length:
             allowed[END] = -torch.inf
-        is_full = len(written) == int(GREEDY.max_ratio * source.shape[1] + GREEDY.max_extra)
+        is_full = len(written) == longest
         if int(allowed.argmax()) == END and read < source.shape[1] and not is_full:
-            encoder_state, state = model.read(source[:, read : read + 1], encoder_state, state)
             read += 1
             continue
-        token, state = int(allowed.argmax()), after
+        token, state = int(allowed.argmax()), after._replace(context=state.context)
         if token == END or is_full:
             return written
         written.append(token)

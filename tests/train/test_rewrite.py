@@ -14,15 +14,13 @@ import torch
 from data.helpers import lines, unchanged_texts, write
 from simulmt.data.dataset import Dataset
 from simulmt.errors import ConfigError, DataError, VocabularyError
-from simulmt.model.beam import BeamConfig, beam_search
-from simulmt.model.sampling import Sampler, SamplingConfig
+from simulmt.model.beam import BeamConfig, Sampler, SamplingConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.text import END, Tokenizer
 from simulmt.train import rewrite as rewriting
 from simulmt.train.rewrite import (
     RecognitionConfig,
     TranslationConfig,
-    backtranslate_corpus,
     recognised_corpus,
     translate_corpus,
 )
@@ -202,7 +200,7 @@ class TestBackTranslation:
         self, teacher: Path, data: Path, source: Path, tmp_path: Path
     ) -> None:
         translate_corpus(teacher, data, source, tmp_path / "ahead", DISTIL, CPU)
-        made = backtranslate_corpus(teacher, data, source, tmp_path / "back", DISTIL, CPU)
+        made = translate_corpus(teacher, data, source, tmp_path / "back", DISTIL, CPU, back=True)
         assert lines(tmp_path / "back.source") == [f"<bt> {line}" for line in lines(tmp_path / "ahead.target")]
         assert lines(tmp_path / "back.target") == lines(tmp_path / "ahead.source")
         assert made["rewrite"] == "backtranslate"
@@ -215,7 +213,7 @@ class TestBackTranslation:
         other = replace(DRAWN, sampling=SamplingConfig(seed=4))
         greedy = replace(DRAWN, sampling=None)
         for name, config in (("a", DRAWN), ("b", DRAWN), ("other", other), ("greedy", greedy)):
-            backtranslate_corpus(teacher, data, source, tmp_path / name, config, CPU)
+            translate_corpus(teacher, data, source, tmp_path / name, config, CPU, back=True)
         drawn = {name: lines(tmp_path / f"{name}.source") for name in ("a", "b", "other", "greedy")}
         assert drawn["a"] == drawn["b"]
         assert len({tuple(each) for each in drawn.values()}) == 3
@@ -244,7 +242,7 @@ class TestBackTranslation:
 def draw_in_shards(teacher: Path, data: Path, source: Path, prefix: Path) -> None:
     torch.set_num_threads(1)
     rewriting.SHARD_LINES["cpu"] = 5
-    backtranslate_corpus(teacher, data, source, prefix, DRAWN, CPU)
+    translate_corpus(teacher, data, source, prefix, DRAWN, CPU, back=True)
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,7 @@ def evaluate(
     """
     with needs_extra("simulmt evaluate", "eval"):
         from simulmt.data.corpus import read_lines
-        from simulmt.eval.facts import listing
-        from simulmt.eval.flaws import Lexicon
+        from simulmt.eval.flaws import Lexicon, listing
         from simulmt.eval.jobs import bundle_jobs, check_jobs, run_jobs, run_speech_jobs
         from simulmt.eval.run import Evaluator, Timing, read_test_set
     from rich.console import Console

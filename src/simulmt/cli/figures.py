@@ -56,8 +56,8 @@ def plot(
     sentences.
     """
     with needs_extra("simulmt plot", "eval"):
-        from simulmt.eval.report.gallery import draw_gallery
-    _save(draw_gallery(directories, baseline, parse_numbers("--sentences", sentences), alignments), output)
+        from simulmt.eval.report.plots import draw_all
+    _save(draw_all(directories, baseline, parse_numbers("--sentences", sentences), alignments), output)
 
 
 def report(
@@ -170,7 +170,7 @@ def analyse(
     Oracle order translates with the Z that the network infers from the reference: an upper bound, not a system.
     """
     with needs_extra("simulmt analyse", "train,eval"):
-        from simulmt.eval.report.gallery import sorting_figure
+        from simulmt.eval.report.plots import heat_map_figures
         from simulmt.eval.report.tables import oracle_table, sorting_table
         from simulmt.eval.results import write_records
         from simulmt.eval.run import read_test_set
@@ -189,8 +189,7 @@ def analyse(
     write_records(output, scores)
     if sortings:
         write_records(output, sortings)
-        named = ((f"{each.test_set}-line{each.number}-{model}-k{each.delay}-Z", each) for each in sortings)
-        _save(((stem, sorting_figure(each)) for stem, each in named), output)
+        _save(heat_map_figures(sortings), output)
 
 
 class _Network(NamedTuple):
@@ -228,7 +227,6 @@ def _show_anticipation(
     records: Sequence[Anticipation], found: Mapping[str, Sequence[set[Link] | None]], output: Path | None
 ) -> None:
     from simulmt.data.alignment import format_pharaoh
-    from simulmt.eval.report.gallery import anticipation_rates
     from simulmt.eval.report.plots import anticipation_figure
     from simulmt.eval.report.tables import anticipation_table
     from simulmt.eval.results import write_records
@@ -241,11 +239,11 @@ def _show_anticipation(
     for choice, alignments in found.items():
         lines = (f"{format_pharaoh(links or ())}\n" for links in alignments)
         (output / f"{_file_name(f'{corpus}-{choice}')}.links").write_text("".join(lines), encoding="utf-8")
-    _save([(f"{corpus}-anticipation", anticipation_figure(anticipation_rates(records)))], output)
+    _save([(f"{corpus}-anticipation", anticipation_figure(records))], output)
 
 
 def _oracle_score(sorter: Sorter, texts: TestSet, model: str, delay: int, blank_penalty: float) -> OracleScore:
-    from simulmt.eval.order import Translations, score_oracle
+    from simulmt.eval.order import score_oracle
     from simulmt.train.analysis import oracle_order
 
     oracle, default, statistics = oracle_order(
@@ -253,7 +251,8 @@ def _oracle_score(sorter: Sorter, texts: TestSet, model: str, delay: int, blank_
     )
     return score_oracle(
         texts,
-        Translations(oracle, default),
+        oracle,
+        default,
         "word" if sorter.target.spaced else "char",
         model=model,
         delay=delay,

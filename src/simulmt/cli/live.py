@@ -17,7 +17,7 @@ import typer
 
 from simulmt.cli import models
 from simulmt.cli.common import Panel
-from simulmt.errors import BundleError, ConfigError, DataError, StreamError
+from simulmt.errors import ConfigError, DataError, StreamError
 from simulmt.runtime.captions import Format, open_writer
 
 if TYPE_CHECKING:
@@ -163,10 +163,10 @@ def bench(
 
     from simulmt.cli.display import benchmark_table
     from simulmt.runtime.benchmark import measure
-    from simulmt.runtime.bundle import Bundle, find
+    from simulmt.runtime.bundle import Bundle, default_names, find
     from simulmt.runtime.demo import sentences_for
 
-    directory = find(model or _default_model())
+    directory = find(model or next(default_names()))
     sentences = sentences_for(Bundle(directory).config, text)
     threads = min(threads, os.cpu_count() or 1)
     found = measure(lambda: load_translator(directory, delay, threads), sentences, delay, threads)
@@ -179,25 +179,14 @@ def bench(
 def load_translator(model: str | Path | None, delay: int | None, threads: int, beam: int = 1) -> Translator:
     """Load a model and check the delay and the beam size."""
     import simulmt
+    from simulmt.runtime.bundle import default_names
 
-    translator = simulmt.load(model or _default_model(), threads)
+    translator = simulmt.load(model or next(default_names()), threads)
     try:
         translator.stream(delay, beam)
     except StreamError as error:
         raise ConfigError(f"--{error}") from None
     return translator
-
-
-def _default_model() -> str:
-    """Return the first shipped model of real languages, or the first one."""
-    from simulmt.runtime.bundle import SHIPPED, Bundle, shipped_names
-    from simulmt.runtime.demo import SYNTHETIC
-
-    names = shipped_names()
-    if not names:
-        raise BundleError("no models installed: pass the path of a bundle with --model")
-    real = (name for name in names if Bundle(SHIPPED / name).config.source_language != SYNTHETIC)
-    return next(real, names[0])
 
 
 @contextmanager

@@ -17,8 +17,7 @@ from simulmt.errors import ConfigError, needs_extra
 if TYPE_CHECKING:
     from simulmt.data.derived import Progress
     from simulmt.data.speech_noise import Language
-    from simulmt.model.beam import BeamConfig
-    from simulmt.model.sampling import SamplingConfig
+    from simulmt.model.beam import BeamConfig, SamplingConfig
 
 BATCH_TOKENS = {"cuda": 65_536, "cpu": 2_048}
 SECONDS_BETWEEN_LINES = 30.0  # when progress is not shown on a terminal
@@ -26,6 +25,8 @@ SECONDS_BETWEEN_LINES = 30.0  # when progress is not shown on a terminal
 Run = Annotated[Path, typer.Argument(help="A finished run, or a directory with model.json.")]
 Data = Annotated[Path, typer.Option(help="Data directory it was trained on.")]
 Source = Annotated[Path, typer.Option(help="Source text, one sentence per line; plain, .gz or .xz.")]
+Target = Annotated[Path, typer.Option(help="Target text, one sentence per line.")]
+Share = Annotated[float, typer.Option(help="Fraction of the pairs to sample.")]
 Output = Annotated[Path, typer.Option(metavar="PREFIX", help="Write PREFIX.source, PREFIX.target and PREFIX.json.")]
 Beam = Annotated[int, typer.Option(min=1, help="Beam size.")]
 LengthPenalty = Annotated[float, typer.Option(min=0, help="Exponent of the length normalisation.")]
@@ -130,8 +131,7 @@ def backtranslate(
     sources from real ones.
     """
     with needs_extra("simulmt rewrite backtranslate", "train"):
-        from simulmt.model.beam import BeamConfig
-        from simulmt.model.sampling import SamplingConfig
+        from simulmt.model.beam import BeamConfig, SamplingConfig
     if top_k and not temperature:
         raise ConfigError(f"--top-k {top_k}: needs --temperature, such as 1")
     search = BeamConfig(beam, length_penalty, max_ratio, max_extra)
@@ -142,7 +142,7 @@ def backtranslate(
 @app.command("filter")
 def filter_pairs(
     source: Source,
-    target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
+    target: Target,
     output: Output,
     languages: Annotated[
         str,
@@ -177,7 +177,7 @@ def filter_pairs(
 @app.command()
 def reorder(
     source: Source,
-    target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
+    target: Target,
     output: Output,
     links: Annotated[
         Path | None,
@@ -218,9 +218,9 @@ def reorder(
 @app.command()
 def speech(
     source: Source,
-    target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
+    target: Target,
     output: Output,
-    share: Annotated[float, typer.Option(help="Fraction of the pairs to sample.")] = 0.15,
+    share: Share = 0.15,
     noise: Annotated[
         str | None,
         typer.Option(
@@ -261,9 +261,9 @@ def speech(
 @app.command()
 def recognised(
     source: Source,
-    target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
+    target: Target,
     output: Output,
-    share: Annotated[float, typer.Option(help="Fraction of the pairs to sample.")] = 0.01,
+    share: Share = 0.01,
     recogniser: Annotated[str, typer.Option(metavar="NAME[:DIR]", help="Speech recogniser.")] = "moonshine",
     seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     overwrite: Overwrite = False,
@@ -286,7 +286,7 @@ def recognised(
 @app.command()
 def weigh(
     source: Source,
-    target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
+    target: Target,
     labels: Annotated[Path, typer.Option(help="Labels, one per pair, such as the corpus it comes from.")],
     output: Output,
     weight: Annotated[
@@ -367,7 +367,7 @@ def _translate(
     sampling: SamplingConfig | None = None,
     back: bool = False,
 ) -> None:
-    from simulmt.train.rewrite import TranslationConfig, backtranslate_corpus, translate_corpus
+    from simulmt.train.rewrite import TranslationConfig, translate_corpus
     from simulmt.train.world import join_world
 
     require_vocabularies(data)
@@ -375,8 +375,7 @@ def _translate(
         tokens = BATCH_TOKENS[world.device.type] if batch_tokens is None else batch_tokens
         config = TranslationConfig(search, delay, tokens, sampling=sampling)
         display = _Display(text, quiet=not world.is_first)
-        translate = backtranslate_corpus if back else translate_corpus
-        record = translate(run, data, text, output, config, world.device, overwrite, display)
+        record = translate_corpus(run, data, text, output, config, world.device, overwrite, display, back)
     display.summarise(output, record)
 
 

@@ -74,16 +74,17 @@ def serve(
     from simulmt.data.parallel import cores
 
     with needs_extra("simulmt serve", "serve"):
+        from simulmt.runtime.bundle import default_names
         from simulmt.serve.access import ApiKeys
+        from simulmt.serve.app import Settings, create_app
         from simulmt.serve.audio import find_recognisers
-        from simulmt.serve.models import default_models
         from simulmt.serve.server import run, set_up_logging
-        from simulmt.serve.workers import Settings, run_workers
+        from simulmt.serve.workers import run_workers
 
     set_up_logging()
     workers = workers or (cores() if sys.platform == "linux" else 1)  # others do not balance SO_REUSEPORT
     settings = Settings(
-        models=tuple(model or default_models()),
+        models=tuple(model or default_names()),
         host=host,
         limits=_limits(limit or []),
         keys=ApiKeys.read(api_keys_file) if api_keys_file else ApiKeys(),
@@ -94,7 +95,7 @@ def serve(
         recognisers=find_recognisers(recogniser or []),
     )
     if workers == 1:
-        run(settings.create_app(), host, port)
+        run(create_app(settings), host, port)
     else:
         run_workers(settings, port, workers)
 

@@ -20,7 +20,7 @@ from unicodedata import category
 
 from simulmt.data.alignment import Link, parse_gold, parse_pharaoh, read_alignments
 from simulmt.data.corpus import ParallelFiles, read_lines, read_sentences
-from simulmt.errors import ConfigError, DataError, MissingExtraError, SimulmtError
+from simulmt.errors import ConfigError, DataError, SimulmtError, needs_extra
 from simulmt.text import split_words
 from simulmt.text.words import Unit
 
@@ -60,10 +60,8 @@ def read_word_pairs(source: Path, target: Path, units: Sequence[Unit]) -> list[W
 
 def cut_chinese(lines: Iterable[str]) -> Iterator[list[str]]:
     """Segment Chinese lines into words with jieba, keeping existing spaces."""
-    try:
+    with needs_extra("Chinese word segmentation", "align"):
         import jieba  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        raise MissingExtraError("Chinese word segmentation", "align") from None
     jieba.setLogLevel("ERROR")  # type: ignore[no-untyped-call]
     for line in lines:
         yield [word for word in jieba.cut(line) if word.strip()]  # type: ignore[no-untyped-call]
@@ -90,10 +88,8 @@ def align_with_eflomal(
 
     eflomal seeds its own sampler, so two runs differ in some links; write links to a file to reuse them.
     """
-    try:
+    with needs_extra("word alignment with eflomal", "align"):
         from eflomal import Aligner
-    except ImportError:
-        raise MissingExtraError("word alignment with eflomal", "align") from None
     everything = [*pairs, *more]
     if not everything:
         return []
@@ -110,14 +106,14 @@ def align_with_eflomal(
             )
         except (ValueError, RuntimeError, OSError) as error:
             raise SimulmtError(f"eflomal failed: {error}") from None
-        both = zip(_read_links(forward), _read_links(reverse), strict=True)
-        links = [symmetrise(*each) for each in both]
+        both = (read_alignments(path, parse_pharaoh) for path in (forward, reverse))
+        links = [symmetrise(*each) for each in zip(*both, strict=True)]
     return links[: len(pairs)]
 
 
 def read_pharaoh(path: Path, pairs: Sequence[WordPair]) -> list[set[Link]]:
     """Read alignments in 0-based Pharaoh format and check that they fit the sentences."""
-    alignments = list(_read_links(path))
+    alignments = list(read_alignments(path, parse_pharaoh))
     _check_fit(path, alignments, pairs)
     return alignments
 
@@ -196,7 +192,3 @@ def _strip_punctuation(word: str) -> str:
     """Strip punctuation from the ends of a word, unless nothing else is left."""
     inside = [number for number, letter in enumerate(word) if category(letter)[0] not in "PS"]
     return word[inside[0] : inside[-1] + 1] if inside else word
-
-
-def _read_links(path: Path) -> Iterator[set[Link]]:
-    return read_alignments(path, partial(parse_pharaoh, base=0))

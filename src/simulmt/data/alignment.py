@@ -57,15 +57,13 @@ def reorder_target(words: Sequence[T], links: Iterable[Link]) -> list[T]:
     return [words[j] for j in sorted(range(len(words)), key=needed.__getitem__)]
 
 
-def alignment_error_rate(predicted: Iterable[Link], sure: Iterable[Link], possible: Iterable[Link]) -> float:
-    """Return the AER, 1 - (|A & S| + |A & P|) / (|A| + |S|), with S a subset of P; 0.0 if A and S are empty."""
-    return corpus_alignment_error_rate([predicted], [(sure, possible)])
-
-
-def corpus_alignment_error_rate(
+def alignment_error_rate(
     predicted: Iterable[Iterable[Link]], gold: Iterable[tuple[Iterable[Link], Iterable[Link]]]
 ) -> float:
-    """Return the AER of a corpus, with counts summed over sentences; `gold` holds (sure, possible) links."""
+    """Return the AER, 1 - (|A & S| + |A & P|) / (|A| + |S|), with S a subset of P; 0.0 if A and S are empty.
+
+    Counts are summed over the sentences of a corpus; `gold` holds the (sure, possible) links of each.
+    """
     predicted, gold = list(predicted), list(gold)
     if len(predicted) != len(gold):
         raise DataError(f"expected {len(gold)} alignments, one per gold alignment, got {len(predicted)}")
@@ -77,11 +75,11 @@ def corpus_alignment_error_rate(
     return 1 - hits / total if total else 0.0
 
 
-def parse_pharaoh(line: str, base: int = 0) -> set[Link]:
-    """Parse a line such as "0-0 1-2", whose first position is `base`."""
+def parse_pharaoh(line: str) -> set[Link]:
+    """Parse a line such as "0-0 1-2", with 0-based positions."""
     links = set()
     for token in line.split():
-        link, kind = _parse_link(token, base)
+        link, kind = _parse_link(token, base=0)
         if kind != "-":
             raise DataError(f"alignment link '{token}': a possible link, but only sure links (i-j) fit here")
         links.add(link)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,10 @@ def filter_corpus(
         inputs["held out"] = " ".join(map(file_sha256, held_out))
     metadata = {"rewrite": "filter", "settings": {"languages": [*languages]}, "inputs": inputs}
     job = Job(prefix, metadata, [source, target, *held_out], overwrite)
-    pair_filter = _PairFilter(languages, HeldOut(chain.from_iterable(map(read_lines, held_out))))
+    work = partial(_filter, languages, HeldOut(chain.from_iterable(map(read_lines, held_out))))
 
     def filtered() -> Iterator[Rewritten]:
-        chunks = map_chunks(pair_filter, ParallelFiles(source, target).pairs(), CHUNK_PAIRS, cores())
+        chunks = map_chunks(work, ParallelFiles(source, target).pairs(), CHUNK_PAIRS, cores())
         return chain.from_iterable(results for _, results in chunks)
 
     return write_pairs(job, filtered, report)
@@ -80,26 +80,23 @@ def _passages(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     return (words[start : start + SHARED_WORDS] for start in range(len(words) - SHARED_WORDS + 1))
 
 
-@dataclass(frozen=True)
-class _PairFilter:
-    """Decides which pairs to keep."""
+def _filter(languages: tuple[str, str], held_out: HeldOut, pairs: Sequence[Pair]) -> list[Rewritten]:
+    """Return each pair, or why it is dropped."""
+    reasons = (_reason_to_drop(pair, languages, held_out) for pair in pairs)
+    return [
+        (pair.source, pair.target) if reason is None else Dropped(reason, pair.line)
+        for pair, reason in zip(pairs, reasons, strict=True)
+    ]
 
-    languages: tuple[str, str]
-    held_out: HeldOut
 
-    def __call__(self, pairs: Sequence[Pair]) -> list[Rewritten]:
-        return [*map(self._filter, pairs)]
-
-    def _filter(self, pair: Pair) -> Rewritten:
-        if pair.source in self.held_out or pair.target in self.held_out:
-            return Dropped(HELD_OUT, pair.line)
-        if has_repetition(pair.target, pair.source):
-            return Dropped(REPEATS, pair.line)
-        if pair.source.startswith(BACK_TRANSLATED) and has_repetition(pair.source, pair.target):
-            return Dropped(REPEATS, pair.line)
-        if numbers_disagree(pair.source, pair.target, self.languages):
-            return Dropped(NUMBERS, pair.line)
-        return pair.source, pair.target
+def _reason_to_drop(pair: Pair, languages: tuple[str, str], held_out: HeldOut) -> str | None:
+    if pair.source in held_out or pair.target in held_out:
+        return HELD_OUT
+    if has_repetition(pair.target, pair.source):
+        return REPEATS
+    if pair.source.startswith(BACK_TRANSLATED) and has_repetition(pair.source, pair.target):
+        return REPEATS
+    return NUMBERS if numbers_disagree(pair.source, pair.target, languages) else None
 
 
 def numbers_disagree(source: str, target: str, languages: tuple[str, str]) -> bool:

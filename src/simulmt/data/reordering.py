@@ -96,7 +96,7 @@ def reorder_corpus(
 
 
 def _aligned_pairs(source: Path, target: Path, links: Path) -> Iterator[tuple[Pair, set[Link]]]:
-    alignments = read_alignments(links, partial(parse_pharaoh, base=0))
+    alignments = read_alignments(links, parse_pharaoh)
     for pair, aligned in zip_longest(ParallelFiles(source, target).pairs(), alignments):
         if pair is None or aligned is None:
             raise DataError(f"{links}: has {'more' if pair is None else 'fewer'} lines than {source} has sentences")

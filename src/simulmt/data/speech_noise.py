@@ -14,14 +14,13 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from typing import Literal
 from unicodedata import normalize
 
-from simulmt.config import require
 from simulmt.text.numbers.english import MULTIPLIERS, ONES, TENS
 from simulmt.text.words import combining_marks
 
@@ -82,11 +81,6 @@ class NoiseRates:
     spelled: float = 0.6  # digits to number words; otherwise, with the same probability, number words to digits
     unpunctuated: float = 0.7  # neither punctuation nor capitals
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            require(0 <= value <= 1, f"{field.name} must be in 0..1, got {value}")
-
 
 class SpeechNoise:
     """Makes written sentences look like recognised speech."""
@@ -97,7 +91,6 @@ class SpeechNoise:
         rates: NoiseRates | None = None,
         misheard: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        require(language == "en", f"language: expected en, got {language!r}")
         self._rates = rates = rates or NoiseRates()
         self._misheard = misheard_words(language) if misheard is None else misheard
         self._events: Sequence[tuple[float, Event]] = (
@@ -184,10 +177,10 @@ def misheard_words(language: Language) -> Mapping[str, Sequence[str]]:
     return {word: others.split() for word, others in (line.split("\t") for line in lines)}
 
 
-def learn_misheard(pairs: Iterable[tuple[str, str]], least: int = 2) -> Mapping[str, Sequence[str]]:
+def learn_misheard(pairs: Iterable[tuple[str, str]]) -> Mapping[str, Sequence[str]]:
     """Learn a confusion table from pairs of reference and recognised text.
 
-    It maps a word to those recognised in its place at least `least` times, each listed as often as it occurred. Numbers
+    It maps a word to those recognised in its place at least twice, each listed as often as it occurred. Numbers
     and negations are excluded.
     """
     counts: Counter[tuple[str, str]] = Counter()
@@ -198,7 +191,7 @@ def learn_misheard(pairs: Iterable[tuple[str, str]], least: int = 2) -> Mapping[
                 counts.update(zip(words[start:end], others[other_start:other_end], strict=True))
     learnt: defaultdict[str, list[str]] = defaultdict(list)
     for (word, other), count in sorted(counts.items()):
-        if count >= least and not _is_protected(word) and not _is_protected(other):
+        if count >= 2 and not _is_protected(word) and not _is_protected(other):
             learnt[word] += count * [other]
     return learnt
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -104,12 +104,12 @@ def prepare(
     are errors. `progress` is called after each chunk with the number of pairs read. The store is the same with any
     number of `processes`.
     """
-    with _replacing(directory, overwrite) as partial:
+    with _replacing(directory, overwrite) as new:
         inputs = {str(path): file_sha256(path) for corpus in corpora for path in corpus.paths}
-        pair_filter = _PairFilter(Encoder(source_tokenizer, target_tokenizer), filters, processes)
+        pair_filter = _PairFilter(source_tokenizer, target_tokenizer, filters, processes)
         with (
-            _open_side(partial, "source", source_tokenizer) as source,
-            _open_side(partial, "target", target_tokenizer) as target,
+            _open_side(new, "source", source_tokenizer) as source,
+            _open_side(new, "target", target_tokenizer) as target,
         ):
             for source_sentences, target_sentences in chain.from_iterable(map(pair_filter.encode, corpora)):
                 source.append(source_sentences)
@@ -130,9 +130,9 @@ def prepare(
             source=source.manifest(),
             target=target.manifest(),
             inputs=inputs,
-            files={name: file_sha256(partial / name) for name in DATA_FILES},
+            files={name: file_sha256(new / name) for name in DATA_FILES},
         )
-        (partial / MANIFEST).write_text(json.dumps(as_table(manifest), indent=2) + "\n", encoding="utf-8")
+        (new / MANIFEST).write_text(json.dumps(as_table(manifest), indent=2) + "\n", encoding="utf-8")
     return manifest
 
 
@@ -147,20 +147,16 @@ class TokenStore:
     target_offsets: NDArray[np.int64]
 
     @staticmethod
-    def open(path: Path, verify: bool = False) -> TokenStore:
-        """Open a store; `verify` reads all data and compares checksums."""
+    def open(path: Path) -> TokenStore:
+        """Open a store; files of another size than the manifest says are refused."""
         manifest = _read_manifest(path)
-        store = TokenStore(
+        return TokenStore(
             manifest,
             _map_array(path / "source.tokens", manifest.source.dtype, manifest.source.tokens),
             _map_array(path / "source.offsets", OFFSET_TYPE, manifest.kept + 1),
             _map_array(path / "target.tokens", manifest.target.dtype, manifest.target.tokens),
             _map_array(path / "target.offsets", OFFSET_TYPE, manifest.kept + 1),
         )
-        for name in DATA_FILES if verify else ():
-            if file_sha256(path / name) != manifest.files.get(name):
-                raise DataError(f"{path / name}: checksum does not match the manifest; {_HINT}")
-        return store
 
     def __len__(self) -> int:
         return self.manifest.kept
@@ -189,25 +185,18 @@ def token_type(vocabulary_size: int) -> TokenType:
     return "<u2" if vocabulary_size <= 1 << 16 else "<u4"
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """Encodes pairs, without END."""
-
-    source: Tokenizer
-    target: Tokenizer
-
-    def __call__(self, pairs: Sequence[Pair]) -> list[tuple[list[int], list[int]]]:
-        encode_source, encode_target = self.source.encode_training_source, self.target.encode
-        return [(encode_source(pair.source), encode_target(pair.target)) for pair in pairs]
+def _encode(source: Tokenizer, target: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list[int], list[int]]]:
+    """Encode pairs, without END."""
+    return [(source.encode_training_source(pair.source), target.encode(pair.target)) for pair in pairs]
 
 
 class _PairFilter:
     """Encodes and filters pairs, counting dropped pairs by reason."""
 
-    def __init__(self, encoder: Encoder, filters: Filters | None, processes: int) -> None:
+    def __init__(self, source: Tokenizer, target: Tokenizer, filters: Filters | None, processes: int) -> None:
         self.read = 0
         self.dropped = dict.fromkeys(DROP_REASONS, 0)
-        self._encoder = encoder
+        self._encode = partial(_encode, source, target)
         self._filters = filters
         self._processes = processes
         self._kept_hashes: set[int] = set()
@@ -218,7 +207,7 @@ class _PairFilter:
 
     def encode(self, corpus: Corpus) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
         """Yield chunks of source and target sentences to keep, each ending with END."""
-        for chunk, encoded in map_chunks(self._encoder, corpus.pairs(), CHUNK_PAIRS, self._processes):
+        for chunk, encoded in map_chunks(self._encode, corpus.pairs(), CHUNK_PAIRS, self._processes):
             self.read += len(chunk)
             sources: list[list[int]] = []
             targets: list[list[int]] = []
@@ -308,8 +297,8 @@ def _replacing(directory: Path, overwrite: bool) -> Iterator[Path]:
     directory = directory.resolve()  # replace the target of a symbolic link, not the link
     try:
         refuse_to_overwrite(directory, overwrite)
-        with replacing_directory(directory) as partial:
-            yield partial
+        with replacing_directory(directory) as new:
+            yield new
             refuse_to_overwrite(directory, overwrite)  # it may have appeared meanwhile
     except OSError as error:
         raise DataError(f"{directory}: cannot be written: {error}") from error

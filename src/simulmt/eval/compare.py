@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from simulmt.data.corpus import read_lines
-from simulmt.errors import ConfigError, DataError
+from simulmt.errors import DataError
 from simulmt.eval.instances import read_instances
 from simulmt.eval.quality import Difference, QualityScorer
-from simulmt.eval.results import WHOLE_SENTENCE, Result, read_all, read_results
+from simulmt.eval.results import Result, check_baseline, read_all, read_results
 
 SIGNIFICANT = 0.05
 HEADINGS = ("test set", "k", "system", "BLEU", "gain", "p", "chrF2", "gain", "p", "AL")
@@ -29,9 +29,8 @@ class Comparison:
     def cells(self) -> list[str]:
         """Return the table cells for HEADINGS."""
         result = self.result
-        delay = WHOLE_SENTENCE if result.delay is None else str(result.delay)
         BLEU, chrF2 = _cells(result.BLEU, self.BLEU), _cells(result.chrF2, self.chrF2)
-        return [result.test_set, delay, result.system, *BLEU, *chrF2, f"{result.AL:.2f}"]
+        return [result.test_set, result.delay_name, result.system, *BLEU, *chrF2, f"{result.AL:.2f}"]
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,14 @@ def compare(directories: Sequence[Path], baseline: str | None = None) -> list[Co
 
     A full-sentence baseline is compared with systems at any delay.
     """
-    read_all(directories)  # reports duplicates
+    systems = check_baseline(baseline, read_all(directories))
     entries = [_Entry(result, directory) for directory in directories for result in read_results(directory)]
-    baseline = _find_baseline(entries, baseline)
+    baseline = baseline or systems[0]
     comparisons = []
     for base in entries:
         if base.result.system == baseline:
-            systems = [entry for entry in entries if entry.result.system != baseline and _match(base, entry)]
-            comparisons += [Comparison(base.result), *_compare_with(systems, base)]
+            others = [entry for entry in entries if entry.result.system != baseline and _match(base, entry)]
+            comparisons += [Comparison(base.result), *_compare_with(others, base)]
     if all(comparison.BLEU is None for comparison in comparisons):
         raise DataError(f"no other system shares a test set and a delay with the baseline {baseline}")
     return comparisons
@@ -98,13 +97,6 @@ def signatures(comparisons: Sequence[Comparison]) -> list[str]:
         if difference is not None
     ]
     return list(dict.fromkeys(found))
-
-
-def _find_baseline(entries: Sequence[_Entry], baseline: str | None) -> str:
-    systems = list(dict.fromkeys(entry.result.system for entry in entries))
-    if baseline is not None and baseline not in systems:
-        raise ConfigError(f"--baseline {baseline}: no such system; there are {', '.join(systems)}")
-    return baseline or systems[0]
 
 
 def _match(base: _Entry, system: _Entry) -> bool:

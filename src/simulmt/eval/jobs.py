@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simulmt.config import as_table
 from simulmt.errors import ConfigError
 from simulmt.eval.results import check_system_name
 from simulmt.eval.run import Evaluation, Evaluator, TestSet
@@ -108,7 +109,7 @@ def run_speech_jobs(
             "word" if bundle.target.spaced else "char",
             lambda done: report(f"{done:.0f} of {recording.seconds:.0f} s"),
         )
-        found.append({"system": system, "delay": delay, "test_set": test_set.name, **scores.as_table()})
+        found.append({"system": system, "delay": delay, "test_set": test_set.name, **as_table(scores)})
     return found
 
 

@@ -64,23 +64,18 @@ def end_offset(delays: Sequence[int], source_length: int) -> int:
     return _checked(delays, source_length)[-1] - source_length
 
 
-def average_lagging_computation_aware(
-    elapsed_ms: Sequence[float], source_length: int, reference_length: int, source_duration_ms: float = 1.0
-) -> float:
+def average_lagging_computation_aware(elapsed_ms: Sequence[float], source_length: int, reference_length: int) -> float:
     """Computation-aware average lagging (AL-CA) in milliseconds.
 
-    `elapsed_ms` counts from the start of the sentence; every source word lasts `source_duration_ms`. Averaged up to and
-    including the first unit written at or after the end of the source. With the customary duration of 1 ms that is
-    nearly always the first unit; `paced_lags` is closer to what a listener notices.
+    `elapsed_ms` counts from the start of the sentence; every source word lasts the customary 1 ms. Averaged up to and
+    including the first unit written at or after the end of the source, which is nearly always the first unit;
+    `paced_lags` is closer to what a listener notices.
     """
     _require_length("source_length", source_length)
     _require_length("reference_length", reference_length)
-    if source_duration_ms <= 0:
-        raise DataError(f"source_duration_ms = {source_duration_ms}: expected a duration above 0")
-    duration = source_length * source_duration_ms
-    elapsed_ms = elapsed_ms if len(elapsed_ms) else [duration]
+    elapsed_ms = elapsed_ms if len(elapsed_ms) else [source_length]
     _require_ascending("elapsed_ms", elapsed_ms)
-    return lagging(elapsed_ms, duration, reference_length)
+    return lagging(elapsed_ms, source_length, reference_length)
 
 
 @dataclass(frozen=True)

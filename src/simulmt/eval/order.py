@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from simulmt.data.aligners import Gold, UnitChoice, WordPair, find_unit, read_gold, read_word_pairs
-from simulmt.data.alignment import Link, anticipation_rate, corpus_alignment_error_rate
+from simulmt.data.alignment import Link, alignment_error_rate, anticipation_rate
 from simulmt.errors import DataError
 from simulmt.eval.quality import QualityScorer
 from simulmt.eval.results import Anticipation, OracleScore, SortedSentence
@@ -95,23 +95,17 @@ def measure_anticipation(
         sentences=len(links),
         links=sum(map(len, links)),
         rates=tuple(anticipation_rate(links, k) for k in delays),
-        alignment_error_rate=None if gold is None else corpus_alignment_error_rate(links, gold),
+        alignment_error_rate=None if gold is None else alignment_error_rate(links, gold),
         skipped=sum(alignment is None for alignment in alignments),
         scaled_rates=tuple(anticipation_rate(links, k, lengths) for k in delays),
         files=files or {},
     )
 
 
-class Translations(NamedTuple):
-    """Translations of a test set in oracle order and, with the same settings, in source order."""
-
-    oracle: Sequence[str]
-    default: Sequence[str]
-
-
 def score_oracle(
     texts: TestSet,
-    translated: Translations,
+    in_oracle_order: Sequence[str],
+    in_source_order: Sequence[str],
     unit: Unit,
     *,
     model: str,
@@ -120,9 +114,9 @@ def score_oracle(
     diagonal: float | None = None,
     displacement: float | None = None,
 ) -> OracleScore:
-    """Score translations in oracle order against those in source order."""
+    """Score translations in oracle order against those in source order, with the same settings."""
     scorer = QualityScorer(texts.references, unit)
-    oracle, default = scorer.score(translated.oracle), scorer.score(translated.default)
+    oracle, default = scorer.score(in_oracle_order), scorer.score(in_source_order)
     return OracleScore(
         test_set=texts.name,
         model=model,

@@ -121,6 +121,11 @@ class Result:
         return result_name(self.system, self.delay)
 
     @property
+    def delay_name(self) -> str:
+        """The delay k, or "full" for a full-sentence system."""
+        return WHOLE_SENTENCE if self.delay is None else str(self.delay)
+
+    @property
     def numbers_percent(self) -> float | None:
         """Percentage of numbers kept; None without numbers."""
         return _percent(self.numbers_kept, self.numbers)
@@ -250,6 +255,14 @@ def read_all(paths: Iterable[Path]) -> list[Result]:
             found[result.key] = path
             results.append(result)
     return results
+
+
+def check_baseline(baseline: str | None, results: Iterable[Result]) -> list[str]:
+    """Return the names of the systems, in order; raise ConfigError if the baseline is none of them."""
+    systems = list(dict.fromkeys(result.system for result in results))
+    if baseline is not None and baseline not in systems:
+        raise ConfigError(f"--baseline {baseline}: no such system; there are {', '.join(systems)}")
+    return systems
 
 
 def read_records(kind: type[Record], directories: Iterable[Path]) -> list[Record]:

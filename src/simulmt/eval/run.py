@@ -17,8 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from simulmt.config import require
 from simulmt.data.corpus import read_references, read_sentences
 from simulmt.errors import ConfigError, DataError
-from simulmt.eval.facts import FactChecker
-from simulmt.eval.flaws import Lexicon, repeated_words
+from simulmt.eval.flaws import FactChecker, Lexicon, repeated_words
 from simulmt.eval.instances import (
     Instance,
     detect_unit,

@@ -11,8 +11,8 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,9 +94,6 @@ class SpeechScores:
     translation_rtf: float
     cpu_rtf: float  # of both, in CPU time, which does not depend on other load
     peak_memory_mb: float
-
-    def as_table(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class _Written(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from simulmt.config import require
 from simulmt.model.ctc import CTCModel
-from simulmt.model.kernels import compiled_on_gpu
-from simulmt.model.layers import DecoderLayer, NormPlacement, check_tokens, length_mask
+from simulmt.model.layers import DecoderLayer, NormPlacement, check_tokens, compiled_on_gpu, length_mask
 from simulmt.model.output import Loss
 from simulmt.text import END, MASK, PAD
 
@@ -119,14 +118,8 @@ class SortedCTCModel(nn.Module):
             width=translator.target_embedding.embedding_dim,
             inner=layer.feed_forward.expand.out_features,
             heads=layer.attention.heads,
-            layers=config.layers,
             dropout=layer.dropout.p,
-            iterations=config.iterations,
-            tau=config.tau,
-            delta=config.delta,
-            gamma=config.gamma,
-            norm=config.norm,
-            query_scale=config.query_scale,
+            **asdict(config),
         )
         return SortedCTCModel(translator, sorter)
 

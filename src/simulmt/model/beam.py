@@ -1,5 +1,7 @@
 """Batched beam search over the encoder-decoder, with cached keys and values, for full sentences or wait-k.
 
+With a beam of 1, Gumbel noise on the logits turns greedy search into sampling from the model.
+
 All hypotheses of a sentence share one key-value cache; a hypothesis is a mask over it, so that the cache is never
 reordered. The host synchronises with the device only every few steps, and then drops finished sentences.
 
@@ -9,7 +11,6 @@ Axis letters: B sentences still open, K beam, V vocabulary, L longest translatio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,14 +19,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from simulmt.config import require
-from simulmt.model.kernels import compiled_on_gpu
-from simulmt.model.layers import KeysValues, KeyValueBuffer
+from simulmt.model.layers import KeysValues, compiled_on_gpu
 from simulmt.model.output import at_least_float32
 from simulmt.model.seq2seq import DecoderState, Pace, Seq2SeqModel
 from simulmt.text import END, PAD, SPECIAL_SYMBOLS, START
 
 CHECK_EVERY = 4  # steps between host synchronisations
 COMPACT_BELOW = 0.75  # remove finished sentences once at most this fraction is unfinished
+MASKED = 1e4  # subtracted from masked logits; finite, so that a sentence at its length limit can still end
 CHUNK = 128  # vocabulary chunk; searched only if its maximum is large enough
 
 
@@ -53,6 +54,40 @@ class BeamConfig:
             0 <= self.min_length < self.max_extra,
             f"min_length must be in 0..{self.max_extra - 1} (below max_extra), got {self.min_length}",
         )
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """Sampling settings; `top_k` restricts sampling to the k most likely tokens; 0 for all."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
+        require(self.top_k >= 0, f"top_k must not be negative, got {self.top_k}")
+
+
+class Sampler:
+    """Perturb logits so that their argmax is a sample from their softmax (the Gumbel-max trick)."""
+
+    def __init__(self, config: SamplingConfig, generator: torch.Generator) -> None:
+        self.config = config
+        self.generator = generator
+
+    def __call__(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
+        logits = at_least_float32(logits) / self.config.temperature
+        if self.config.top_k:
+            logits = self._top_k(logits)
+        noise = torch.empty_like(logits).exponential_(generator=self.generator)
+        return logits - noise.log_()
+
+    def _top_k(self, logits: Tensor) -> Tensor:
+        writable = logits.clone()
+        writable[:, [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]] = -torch.inf
+        least = writable.topk(min(self.config.top_k, logits.shape[1]), dim=-1).values[:, -1:]
+        return logits - MASKED * (writable < least)
 
 
 class Hypothesis(NamedTuple):
@@ -107,26 +142,25 @@ def beam_search(
     config: BeamConfig,
     delay: int | None = None,
     best: int | None = None,
-    perturb: Callable[[Tensor], Tensor] | None = None,
+    sampler: Sampler | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the `best` hypotheses of each sentence (default: all K), best first; the model must be in eval mode.
 
-    Batches of sentences of similar length are fastest. `source_lengths` is a CPU tensor. `perturb` is applied to the
-    logits of every step: with a beam of 1 and a `Sampler`, translations are sampled from the model.
+    Batches of sentences of similar length are fastest. `source_lengths` is a CPU tensor. With a
+    `sampler` and a beam of 1, translations are sampled from the model.
     """
     if config.reads_on and delay is not None:
         return _greedy_wait_k(model, source, source_lengths, config, delay)
     search = _start(source_lengths, source.device, at_least_float32(model.target_embedding.weight).dtype, config)
     found = _Results(search.done_tokens.clone(), search.done_scores.clone())
     K, steps = search.done_scores.shape[1], search.done_tokens.shape[2]
-    state = model.encode(source, source_lengths)
-    state = state._replace(past=tuple(KeyValueBuffer.like(context, steps * K) for context in state.context))
+    state = model.encode(source, source_lengths, steps * K)
     for length in range(steps):
         new = slice(length * K, (length + 1) * K)
         search.visible[:, :, new] = torch.eye(K, dtype=torch.bool, device=source.device)
         last = search.open_tokens[:, :, length - 1] if length else torch.full_like(search.open_tokens[:, :, 0], START)
         logits, state = model.step(last, state, delay, search.visible[:, :, : new.stop])
-        search = _extend(search, logits if perturb is None else perturb(logits), length, config)
+        search = _extend(search, logits if sampler is None else sampler(logits), length, config)
         if (length + 1) % CHECK_EVERY == 0:
             rows = (~search.is_done(length + 1)).nonzero().flatten()
             if len(rows) == 0:
@@ -174,8 +208,7 @@ def _greedy_wait_k(
         torch.full((len(lengths), 1), -torch.inf, device=source.device, dtype=dtype),
     )
     steps = found.tokens.shape[2] + source.shape[1]
-    state = model.encode(source, source_lengths)
-    state = state._replace(past=tuple(KeyValueBuffer.like(context, steps) for context in state.context))
+    state = model.encode(source, source_lengths, steps)
     rows = _GreedyState(
         sentence=torch.arange(len(lengths), device=source.device),
         source=lengths,
@@ -320,7 +353,7 @@ def _whole_chunks(words: Float[Tensor, "N W"]) -> Float[Tensor, "N chunks CHUNK"
 def _keep(state: DecoderState, rows: Int[Tensor, " R"]) -> DecoderState:
     """Select the state of some sentences."""
     context = tuple(KeysValues(keys[rows], values[rows]) for keys, values in state.context)
-    past = tuple(buffer.select(rows) for buffer in state.past if isinstance(buffer, KeyValueBuffer))
+    past = tuple(buffer.select(rows) for buffer in state.past)
     return DecoderState(context, past, None if state.source_mask is None else state.source_mask[rows])
 
 

@@ -29,9 +29,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from simulmt.model.ctc import Alignments, CTCModel
-from simulmt.model.kernels import compiled_on_gpu, softmax_rows
-from simulmt.model.layers import check_tokens
-from simulmt.model.output import FRAMES_PER_CHUNK, Loss, at_least_float32, autocast_disabled, first_occurrences
+from simulmt.model.layers import check_tokens, compiled_on_gpu
+from simulmt.model.output import (
+    FRAMES_PER_CHUNK,
+    Loss,
+    at_least_float32,
+    autocast_disabled,
+    first_occurrences,
+    softmax_rows,
+)
 from simulmt.text import BLANK
 
 BEGIN = -1  # precedes the first label; not in the vocabulary

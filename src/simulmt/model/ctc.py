@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from simulmt.config import require
-from simulmt.model.layers import Embedding, Encoder, EncoderState, check_sizes, check_tokens, length_mask
+from simulmt.model.layers import Embedding, Encoder, check_sizes, check_tokens, length_mask
 from simulmt.model.output import FRAMES_PER_CHUNK, Loss, at_least_float32, project_and_loss
 from simulmt.text import BLANK
 
@@ -92,14 +92,6 @@ class CTCModel(nn.Module):
         """Return the states of whole sentences; lengths are a CPU tensor."""
         check_tokens(source, self.encoder.embedding.num_embeddings, "source")
         return self.encoder(source, length_mask(source_lengths, source.shape[1], source.device), delay)
-
-    def step(
-        self, tokens: Int[Tensor, "B N"], state: EncoderState, delay: int = 1, end: bool = False
-    ) -> tuple[Float[Tensor, "B F V"], EncoderState]:
-        """Read N tokens; return the logits of the completed frames and the new state."""
-        check_tokens(tokens, self.encoder.embedding.num_embeddings, "source")
-        H, state = self.encoder.step(tokens, state, delay, end)
-        return self.logits(self.frames(H)), state
 
     def loss(
         self,

@@ -3,15 +3,16 @@
 Axis letters: B batch, S source, T target, D width, N new positions, L all positions so far.
 Masks are boolean, True where a query may attend.
 
-Encoders and decoders run in two equivalent ways: `forward()` over whole sentences, for training, and `step()`, state in
-and state out, for streaming.
+Encoders run over whole sentences; decoder layers also run step by step, with cached keys and values, for beam search.
+Streaming is the runtime's: see simulmt.train.graph.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,8 @@ from simulmt.errors import VocabularyError
 from simulmt.text import PAD
 
 NormPlacement = Literal["pre", "post"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class KeysValues(NamedTuple):
@@ -30,13 +33,6 @@ class KeysValues(NamedTuple):
 
     keys: Tensor
     values: Tensor
-
-    def append(self, new: KeysValues) -> KeysValues:
-        return KeysValues(torch.cat([self.keys, new.keys], 2), torch.cat([self.values, new.values], 2))
-
-    @property
-    def filled(self) -> KeysValues:
-        return self
 
     @property
     def length(self) -> int:
@@ -137,16 +133,6 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(width, inner)
         self.dropout = nn.Dropout(dropout)
 
-    def project(self, x: Float[Tensor, "B L D"]) -> KeysValues:
-        """Return this layer's self-attention keys and values of `x`."""
-        return self.attention.project(self.attention_norm(x))
-
-    def attend(self, x: Tensor, context: KeysValues, mask: Tensor | None, causal: bool = False) -> Tensor:
-        """Apply the layer to the queries `x`, attending to `context`."""
-        attended = self.attention(self.attention_norm(x), context, mask, causal)
-        x = x + self.dropout(attended)
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-
     def forward(self, x: Float[Tensor, "B L D"], mask: Tensor | None, causal: bool = False) -> Tensor:
         normed = self.attention_norm(x)  # once for the queries and for the keys
         x = x + self.dropout(self.attention(normed, self.attention.project(normed), mask, causal))
@@ -177,16 +163,18 @@ class DecoderLayer(nn.Module):
         context_mask: Tensor | None,
         mask: Tensor | None = None,
         causal: bool = False,
-        past: KeysValues | KeyValueBuffer | None = None,
-    ) -> tuple[Float[Tensor, "B N D"], KeysValues | KeyValueBuffer]:
-        """Return the output, and keys and values of all positions so far, including `past`."""
+        past: KeyValueBuffer | None = None,
+    ) -> tuple[Float[Tensor, "B N D"], KeyValueBuffer | None]:
+        """Return the output, and `past` with the keys and values of the new positions."""
         normed = self._input(x, self.attention_norm)
-        new = self.attention.project(normed)
-        own = new if past is None else past.append(new)
-        x = self._add(x, self.attention(normed, own.filled, mask, causal), self.attention_norm)
+        own = self.attention.project(normed)
+        if past is not None:
+            past = past.append(own)
+            own = past.filled
+        x = self._add(x, self.attention(normed, own, mask, causal), self.attention_norm)
         attended = self.cross_attention(self._input(x, self.cross_norm), context, context_mask)
         x = self._add(x, attended, self.cross_norm)
-        return self._add(x, self.feed_forward(self._input(x, self.feed_forward_norm)), self.feed_forward_norm), own
+        return self._add(x, self.feed_forward(self._input(x, self.feed_forward_norm)), self.feed_forward_norm), past
 
     def _input(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         return x if self.post_norm else norm(x)
@@ -209,25 +197,6 @@ class Embedding(nn.Embedding):
         positions = first_position + torch.arange(tokens.shape[1], device=tokens.device)
         x: Tensor = self(tokens) * math.sqrt(self.embedding_dim)
         return x + sinusoids(positions, self.embedding_dim).to(x.dtype)
-
-
-class EncoderState(NamedTuple):
-    """State of a partly read sentence.
-
-    The look-ahead layer and the layers below it cache all tokens read, the layers above it only finished positions.
-    """
-
-    waiting: Float[Tensor, "B W D"]  # inputs to the look-ahead layer of tokens whose state is not finished
-    layers: tuple[KeysValues, ...]
-    words: Int[Tensor, "B L"]  # word index of each token read
-
-    @property
-    def read(self) -> int:
-        return self.layers[0].length
-
-    @property
-    def finished(self) -> int:
-        return self.read - self.waiting.shape[1]
 
 
 class Encoder(nn.Module):
@@ -290,43 +259,11 @@ class Encoder(nn.Module):
         padding = None if source_mask is None else source_mask[:, None, None, :]
         for index, layer in enumerate(self.layers):
             if index == self.look_ahead_layer and (ahead := self._look_ahead(source, delay)) is not None:
-                x = layer(x, _combine(ahead, padding))
+                x = layer(x, ahead if padding is None else ahead & padding)
             else:
                 # Padding follows all tokens, so a causal layer never attends to it.
                 x = layer(x, None if self.causal else padding, causal=self.causal)
         return self.final_norm(x)
-
-    def start(self, batch: int = 1) -> EncoderState:
-        """Return the initial state."""
-        weight = self.embedding.weight
-        heads = self.layers[0].attention.heads
-        empty = weight.new_zeros(batch, heads, 0, weight.shape[1] // heads)
-        waiting = weight.new_zeros(batch, 0, weight.shape[1])
-        words = torch.zeros(batch, 0, dtype=torch.long, device=weight.device)
-        return EncoderState(waiting, tuple(KeysValues(empty, empty) for _ in self.layers), words)
-
-    def step(
-        self, tokens: Int[Tensor, "B N"], state: EncoderState, delay: int = 1, end: bool = False
-    ) -> tuple[Float[Tensor, "B F D"], EncoderState]:
-        """Read N more tokens; return the F states finished by them (all remaining ones at the `end`).
-
-        With `whole_words`, tokens of a word must be passed together.
-        """
-        check_delay(delay)
-        x = self.embedding.embed(tokens, state.read)
-        words_before = state.words[:, -1:].sum(-1, keepdim=True)  # 0 if nothing was read
-        words = torch.cat([state.words, words_before + self.words(tokens)], 1)
-        below, (look_ahead, *above) = self.layers[: self.look_ahead_layer], self.layers[self.look_ahead_layer :]
-        x, keys_values = _causal_layers(below, x, state.layers[: len(below)])
-        keys_values.append(state.layers[len(below)].append(look_ahead.project(x)))
-        waiting = torch.cat([state.waiting, x], 1)
-        read, finished = keys_values[-1].length, state.finished
-        ready = waiting.shape[1] if end else max(0, min(waiting.shape[1], read - delay + 1 - finished))
-        x, waiting = waiting[:, :ready], waiting[:, ready:]
-        # At the end the last positions see all remaining tokens, as under the mask of `forward`.
-        ahead = _below(tokens_seen(words, delay)[:, finished : finished + ready], read)
-        x, later = _causal_layers(above, look_ahead.attend(x, keys_values[-1], ahead), state.layers[len(keys_values) :])
-        return self.final_norm(x), EncoderState(waiting, (*keys_values, *later), words)
 
     def _look_ahead(self, source: Int[Tensor, "B S"], delay: int) -> Tensor | None:
         """Return the mask of the layer that looks ahead, or None if it is causal or full attention."""
@@ -336,22 +273,8 @@ class Encoder(nn.Module):
         return look_ahead_mask(length, length, 0, delay, source.device) if self.causal and delay > 1 else None
 
 
-def _causal_layers(
-    layers: Sequence[EncoderLayer], x: Float[Tensor, "B N D"], pasts: Sequence[KeysValues]
-) -> tuple[Float[Tensor, "B N D"], list[KeysValues]]:
-    """Run N more positions through causal layers; return their states, and the keys and values of all positions."""
-    keys_values = []
-    for layer, past in zip(layers, pasts, strict=True):
-        keys_values.append(past.append(layer.project(x)))
-        mask = look_ahead_mask(x.shape[1], past.length + x.shape[1], past.length, 1, x.device)
-        x = layer.attend(x, keys_values[-1], mask)
-    return x, keys_values
-
-
 def tokens_seen(words: Int[Tensor, "B S"], delay: int) -> Int[Tensor, "B S"]:
     """Return how many tokens each state sees: up to the end of the word of token t+k-1."""
-    if words.shape[1] == 0:
-        return words
     last = (torch.arange(words.shape[1], device=words.device) + delay - 1).clamp(max=words.shape[1] - 1)
     return torch.searchsorted(words, words[:, last], right=True)
 
@@ -411,5 +334,14 @@ def check_tokens(tokens: Int[Tensor, "B N"], vocabulary: int, side: str) -> None
         )
 
 
-def _combine(mask: Tensor, other: Tensor | None) -> Tensor:
-    return mask if other is None else mask & other
+def compiled_on_gpu(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile `function` for GPU arguments, where launching many small kernels is slow."""
+    compile_once = cache(lambda: torch.compile(function, dynamic=True))
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        first = args[0]
+        chosen = compile_once() if isinstance(first, Tensor) and first.is_cuda else function
+        return chosen(*args, **kwargs)
+
+    return run

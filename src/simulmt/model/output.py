@@ -24,8 +24,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from simulmt.model.kernels import softmax_rows
-
 FRAMES_PER_CHUNK = 8192
 
 # From the log-probabilities of the label columns, [B U C], to the sum of negative log-likelihoods and the posterior.
@@ -172,6 +170,17 @@ def _gradients(
     grad_table = vocabulary_pass.grad_table - smoothing / V * (wide * weights[:, :, None]).sum((0, 1))
     grad_table.index_add_(0, columns.flatten(), (difference.transpose(1, 2) @ wide).flatten(0, 1))
     return grad_frames.to(frames.dtype), grad_table.to(table.dtype)
+
+
+def softmax_rows(logits: Float[Tensor, "N V"], weights: Float[Tensor, " N"]) -> tuple[Tensor, Float[Tensor, "N V"]]:
+    """Return the log-normaliser of each row (at least fp32), and the weighted softmax in the logits' type."""
+    if logits.is_cuda and logits.dtype != torch.float64:
+        from simulmt.model import triton_kernels
+
+        return triton_kernels.softmax_rows(logits, weights)
+    wide = at_least_float32(logits)
+    normalisers = wide.logsumexp(-1)
+    return normalisers, ((wide - normalisers[:, None]).exp() * weights[:, None]).to(logits.dtype)
 
 
 def first_occurrences(columns: Int[Tensor, "B C"]) -> Bool[Tensor, "B C"]:

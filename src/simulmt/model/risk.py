@@ -22,8 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from simulmt.config import require
-from simulmt.model.kernels import compiled_on_gpu
-from simulmt.model.layers import check_tokens
+from simulmt.model.layers import check_tokens, compiled_on_gpu
 from simulmt.model.output import GradientsInForward, Loss, at_least_float32, autocast_disabled, sentence_chunks
 from simulmt.model.transducer import TransducerModel, wide_product
 from simulmt.text import BLANK, PAD, SPACE

@@ -21,7 +21,6 @@ from simulmt.model.layers import (
     DecoderLayer,
     Embedding,
     Encoder,
-    EncoderState,
     KeysValues,
     KeyValueBuffer,
     check_delay,
@@ -57,8 +56,8 @@ class Seq2SeqConfig:
 class DecoderState(NamedTuple):
     """State of a partial translation, with the projected source."""
 
-    context: tuple[KeysValues, ...]  # the source states read so far, per layer
-    past: tuple[KeysValues | KeyValueBuffer, ...]  # the target tokens written so far, per layer
+    context: tuple[KeysValues, ...]  # the source states, per layer
+    past: tuple[KeyValueBuffer, ...]  # the target tokens written so far, per layer
     source_mask: Tensor | None  # [B S], True on tokens; None without padding
 
     @property
@@ -134,33 +133,13 @@ class Seq2SeqModel(nn.Module):
             x, _ = layer(x, layer.cross_attention.project(H), context_mask, causal=True)
         return self.final_norm(x)
 
-    def start(self, batch: int = 1) -> tuple[EncoderState, DecoderState]:
-        """Return the initial states."""
-        encoder_state = self.encoder.start(batch)
-        empty = encoder_state.layers[0]
-        caches = tuple(empty for _ in self.layers)
-        return encoder_state, DecoderState(caches, caches, None)
-
-    def read(
-        self, tokens: Int[Tensor, "B N"], encoder_state: EncoderState, state: DecoderState
-    ) -> tuple[EncoderState, DecoderState]:
-        """Read N more source tokens into both states; only for a causal encoder."""
-        require(self.encoder.causal, "a bidirectional encoder cannot read a sentence in parts: use encode()")
-        check_tokens(tokens, self.encoder.embedding.num_embeddings, "source")
-        H, encoder_state = self.encoder.step(tokens, encoder_state)
-        context = tuple(
-            seen.append(layer.cross_attention.project(H))
-            for layer, seen in zip(self.layers, state.context, strict=True)
-        )
-        return encoder_state, state._replace(context=context)
-
-    def encode(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> DecoderState:
-        """Encode whole sentences and return the initial decoder state."""
+    def encode(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], positions: int) -> DecoderState:
+        """Encode whole sentences; return the initial decoder state, with room for `positions` target tokens."""
         check_tokens(source, self.encoder.embedding.num_embeddings, "source")
         mask = length_mask(source_lengths, source.shape[1], source.device)
         H = self.encoder(source, mask)
-        _, empty = self.start(source.shape[0])
-        return DecoderState(tuple(layer.cross_attention.project(H) for layer in self.layers), empty.past, mask)
+        context = tuple(layer.cross_attention.project(H) for layer in self.layers)
+        return DecoderState(context, tuple(KeyValueBuffer.like(each, positions) for each in context), mask)
 
     def step(
         self,

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 
 from simulmt.config import require
 from simulmt.model.ctc import CTCConfig, CTCModel
-from simulmt.model.kernels import compiled_on_gpu
-from simulmt.model.layers import Encoder
+from simulmt.model.layers import Encoder, compiled_on_gpu
 from simulmt.model.output import (
     GradientsInForward,
     Loss,

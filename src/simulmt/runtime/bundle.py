@@ -18,9 +18,10 @@ import copy
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +42,7 @@ Session = Any  # an onnxruntime.InferenceSession
 FORMAT = 6  # incremented when older versions can no longer run new bundles
 SHIPPED = Path(__file__).parents[1] / "bundles"
 DEFAULT_BUNDLE = "en-zh"
+SYNTHETIC = "synthetic"  # source language of models trained on `simulmt synthetic`
 SIMULEVAL_AGENT = "simulmt.eval.simuleval.BundleAgent"
 CONFIG, MANIFEST, CARD = "config.json", "manifest.json", "README.md"
 SOURCE, TARGET, WORDS = "source.model", "target.model", "words.txt"
@@ -207,6 +209,16 @@ def shipped_names() -> list[str]:
     """Return the names of the shipped bundles, the default first."""
     names = (path.parent.name for path in SHIPPED.glob(f"*/{MANIFEST}"))
     return sorted(names, key=lambda name: (name != DEFAULT_BUNDLE, name))
+
+
+def default_names() -> Iterator[str]:
+    """Yield the names of the shipped bundles of real languages, the default first; of all if there are no others."""
+    names = shipped_names()
+    if not names:
+        raise BundleError("no models installed: pass the path of a bundle with --model")
+    real = (name for name in names if Bundle(SHIPPED / name).config.source_language != SYNTHETIC)
+    first = next(real, None)
+    yield from names if first is None else chain([first], real)
 
 
 def write_description(directory: Path, config: BundleConfig, card: str) -> None:

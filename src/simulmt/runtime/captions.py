@@ -61,17 +61,13 @@ class TextWriter:
         self._output = output
 
     def commit(self, commit: Commit) -> None:
-        self._write(commit.text)
+        print(commit.text, end="", file=self._output, flush=True)
 
     def end_line(self) -> None:
-        self._write("\n")
+        print(file=self._output, flush=True)
 
     def close(self) -> None:
         """Do nothing: output is not buffered."""
-
-    def _write(self, text: str) -> None:
-        self._output.write(text)
-        self._output.flush()
 
 
 class JSONWriter:
@@ -92,8 +88,7 @@ class JSONWriter:
             "source_words": commit.source_words,
             "lag_ms": {part: round(getattr(commit.lag, part), 3) for part in parts},
         }
-        self._output.write(json.dumps(record, ensure_ascii=False) + "\n")
-        self._output.flush()
+        print(json.dumps(record, ensure_ascii=False), file=self._output, flush=True)
 
     def end_line(self) -> None:
         self._sentence += 1
@@ -119,7 +114,7 @@ class CaptionWriter:
         self._shown_until = 0.0
         self._count = 0
         if style is Format.VTT:
-            self._write("WEBVTT\n\n")
+            print("WEBVTT\n", file=output, flush=True)
 
     def commit(self, commit: Commit) -> None:
         now = self._clock() - self._origin
@@ -153,13 +148,10 @@ class CaptionWriter:
         text = "\n".join(line.strip() for line in lines)
         if self._style is Format.VTT:
             text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-            self._write(f"{_timestamp(start, '.')} --> {_timestamp(end, '.')}\n{text}\n\n")
+            head = f"{_timestamp(start, '.')} --> {_timestamp(end, '.')}"
         else:
-            self._write(f"{self._count}\n{_timestamp(start, ',')} --> {_timestamp(end, ',')}\n{text}\n\n")
-
-    def _write(self, text: str) -> None:
-        self._output.write(text)
-        self._output.flush()
+            head = f"{self._count}\n{_timestamp(start, ',')} --> {_timestamp(end, ',')}"
+        print(f"{head}\n{text}\n", file=self._output, flush=True)
 
 
 def wrap(text: str) -> list[str]:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simulmt.errors import ConfigError, DataError
-from simulmt.runtime.bundle import BundleConfig
+from simulmt.runtime.bundle import SYNTHETIC, BundleConfig
 from simulmt.runtime.stream import Commit, Lag, Translator
 from simulmt.text import split_words
 
-SYNTHETIC = "synthetic"  # the source language of models trained on `simulmt synthetic`
 SYNTHETIC_SENTENCES = 5
 SYNTHETIC_SEED = 2023
 

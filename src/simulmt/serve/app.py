@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from simulmt.runtime.bundle import find
 from simulmt.serve.access import ApiKeys, Authenticator, Origins
 from simulmt.serve.audience import Viewer, publish
 from simulmt.serve.audio import RecogniserPool
@@ -46,32 +48,36 @@ HEADERS = {
 }
 
 
-def create_app(
-    models: Sequence[str | Path],
-    limits: Limits | None = None,
-    keys: ApiKeys | None = None,
-    origins: Collection[str] = (),
-    threads: int = 0,
-    host: str | None = None,
-    open_metrics: bool = False,
-    room_keys: bool = False,
-    peers: Peers | None = None,
-    recognisers: Mapping[str, str] | None = None,
-) -> Starlette:
-    """Create the application that serves these models, given by name or path; `app.state.service` holds its parts.
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a server."""
 
-    `host` is the address it will listen at: on loopback, pages loaded under other names are refused. `recognisers` are
-    the names of recognisers by language.
-    """
+    models: tuple[str, ...]  # names or paths
+    host: str = "0.0.0.0"  # the address it listens at: on loopback, pages loaded under other names are refused
+    limits: Limits = field(default_factory=Limits)
+    keys: ApiKeys = field(default_factory=ApiKeys)
+    origins: tuple[str, ...] = ()
+    threads: int = 0  # of each worker; 0 for all physical cores
+    open_metrics: bool = False  # whether /metrics needs no key
+    room_keys: bool = False  # whether viewers of rooms need a key
+    recognisers: Mapping[str, str] = field(default_factory=dict)  # names by language
+
+    def __post_init__(self) -> None:
+        """Validate settings before any worker is started."""
+        Origins(self.origins)
+        for model in self.models:
+            find(model)
+
+
+def create_app(settings: Settings, peers: Peers | None = None) -> Starlette:
+    """Create the application; `app.state.service` holds its parts."""
     peers = peers or Peers()
+    limits, keys = settings.limits, settings.keys
     metrics, counters = Metrics(), Counters(peers.counters_file, peers.workers, peers.worker)
-    limits, keys = limits or Limits(), keys or ApiKeys()
-    own_origins = Origins(origins, host if keys.are_optional else None)  # keys already protect against DNS rebinding
-    loaded = load_models(models, metrics, threads, inline=peers.workers > 1)
+    host = settings.host if keys.are_optional else None  # keys already protect against DNS rebinding
+    loaded = load_models(settings.models, metrics, settings.threads, inline=peers.workers > 1)
     sessions = Sessions(limits, metrics, counters, peers)
-    authenticator = Authenticator(keys, counters)
-    rooms = Rooms(limits, peers, counters)
-    pool = RecogniserPool(recognisers or {}, limits, metrics, counters)
+    pool = RecogniserPool(settings.recognisers, limits, metrics, counters)
     for model in loaded.values():
         model.info = msgspec.structs.replace(model.info, audio=model.info.source in pool.languages)
     service = Service(
@@ -80,13 +86,13 @@ def create_app(
         counters,
         metrics,
         sessions,
-        authenticator,
-        own_origins,
-        rooms,
+        Authenticator(keys, counters),
+        Origins(settings.origins, host),
+        Rooms(limits, peers, counters),
         peers,
         pool,
-        open_metrics,
-        room_keys,
+        settings.open_metrics,
+        settings.room_keys,
     )
 
     async def stream(websocket: WebSocket) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from contextlib import suppress
 
@@ -27,8 +26,6 @@ from simulmt.serve.protocol import (
 )
 from simulmt.serve.rooms import Publisher
 from simulmt.serve.tasks import cancel
-
-logger = logging.getLogger("simulmt.serve")
 
 
 class Viewer:

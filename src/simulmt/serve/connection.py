@@ -13,6 +13,7 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.frames import CloseCode
 
 from simulmt.serve.access import Authenticator, Origins
 from simulmt.serve.audio import Audio, RecogniserPool
@@ -41,7 +42,6 @@ from simulmt.serve.tasks import cancel
 
 logger = logging.getLogger("simulmt.serve")
 
-NORMAL_CLOSURE, ABNORMAL_CLOSURE = 1000, 1006  # close codes
 TAKEN_OVER = "another connection has resumed this session"
 LAST_MESSAGE_SECONDS = 1.0  # to send the last message to a client that may not be reading
 
@@ -171,7 +171,7 @@ class Connection:
                 code = owner.close_code
         except (OSError, InvalidHandshake, ConnectionClosed):
             code = None
-        if code is None or code == ABNORMAL_CLOSURE:
+        if code is None or code == CloseCode.ABNORMAL_CLOSURE:
             raise RefusedError(ErrorCode.INTERNAL, "the worker that had this session is gone; start again")
         return code
 
@@ -232,7 +232,7 @@ class Connection:
             if message is not None:
                 await self._send(message)
             if isinstance(message, Done):
-                return NORMAL_CLOSURE
+                return CloseCode.NORMAL_CLOSURE
 
     async def _receive(self, session: Session | None = None) -> ClientMessage | Audio:
         event = await self._websocket.receive()

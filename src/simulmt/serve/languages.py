@@ -34,17 +34,16 @@ class Detector:
 
     def detect(self, text: str) -> list[tuple[str, float]]:
         """Return the languages with their confidence in percent, the most likely first."""
-        known = [language for language in self._languages if language in self._identifier.labels]
-        if len(self._languages) == 1 or not known:
+        if len(self._languages) == 1 or self._identifier is None:
             return [(language, 100.0 / len(self._languages)) for language in self._languages]
-        return [(language, round(100 * float(p), 1)) for language, p in self._restricted.rank(text[:LONGEST_SAMPLE])]
+        return [(language, round(100 * float(p), 1)) for language, p in self._identifier.rank(text[:LONGEST_SAMPLE])]
 
     @cached_property
-    def _identifier(self) -> LanguageIdentifier:
-        return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-
-    @cached_property
-    def _restricted(self) -> LanguageIdentifier:
-        identifier = self._identifier
-        identifier.set_languages([language for language in self._languages if language in identifier.labels])
+    def _identifier(self) -> LanguageIdentifier | None:
+        """An identifier of those of the languages that it knows; None if it knows none."""
+        identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+        known = [language for language in self._languages if language in identifier.labels]
+        if not known:
+            return None
+        identifier.set_languages(known)
         return identifier

@@ -19,19 +19,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.live = Gauge(
-            "simulmt_live_streams",
-            "Streams that are connected",
-            ["model"],
-            registry=self._registry,
-            multiprocess_mode="livesum",
-        )
-        self.viewers = Gauge(
-            "simulmt_viewers", "Viewers of rooms", registry=self._registry, multiprocess_mode="livesum"
-        )
-        self.audio = Gauge(
-            "simulmt_audio_streams", "Sessions with audio", registry=self._registry, multiprocess_mode="livesum"
-        )
+        self.live = self._gauge("simulmt_live_streams", "Streams that are connected", "model")
+        self.viewers = self._gauge("simulmt_viewers", "Viewers of rooms")
+        self.audio = self._gauge("simulmt_audio_streams", "Sessions with audio")
         self.audio_seconds = self._counter("simulmt_audio_seconds", "Seconds of audio recognised", "language")
         self.recognition_seconds = self._counter("simulmt_recognition_seconds", "Seconds it took", "language")
         self.words = self._counter("simulmt_source_words", "Source words translated in streams", "model")
@@ -75,6 +65,9 @@ class Metrics:
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)
+
+    def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        return Gauge(name, meaning, labels, registry=self._registry, multiprocess_mode="livesum")
 
     def _counter(self, name: str, meaning: str, label: str) -> Counter:
         return Counter(name, meaning, [label], registry=self._registry)

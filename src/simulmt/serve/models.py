@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import traceback
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
 from simulmt.errors import BundleError, StreamError
 from simulmt.runtime.aio import AsyncTranslator
-from simulmt.runtime.bundle import SHIPPED, Bundle, find, shipped_names
+from simulmt.runtime.bundle import Bundle, find
 from simulmt.runtime.stream import Commit, Stream, Translator
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.protocol import ErrorCode, RefusedError
 
 logger = logging.getLogger("simulmt.serve")
 
-SYNTHETIC = "synthetic"  # language of the test and demonstration models
 CHUNK_CHARACTERS = 512
 LINES_PER_REQUEST = 4  # translated concurrently
 MAX_LINES = 16  # translated concurrently, for all requests
@@ -42,7 +39,7 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 class Model:
     """A translator shared by many clients."""
 
-    def __init__(self, translator: Translator, metrics: Metrics, inline: bool = False) -> None:
+    def __init__(self, translator: Translator, metrics: Metrics, inline: bool) -> None:
         config = translator.config
         self.translator = translator
         self.name = translator.bundle.name
@@ -51,11 +48,6 @@ class Model:
         )
         self._scheduler = AsyncTranslator(translator, on_step=metrics.batch.labels(self.name).observe, inline=inline)
         self._lines = asyncio.Semaphore(MAX_LINES)
-
-    def stream(self, delay: int | None) -> Stream:
-        """Open a stream."""
-        self.check_delay(delay)
-        return self.translator.stream(delay)
 
     def check_delay(self, delay: int | None) -> None:
         """Raise an error for a delay that the model was not trained for."""
@@ -71,7 +63,7 @@ class Model:
     async def translate(self, text: str, delay: int | None = None) -> str:
         """Translate a whole text line by line, in the background; by default with the largest, best delay."""
         if delay is None:
-            delay = max(self.info.delays, default=None)
+            delay = self.translator.config.largest_delay
         lines = text.split("\n")
         translated: list[str] = []
         for start in range(0, len(lines), LINES_PER_REQUEST):
@@ -99,20 +91,8 @@ def chunks(text: str) -> Iterator[str]:
         yield text[start : start + CHUNK_CHARACTERS]
 
 
-def default_models() -> list[str]:
-    """Return all shipped models; synthetic ones only if there is no other."""
-    names = shipped_names()
-    if not names:
-        raise BundleError("no models installed: pass the path of a bundle with --model")
-    real = [name for name in names if Bundle(SHIPPED / name).config.source_language != SYNTHETIC]
-    return real or names
-
-
-def load_models(
-    names_or_paths: Sequence[str | Path], metrics: Metrics, threads: int = 0, inline: bool = False
-) -> dict[str, Model]:
-    """Load models and return them by name; `threads` 0 uses all cores but one, which is left for the network."""
-    threads = threads or max(1, (os.cpu_count() or 1) - 1)
+def load_models(names_or_paths: Sequence[str], metrics: Metrics, threads: int, inline: bool) -> dict[str, Model]:
+    """Load models and return them by name."""
     models: dict[str, Model] = {}
     for name_or_path in names_or_paths:
         model = Model(Translator(Bundle(find(name_or_path)), threads), metrics, inline)

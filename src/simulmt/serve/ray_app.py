@@ -15,9 +15,9 @@ from ray import serve
 
 from simulmt.config import build as build_config
 from simulmt.config import require
-from simulmt.serve.app import create_app
+from simulmt.runtime.bundle import default_names
+from simulmt.serve.app import Settings, create_app
 from simulmt.serve.limits import Limits
-from simulmt.serve.models import default_models
 
 
 @dataclass(frozen=True)
@@ -59,4 +59,4 @@ def build(arguments: dict[str, str]) -> Any:
 
 def _application(config: ClusterConfig) -> Any:
     limits = Limits(streams=2 * config.streams_per_replica, streams_per_address=2 * config.streams_per_replica)
-    return create_app(config.models or default_models(), limits, threads=config.cpus)
+    return create_app(Settings(config.models or tuple(default_names()), limits=limits, threads=config.cpus))

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.frames import CloseCode
 
 from simulmt.serve.limits import Counted, Counters, Limits
 from simulmt.serve.models import ModelInfo
@@ -45,7 +46,6 @@ from simulmt.serve.tasks import cancel
 logger = logging.getLogger("simulmt.serve")
 
 KEPT_MESSAGES = 500  # of a room, however long its sentences are
-NORMAL_CLOSURE = 1000  # close code
 RETRY_SECONDS = 0.2
 OPENING_SECONDS = 5.0  # for the home worker of a room to answer
 RECOVERY_SECONDS = 30.0  # for a speaker to reconnect after the home worker was restarted
@@ -332,7 +332,7 @@ class RemotePublisher(Publisher):
         sender = asyncio.create_task(self._send(connection))
         try:
             await connection.wait_closed()  # also notices a lost worker while nobody speaks
-            if not sender.done() or connection.close_code != NORMAL_CLOSURE:
+            if not sender.done() or connection.close_code != CloseCode.NORMAL_CLOSURE:
                 raise ConnectionError
             sender.result()
         finally:

@@ -113,7 +113,7 @@ class Session:
         self.speech = speech  # only with audio
         self.expiry: asyncio.TimerHandle | None = None  # ends the session if no connection resumes it
         self._is_translated = is_translated  # else speech is only recognised
-        self._stream = model.stream(delay)
+        self._stream = model.translator.stream(delay)
         self._throttle = Throttle(limits.characters_per_second, limits.burst_characters, model.translator.clock)
         self._unread = Budget(limits.unread_characters)
         self._unrecognised = Budget(limits.audio_seconds * RATE)

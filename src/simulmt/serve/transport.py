@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import PayloadTooBig
-from websockets.frames import Frame, Opcode
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 
 from simulmt.serve.limits import Counted, Counters, Limits, Throttle
@@ -29,7 +29,6 @@ logger = logging.getLogger("simulmt.serve")
 
 CLOSING_SECONDS = 5.0  # for a peer to read the last message and close its side
 ANY_PROXY = "*"
-INVALID_TEXT = 1007  # close code
 QUEUED_MESSAGES = 16  # received and not yet read by the application; then reading pauses (back-pressure)
 # Bytes sent after which the peer must answer a ping. Without this bound the network would buffer megabytes for a slow
 # reader, and its pong would come far too late.
@@ -227,7 +226,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             try:
                 self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
             except UnicodeDecodeError:
-                self.fail(ErrorCode.BAD_MESSAGE, "the text is not valid UTF-8", INVALID_TEXT)
+                self.fail(ErrorCode.BAD_MESSAGE, "the text is not valid UTF-8", CloseCode.INVALID_DATA)
         else:
             self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
         if self.queue.qsize() >= QUEUED_MESSAGES and not self.read_paused:

@@ -15,66 +15,26 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+
+from prometheus_client import multiprocess
 
 from simulmt.errors import SimulmtError
-from simulmt.runtime.bundle import find
-from simulmt.serve.access import ApiKeys, Origins
-from simulmt.serve.limits import Counters, Limits
+from simulmt.serve.app import Settings, create_app
+from simulmt.serve.limits import Counters
 from simulmt.serve.metrics import METRICS_DIRECTORY
 from simulmt.serve.peers import Peers
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
+from simulmt.serve.server import listen, log_address, server_for, set_up_logging
 
 logger = logging.getLogger("simulmt.serve")
 
 EARLY_EXIT_SECONDS = 5.0  # if a worker exits earlier than this after its start, wait before restarting it
 READY, STOP = "ready", "stop"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a server, passed to its workers."""
-
-    models: tuple[str, ...]
-    host: str
-    limits: Limits
-    keys: ApiKeys
-    origins: tuple[str, ...] = ()
-    threads: int = 0  # of each worker
-    open_metrics: bool = False
-    room_keys: bool = False
-    recognisers: Mapping[str, str] = field(default_factory=dict)  # names by language
-
-    def __post_init__(self) -> None:
-        """Validate settings before any worker is started."""
-        Origins(self.origins)
-        for model in self.models:
-            find(model)
-
-    def create_app(self, peers: Peers | None = None) -> Starlette:
-        from simulmt.serve.app import create_app
-
-        return create_app(
-            self.models,
-            self.limits,
-            self.keys,
-            self.origins,
-            self.threads,
-            self.host,
-            self.open_metrics,
-            self.room_keys,
-            peers,
-            self.recognisers,
-        )
 
 
 class Worker:
@@ -144,8 +104,6 @@ class Supervisor:
         return Worker(self._settings, peers, self._listeners[number])
 
     def _replace(self, worker: Worker) -> None:
-        from prometheus_client import multiprocess
-
         logger.warning("worker %d died with code %s; starting another", worker.number, worker.process.exitcode)
         multiprocess.mark_process_dead(worker.process.pid)  # type: ignore[no-untyped-call]
         if time.monotonic() - worker.started < EARLY_EXIT_SECONDS:
@@ -160,8 +118,6 @@ class Supervisor:
 
 def run_workers(settings: Settings, port: int, workers: int) -> None:
     """Serve with several workers until a signal ends them."""
-    from simulmt.serve.server import listen, log_address
-
     with ExitStack() as stack:
         listeners = [stack.enter_context(each) for each in listen(settings.host, port, settings.limits, workers)]
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="simulmt-"))
@@ -185,13 +141,11 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 def _work(settings: Settings, peers: Peers, listener: socket.socket, control: Connection) -> None:
     """Run a worker; the target of its process."""
-    from simulmt.serve.server import server_for, set_up_logging
-
     for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all processes; the supervisor stops the workers
         signal.signal(number, signal.SIG_IGN)
     set_up_logging()
     try:
-        server = server_for(settings.create_app(peers), handles_signals=False)
+        server = server_for(create_app(settings, peers), handles_signals=False)
     except SimulmtError as error:
         control.send(str(error))
         return

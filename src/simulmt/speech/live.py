@@ -21,9 +21,9 @@ from simulmt.speech.recogniser import Recogniser, Recognition
 class Listener:
     """Recognises speech and returns stable words, timed in seconds of audio."""
 
-    def __init__(self, recognition: Recognition, stabiliser: Stabiliser | None = None) -> None:
+    def __init__(self, recognition: Recognition) -> None:
         self._recognition = recognition
-        self._stabiliser = stabiliser or Stabiliser()
+        self._stabiliser = Stabiliser()
         self.seconds = 0.0  # seconds of audio
 
     @property

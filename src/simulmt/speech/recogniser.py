@@ -21,7 +21,6 @@ from simulmt.speech.audio import Samples
 DEFAULT = "moonshine"
 DEFAULT_LANGUAGE = "en"
 LIBRARIES = {"moonshine": "moonshine_voice", "vosk": "vosk", "sherpa": "sherpa_onnx"}
-KINDS = tuple(LIBRARIES)
 
 
 class Recognition(Protocol):
@@ -66,7 +65,7 @@ def open_recogniser(name: str = DEFAULT) -> Recogniser:
 def check_name(name: str) -> tuple[str, Path | None]:
     """Split a name into library and directory; raise an error if either is invalid."""
     kind, _, path = name.partition(":")
-    if kind not in KINDS:
+    if kind not in LIBRARIES:
         raise ConfigError(f"recogniser {name!r}: expected moonshine, moonshine:DIR, vosk:DIR or sherpa:DIR")
     if not path:
         if kind == DEFAULT:

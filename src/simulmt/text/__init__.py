@@ -6,7 +6,6 @@ Whole-sentence functions are built on incremental ones, so a live stream sees ex
     ids --Detokenizer--> characters, append-only
 """
 
-from simulmt.text.segmentation import ends_sentence
 from simulmt.text.tokenizer import (
     BACK_TRANSLATED,
     BLANK,
@@ -40,6 +39,5 @@ __all__ = [
     "Tokenizer",
     "VocabularySpec",
     "WordSplitter",
-    "ends_sentence",
     "split_words",
 ]

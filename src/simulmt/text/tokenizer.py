@@ -30,7 +30,7 @@ SPACE = "▁"  # SentencePiece's symbol for a space inside a piece
 WORD_CACHE_SIZE = 1 << 16
 LONGEST_CACHED_WORD = 24  # characters; bounds memory for untrusted input
 
-Normalization = Literal["nmt_nfkc_cf", "nmt_nfkc", "nfkc_cf", "nfkc", "identity"]
+Normalization = Literal["nmt_nfkc_cf", "nmt_nfkc", "identity"]
 
 
 @dataclass(frozen=True)

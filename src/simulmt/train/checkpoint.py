@@ -23,6 +23,7 @@ from simulmt.errors import CheckpointError
 from simulmt.files import replacing_directory
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
+KEPT_LAST = 2  # checkpoints kept whatever their score
 SCRATCH = ".checkpoint"  # fixed, so that leftovers of a killed run are found and removed
 
 
@@ -38,9 +39,8 @@ class Checkpoint:
 class CheckpointFolder:
     """Checkpoints of a run: the last few, and those still needed."""
 
-    def __init__(self, folder: Path, keep_last: int = 2) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.keep_last = keep_last
 
     def save(self, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Write a checkpoint; a failure leaves earlier ones untouched and no partial files."""
@@ -101,7 +101,7 @@ class CheckpointFolder:
 
     def prune(self, needed: set[int]) -> None:
         """Delete all but the last few and the needed checkpoints."""
-        for update in self.updates()[: -self.keep_last]:
+        for update in self.updates()[:-KEPT_LAST]:
             if update not in needed:
                 shutil.rmtree(self.path(update))
 

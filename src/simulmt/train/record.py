@@ -34,7 +34,7 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
             earlier = _read(path)
             if earlier["data"] != record["data"]:
                 raise CheckpointError(f"{path}: the run was started on different data; choose another run directory")
-            for change in _differences(_fixed_settings(earlier["config"]), _fixed_settings(record["config"])):
+            for change in differences(_fixed_settings(earlier["config"]), _fixed_settings(record["config"])):
                 warn(f"{path}: the run was started with a different setting: {change}")
             _compare_threads(path, earlier, record, warn)
             record["resumed"] = [*earlier.get("resumed", []), record["started"]]
@@ -110,13 +110,19 @@ def _require_prepared(data: Path) -> None:
 
 def _fixed_settings(config: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration as flat `section.key` entries, without those that may change."""
-    flat = {}
-    for key, value in config.items():
-        entries = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-        flat.update(entries)
-    return {key: value for key, value in flat.items() if key.removeprefix("training.") not in MAY_CHANGE}
+    return {key: value for key, value in flat(config).items() if key.removeprefix("training.") not in MAY_CHANGE}
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration as `section.key` entries."""
+    return {
+        f"{section}.{key}" if key else section: value
+        for section, entries in config.items()
+        for key, value in (entries.items() if isinstance(entries, dict) else [("", entries)])
+    }
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Describe each setting that differs."""
     keys = sorted(before.keys() | now.keys())
     return [f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys if before.get(key) != now.get(key)]

@@ -8,7 +8,7 @@ resume, are in simulmt.data.transforms.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -28,8 +28,7 @@ from simulmt.data.derived import Dropped, Job, Report, Rewritten, finished
 from simulmt.data.speech_noise import unpunctuated
 from simulmt.data.transforms import EMPTY, sample_pairs
 from simulmt.errors import CheckpointError, ConfigError
-from simulmt.model.beam import BeamConfig, beam_search
-from simulmt.model.sampling import Sampler, SamplingConfig
+from simulmt.model.beam import BeamConfig, Sampler, SamplingConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.speech.live import transcribe
 from simulmt.speech.recogniser import open_recogniser
@@ -67,39 +66,32 @@ class TranslationConfig:
 def translate_corpus(
     model: Path,
     vocabularies: Path,
-    source: Path,
+    text: Path,
     prefix: Path,
     config: TranslationConfig,
     device: torch.device,
     overwrite: bool = False,
     report: Report = lambda _: None,
+    back: bool = False,
 ) -> dict[str, Any]:
-    """Translate source text: by a teacher for distillation, by a wait-k model for pseudo references."""
-    name = "distil" if config.delay is None else "pseudo"
-    job = _translation_job(name, model, vocabularies, source, prefix, config, device, overwrite)
-    translator = _translator(job, model, vocabularies, config, device)
-    return rewrite(job, lambda: read_lines(source), lambda lines: translator()(lines), report)
+    """Translate source text: by a teacher for distillation, by a wait-k model for pseudo references.
 
+    With `back`, translate target text by a teacher of the reverse direction into tagged sources (tagged
+    back-translation).
+    """
+    name = "backtranslate" if back else "distil" if config.delay is None else "pseudo"
+    job = _translation_job(name, model, vocabularies, text, prefix, config, device, overwrite)
+    translator = cache(lambda: CorpusTranslator.load(model, vocabularies, config, device))
+    if finished(job) is None:
+        translator()  # fail before anything is overwritten
 
-def backtranslate_corpus(
-    model: Path,
-    vocabularies: Path,
-    target: Path,
-    prefix: Path,
-    config: TranslationConfig,
-    device: torch.device,
-    overwrite: bool = False,
-    report: Report = lambda _: None,
-) -> dict[str, Any]:
-    """Translate target text with a teacher of the reverse direction into tagged sources (tagged back-translation)."""
-    job = _translation_job("backtranslate", model, vocabularies, target, prefix, config, device, overwrite)
-    translator = _translator(job, model, vocabularies, config, device)
-
-    def backtranslate(lines: Sequence[str]) -> list[Rewritten]:
+    def translate(lines: Sequence[str]) -> list[Rewritten]:
         translated = translator()(lines)
+        if not back:
+            return translated
         return [each if isinstance(each, Dropped) else (BACK_TRANSLATED + each[1], each[0]) for each in translated]
 
-    return rewrite(job, lambda: read_lines(target), backtranslate, report)
+    return rewrite(job, lambda: read_lines(text), translate, report)
 
 
 def _translation_job(
@@ -124,15 +116,6 @@ def _translation_job(
         },
     }
     return Job(prefix, metadata, [text, weights, weights.with_name("model.json")], overwrite, SHARD_LINES[device.type])
-
-
-def _translator(
-    job: Job, model: Path, vocabularies: Path, config: TranslationConfig, device: torch.device
-) -> Callable[[], CorpusTranslator]:
-    translator = cache(lambda: CorpusTranslator.load(model, vocabularies, config, device))
-    if finished(job) is None:
-        translator()  # fail before anything is overwritten
-    return translator
 
 
 class CorpusTranslator:
@@ -188,7 +171,7 @@ class CorpusTranslator:
             if self.device.type == "cuda":  # the other kernels are slower with few queries per sentence
                 stack.enter_context(sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))
             search, delay, sampler = self.config.search, self.config.delay, self._sampler(source)
-            found = beam_search(self.model, tokens, torch.from_numpy(lengths), search, delay, best=1, perturb=sampler)
+            found = beam_search(self.model, tokens, torch.from_numpy(lengths), search, delay, best=1, sampler=sampler)
         return [hypotheses[0].tokens for hypotheses in found]
 
     def _sampler(self, source: NDArray[np.int64]) -> Sampler | None:

@@ -28,7 +28,7 @@ from simulmt.errors import CheckpointError, TrainingError
 from simulmt.files import lock
 from simulmt.train.loop import system_config, train
 from simulmt.train.monitor import Monitor
-from simulmt.train.record import record_run
+from simulmt.train.record import differences, flat, record_run
 from simulmt.train.settings import RunConfig
 from simulmt.train.sweep_report import (
     STATES,
@@ -131,21 +131,12 @@ def _join_study(storage: RDBStorage, config: RunConfig, directory: Path, setting
 
 def _check_same(study: optuna.Study, config: RunConfig, settings: SweepConfig, directory: Path) -> None:
     """Raise an error unless all settings but the hyperparameters are unchanged."""
-    table = {**as_table(resolved(config)), "sweep": {"seed": settings.seed}, "space": as_table(settings.space)}
-    now = {
-        f"{section}.{key}" if key else section: value
-        for section, entries in table.items()
-        for key, value in (entries.items() if isinstance(entries, dict) else [("", entries)])
-    }
+    now = flat({**as_table(resolved(config)), "sweep": {"seed": settings.seed}, "space": as_table(settings.space)})
     before = study.user_attrs.get("settings")
     if before is None:
         study.set_user_attr("settings", now)
         return
-    changes = [
-        f"{key} was {before.get(key)}, is {now.get(key)}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
+    changes = differences(before, now)
     require(not changes, f"{directory}: a sweep with different settings ({'; '.join(changes)}); use another directory")
 
 

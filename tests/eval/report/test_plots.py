@@ -1,26 +1,35 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import typer
 from matplotlib.colors import to_hex
 from matplotlib.text import Annotation
+from typer.testing import CliRunner
 
-from simulmt.errors import DataError
+from eval.results_directory import Diagonal, evaluated
+from eval.sentences import CHINESE, GERMAN
+from simulmt.cli import figures
+from simulmt.errors import ConfigError, DataError
+from simulmt.eval.report import figure as drawing
+from simulmt.eval.report.examples import Output, read_outputs
 from simulmt.eval.report.figure import MARKERS, PALETTE, svg_text
 from simulmt.eval.report.plots import (
     MIN_WEIGHT,
-    ReadWritePath,
     anticipation_figure,
     assign_styles,
+    draw_all,
     heat_map_figure,
     ngram_gain_figure,
+    ngram_gain_figures,
     ngram_gains,
     path_figure,
     quality_latency_figure,
 )
-from simulmt.eval.results import Result
+from simulmt.eval.results import Anticipation, Result, SortedSentence, read_results, write_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +38,14 @@ if TYPE_CHECKING:
 
 def result(system: str, delay: int | None, BLEU: float, AL: float, **more: Any) -> Result:
     return Result(system, delay, "test", "word", BLEU=BLEU, AL=AL, **more)
+
+
+def anticipation(corpus: str, *rates: float) -> Anticipation:
+    return Anticipation(corpus, "gold", "word", "word", 1, 1, rates)
+
+
+def sorted_sentence(Z: tuple[tuple[float, ...], ...], columns: list[str], rows: list[str]) -> SortedSentence:
+    return SortedSentence("test", "asn", 1, 1, tuple(columns), tuple(rows), Z)
 
 
 RESULTS = [
@@ -102,17 +119,17 @@ def test_what_was_not_measured_has_no_panel() -> None:
 
 
 def test_anticipation_is_drawn_in_percent_over_k() -> None:
-    figure = anticipation_figure({"En-Zh": [0.5, 0.25], "De-En": [0.1, 0.0]})
+    figure = anticipation_figure([anticipation("En-Zh", 0.5, 0.25), anticipation("De-En", 0.1, 0.0)])
     (axes,) = figure.axes
     assert [np.asarray(line.get_xydata()).tolist() for line in axes.lines] == [[[1, 50], [2, 25]], [[1, 10], [2, 0]]]
-    assert legend_of(figure) == ["En-Zh", "De-En"]
+    assert legend_of(figure) == ["En-Zh, gold", "De-En, gold"]
     assert axes.get_ylim()[0] == 0
 
 
 def test_long_names_do_not_squeeze_the_picture() -> None:
-    svg_text(anticipation_figure({"x" * 200: [0.5], "y" * 200: [0.4]}))
+    svg_text(anticipation_figure([anticipation("x" * 200, 0.5), anticipation("y" * 200, 0.4)]))
     svg_text(quality_latency_figure([result("z" * 200, 1, 20.0, 3.0)]))
-    svg_text(heat_map_figure(np.eye(1), ["c" * 40], ["r" * 40]))
+    svg_text(heat_map_figure(sorted_sentence(((1.0,),), ["c" * 40], ["r" * 40])))
 
 
 BASE = [
@@ -147,8 +164,8 @@ def test_a_group_of_bars_an_n_and_a_bar_a_delay() -> None:
 
 
 def test_the_heat_map_shows_every_cell_by_its_weight() -> None:
-    Z = np.array([[0.75, 0.25], [MIN_WEIGHT / 2, 1.0]])
-    (axes,) = heat_map_figure(Z, ["$5", "$6"], ["四 ·", "六 </s>"]).axes
+    Z = (0.75, 0.25), (MIN_WEIGHT / 2, 1.0)
+    (axes,) = heat_map_figure(sorted_sentence(Z, ["$5", "$6"], ["四 ·", "六 </s>"])).axes
     (cells,) = axes.collections
     middles = [path.get_extents() for path in cells.get_paths()]
     places = [((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2) for box in middles]
@@ -160,14 +177,14 @@ def test_the_heat_map_shows_every_cell_by_its_weight() -> None:
 
 
 def test_tokens_are_text_and_not_formulas() -> None:
-    svg = svg_text(heat_map_figure(np.eye(2), ["a$x^2$", "$\\nonsense$"], ["b", "c"]))
+    svg = svg_text(heat_map_figure(sorted_sentence(((1, 0), (0, 1)), ["a$x^2$", "$\\nonsense$"], ["b", "c"])))
     assert "a$x^2$" in svg
     assert "$\\nonsense$" in svg
 
 
 def test_the_path_is_a_staircase_with_anticipated_links_to_its_right() -> None:
-    path = ReadWritePath(["a", "b", "c"], ["x", "y", "z"], [1, 1, 3], frozenset({(1, 1), (3, 2), (3, 3)}))
-    (axes,) = path_figure(path).axes
+    output = Output(["a", "b", "c"], ["x", "y", "z"], [1, 1, 3], "word", {(1, 1), (3, 2), (3, 3)})
+    (axes,) = path_figure(output).axes
     stairs, read, ahead = axes.lines
     corners = [(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (0.5, 0.5), (0.5, 1.5), (2.5, 1.5), (2.5, 2.5)]
     assert list(map(tuple, np.asarray(stairs.get_xydata()).tolist())) == corners
@@ -177,7 +194,79 @@ def test_the_path_is_a_staircase_with_anticipated_links_to_its_right() -> None:
 
 
 def test_a_path_without_links_or_words() -> None:
-    figure = path_figure(ReadWritePath(["a", "b"], ["x"], [2]))
+    figure = path_figure(Output(["a", "b"], ["x"], [2], "word"))
     assert len(figure.axes[0].lines) == 1
     assert figure.legends == []
-    svg_text(path_figure(ReadWritePath(["a"], [], [])))
+    svg_text(path_figure(Output(["a"], [], [], "word")))
+
+
+WORSE = [line[2:] for line in GERMAN]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for delay in (1, 3):
+        evaluated(tmp_path, "ctc", delay, WORSE)
+        evaluated(tmp_path, "asn", delay, GERMAN)
+    evaluated(tmp_path, "teacher", None, GERMAN)
+    return tmp_path
+
+
+def test_every_result_has_its_picture(results: Path) -> None:
+    assert [name for name, _ in draw_all([results], None, ())] == ["test-quality-latency"]
+    write_records(results, [Anticipation("dev", "eflomal", "word", "char", 2, 3, (0.5, 0.25))])
+    write_records(results, [SortedSentence("test", "asn", 1, 4, ("a",), ("b",), ((1.0,),))])
+    assert [name for name, _ in draw_all([results], "ctc", (2, 3))] == [
+        "test-quality-latency",
+        "test-gain-asn-over-ctc",
+        "anticipation",
+        "test-line4-asn-k1-Z",
+        *(
+            f"test-line{number}-{system}-path"
+            for system in ("ctc-k1", "asn-k1", "ctc-k3", "asn-k3", "teacher-full")
+            for number in (2, 3)
+        ),
+    ]
+
+
+def test_paths_show_links_where_they_were_kept(results: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "alignments"
+
+    def lines(name: str) -> int:
+        drawn = dict(draw_all([results], None, (1,), cache))
+        return len(drawn[f"test-line1-{name}-path"].axes[0].lines)
+
+    assert lines("ctc-k3") == 1
+    read_outputs(results, read_results(results), Diagonal(), cache)
+    assert lines("ctc-k3") == 2
+
+
+def test_gains_need_a_delay_in_common(results: Path) -> None:
+    systems = read_results(results)
+    assert [name for name, _ in ngram_gain_figures(systems, "teacher")] == []
+    assert [name for name, _ in ngram_gain_figures(systems, None)] == []
+
+
+def test_wrong_names_and_lines_are_refused(results: Path) -> None:
+    with pytest.raises(ConfigError, match="--baseline best: no such system; there are ctc, asn, teacher"):
+        list(draw_all([results], "best", ()))
+    with pytest.raises(DataError, match=r"--sentences 6: .* has 5 sentences"):
+        list(draw_all([results], None, (6,)))
+
+
+def test_the_command_says_what_it_wrote_and_which_font_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "CHINESE_FONTS", ())
+    evaluated(tmp_path / "results", "ctc:new", 1, CHINESE, "char")
+    app = typer.Typer()
+    figures.register(app)
+    arguments = ["plot", str(tmp_path / "results"), "--output", str(tmp_path / "pictures"), "--sentences", "1,4"]
+    found = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert found.exit_code == 0
+    names = {path.name for path in (tmp_path / "pictures").iterdir()}
+    stems = ("test-quality-latency", "test-line1-ctc-new-k1-path", "test-line4-ctc-new-k1-path")
+    assert names == {f"{stem}.{ending}" for stem in stems for ending in ("svg", "png")}
+    assert found.stderr.count("fonts-noto-cjk") == 1
+    with pytest.raises(ConfigError, match="--sentences 0: expected comma-separated whole numbers from 1"):
+        CliRunner().invoke(app, [*arguments[:-1], "0"], catch_exceptions=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -27,7 +27,10 @@ _TEMPLATES = Environment(
 class Block:
     """A part of the report."""
 
-    kind: ClassVar[str]
+    @property
+    def kind(self) -> str:
+        """The name of the block in the template."""
+        return type(self).__name__.lower()
 
     def markdown(self) -> str:
         return ""
@@ -35,7 +38,6 @@ class Block:
 
 @dataclass(frozen=True)
 class Heading(Block):
-    kind = "heading"
     text: str
 
     def markdown(self) -> str:
@@ -44,7 +46,6 @@ class Heading(Block):
 
 @dataclass(frozen=True)
 class Paragraph(Block):
-    kind = "paragraph"
     text: str
 
     def markdown(self) -> str:
@@ -55,12 +56,9 @@ class Paragraph(Block):
 class Note(Paragraph):
     """A paragraph in small print."""
 
-    kind = "note"
-
 
 @dataclass(frozen=True)
 class List(Block):
-    kind = "list"
     lines: Sequence[str]
 
     def markdown(self) -> str:
@@ -71,7 +69,6 @@ class List(Block):
 class Details(Block):
     """Lines of code, collapsed in HTML."""
 
-    kind = "details"
     summary: str
     lines: Sequence[str]
 
@@ -83,7 +80,6 @@ class Details(Block):
 class Table(Block):
     """Headings and rows; all but the first `names` columns are numbers."""
 
-    kind = "table"
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     names: int = 1
@@ -103,7 +99,6 @@ class Picture(NamedTuple):
 class Figures(Block):
     """Figures side by side, if there is room, under an optional heading and note."""
 
-    kind = "figures"
     figures: Sequence[Picture]
     title: str = ""
     note: str = ""
@@ -113,7 +108,6 @@ class Figures(Block):
 class Example(Block):
     """Source, reference and translations of a sentence, each with its name."""
 
-    kind = "example"
     lines: Sequence[tuple[str, Markup]]
 
     def markdown(self) -> str:

@@ -14,10 +14,11 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simulmt.errors import MissingExtraError
+from simulmt.errors import needs_extra
 from simulmt.text.words import is_spaceless
 
 if TYPE_CHECKING:
@@ -80,11 +81,9 @@ class Saved(NamedTuple):
 @contextmanager
 def drawing(width: float, height: float) -> Iterator[Figure]:
     """Yield an empty figure (size in inches) in the common style."""
-    try:
+    with needs_extra("plotting", "eval"):
         from matplotlib import rc_context
         from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("plotting", "eval") from None
     with rc_context(_STYLE):
         yield Figure(figsize=(width, height))
 
@@ -121,7 +120,7 @@ def inline_svg(figure: Figure, title: str) -> str:
     # Scale with the page, but scroll on small screens instead of becoming unreadable.
     size = r'\1 style="max-width:\2pt;min-width:min(\2pt,34rem)"'
     svg = re.sub(r'(<svg[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"', size, svg)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{_attribute(title)}"', 1)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
 
 
 def contrasting_ink(colour: str) -> str:
@@ -171,7 +170,3 @@ def _ignore_missing_glyphs() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         yield
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")

@@ -33,13 +33,19 @@ from simulmt.eval.report.blocks import (
 )
 from simulmt.eval.report.examples import Aligner, Output, Outputs, read_outputs
 from simulmt.eval.report.figure import inline_svg
-from simulmt.eval.report.gallery import anticipation_rates, ngram_gain_figures, output_figure, sorting_figure
-from simulmt.eval.report.plots import anticipation_figure, quality_latency_figure
+from simulmt.eval.report.plots import (
+    anticipation_figure,
+    heat_map_figure,
+    ngram_gain_figures,
+    path_figure,
+    quality_latency_figure,
+)
 from simulmt.eval.results import (
     Anticipation,
     OracleScore,
     Result,
     SortedSentence,
+    check_baseline,
     directories_with_scores,
     read_all,
     read_records,
@@ -87,9 +93,7 @@ def build_report(
 ) -> Report:
     """Build the report; without an aligner, only cached alignments are used to mark words."""
     scored = directories_with_scores(directories)
-    systems = dict.fromkeys(result.system for result in read_all(scored))
-    if options.baseline is not None and options.baseline not in systems:
-        raise ConfigError(f"--baseline {options.baseline}: no such system; there are {', '.join(systems)}")
+    systems = check_baseline(options.baseline, read_all(scored))
     test_sets = [_compared(each, options.baseline) for each in _test_sets(scored, aligner, cache)]
     contents = [
         ("Summary", _summary_blocks(test_sets, options)),
@@ -102,7 +106,7 @@ def build_report(
     chapters = [chapter for title, blocks in contents if (chapter := Chapter(title, list(blocks))).blocks]
     results = [result for test_set in test_sets for result in test_set.results]
     dates = sorted({result.date[:10] for result in results if result.date})
-    html = render_html(options.title, chapters, systems=list(systems), dates=dates)
+    html = render_html(options.title, chapters, systems=systems, dates=dates)
     return Report(html, render_markdown(options.title, chapters))
 
 
@@ -273,7 +277,7 @@ def _paths(numbers: Sequence[int], systems: Sequence[Outputs]) -> Iterator[Block
     figures = []
     for outputs in systems:
         output = outputs.sentences[drawable[0] - 1]
-        figures.append(Picture(inline_svg(output_figure(output), f"Path of {outputs.name}"), outputs.name))
+        figures.append(Picture(inline_svg(path_figure(output), f"Path of {outputs.name}"), outputs.name))
     note = "Shaded source words had been read when the target word of the row was written."
     yield Figures(figures, f"Read/write path, line {drawable[0]}", note)
 
@@ -290,7 +294,7 @@ def _anticipation_blocks(records: Sequence[Anticipation]) -> Iterator[Block]:
         "word. Scaled: target positions are scaled to the source length, so that a shorter target alone does not count "
         "as anticipation. AER: alignment error rate against gold alignments; lower is better."
     )
-    drawn = anticipation_figure(anticipation_rates(records))
+    drawn = anticipation_figure(records)
     yield Figures([Picture(inline_svg(drawn, "k-anticipation rate over k"), "k-anticipation rate over k.")])
     yield tables.anticipation_table(records)
 
@@ -314,7 +318,7 @@ def _oracle_blocks(records: Sequence[OracleScore]) -> Iterator[Block]:
 
 def _sorting_blocks(records: Sequence[SortedSentence]) -> Iterator[Block]:
     for record in records:
-        svg = inline_svg(sorting_figure(record), f"Z of line {record.number}")
+        svg = inline_svg(heat_map_figure(record), f"Z of line {record.number}")
         caption = (
             f"Z of {record.test_set}, line {record.number}, by {record.model} at k = {record.delay}: source pieces as "
             "columns; as rows, the target pieces of each position's frames by CTC Viterbi alignment, · for a blank."

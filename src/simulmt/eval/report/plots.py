@@ -1,21 +1,30 @@
-"""Plots: quality against latency, anticipation, n-gram gains, heat maps of Z, read/write paths."""
+"""Plots of results: quality against latency, anticipation, n-gram gains, heat maps of Z, read/write paths."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unicodedata import east_asian_width
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulmt.data.alignment import Link
 from simulmt.errors import DataError
+from simulmt.eval.report.examples import Output, read_outputs
 from simulmt.eval.report.figure import INK, MARKERS, PALETTE, contrasting_ink, drawing
-from simulmt.eval.results import Result
+from simulmt.eval.results import (
+    Anticipation,
+    Result,
+    SortedSentence,
+    check_baseline,
+    directories_with_scores,
+    read_all,
+    read_records,
+    read_results,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +37,36 @@ MIN_WEIGHT = 0.01  # cells of Z below this are not drawn
 PANEL = (4.6, 3.4)  # inches
 LINE = 0.22  # line height in inches
 LONG_RANGE = 5.0  # latencies that differ by more than this factor are drawn on a logarithmic scale
+Named = tuple[str, "Figure"]  # a plot and its file name
 _NODE: Mapping[str, Any] = {"markersize": 11, "markeredgecolor": "white", "markeredgewidth": 0.5}
+
+
+def draw_all(
+    directories: Sequence[Path], baseline: str | None, sentences: Sequence[int], alignments: Path | None = None
+) -> Iterator[Named]:
+    """Yield all plots; with a baseline also n-gram gains, and read/write paths of the given sentences."""
+    scored = directories_with_scores(directories)
+    results = read_all(scored)
+    check_baseline(baseline, results)
+    for test_set in dict.fromkeys(result.test_set for result in results):
+        of_set = [result for result in results if result.test_set == test_set]
+        yield f"{test_set}-quality-latency", quality_latency_figure(of_set)
+        yield from ngram_gain_figures(of_set, baseline)
+    if records := read_records(Anticipation, directories):
+        yield "anticipation", anticipation_figure(records)
+    yield from heat_map_figures(read_records(SortedSentence, directories))
+    for directory in scored if sentences else ():
+        yield from _path_figures(directory, sentences, alignments)
+
+
+def _path_figures(directory: Path, sentences: Sequence[int], alignments: Path | None) -> Iterator[Named]:
+    results = read_results(directory)
+    for outputs in read_outputs(directory, results, cache=alignments)[1:]:
+        if max(sentences) > len(outputs.sentences):
+            raise DataError(f"--sentences {max(sentences)}: {directory} has {len(outputs.sentences)} sentences")
+        for number in sentences:
+            name = f"{results[0].test_set}-line{number}-{outputs.name}-path"
+            yield name, path_figure(outputs.sentences[number - 1])
 
 
 class Style(NamedTuple):
@@ -72,8 +110,11 @@ def quality_latency_figure(results: Sequence[Result]) -> Figure:
         return figure
 
 
-def anticipation_figure(rates: Mapping[str, Sequence[float]]) -> Figure:
-    """Plot the k-anticipation rate over k, one line per corpus or aligner."""
+def anticipation_figure(records: Sequence[Anticipation]) -> Figure:
+    """Plot the k-anticipation rate over k, plain and scaled, one line per corpus and aligner."""
+    plain = {f"{record.corpus}, {record.aligner}": record.rates for record in records}
+    scaled = {f"{record.corpus}, {record.aligner}, scaled": record.scaled_rates for record in records}
+    rates = {name: values for name, values in {**plain, **scaled}.items() if values}
     styles = assign_styles(rates)
     with drawing(5.4, 3.6 + LINE * len(rates)) as figure:
         axes = figure.subplots()
@@ -87,6 +128,15 @@ def anticipation_figure(rates: Mapping[str, Sequence[float]]) -> Figure:
         axes.grid(axis="y")
         _legend(figure, axes)
         return figure
+
+
+def ngram_gain_figures(results: Sequence[Result], baseline: str | None) -> Iterator[Named]:
+    """Yield plots of n-gram precision gained over the baseline, for systems that share a delay with it."""
+    base = [result for result in results if result.system == baseline and result.precisions]
+    for system in dict.fromkeys(result.system for result in results):
+        other = [result for result in results if result.system == system and result.precisions]
+        if system != baseline and {result.delay for result in base} & {result.delay for result in other}:
+            yield f"{results[0].test_set}-gain-{system}-over-{baseline}", ngram_gain_figure(base, other)
 
 
 def ngram_gain_figure(base: Sequence[Result], other: Sequence[Result]) -> Figure:
@@ -123,52 +173,50 @@ def ngram_gains(base: Sequence[Result], other: Sequence[Result]) -> dict[str, li
     }
 
 
-def heat_map_figure(Z: NDArray[Any], columns: Sequence[str], rows: Sequence[str]) -> Figure:
+def heat_map_figures(records: Iterable[SortedSentence]) -> Iterator[Named]:
+    for record in records:
+        name = f"{record.test_set}-line{record.number}-{record.model}-k{record.delay}-Z"
+        yield name, heat_map_figure(record)
+
+
+def heat_map_figure(record: SortedSentence) -> Figure:
     """Plot Z as a heat map: source pieces across, output positions down."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
-    with _matrix_drawing(columns, rows) as figure:
+    Z = np.array(record.Z)
+    with _matrix_drawing(record.columns, record.rows) as figure:
         axes = figure.subplots()
         cells = [(r, c) for r, c in np.ndindex(*Z.shape) if Z[r, c] >= MIN_WEIGHT]
         squares = [Rectangle((c - 0.5, r - 0.5), 1, 1) for r, c in cells]
         alphas = np.clip([Z[cell] for cell in cells], 0, 1)
         axes.add_collection(PatchCollection(squares, facecolor=PALETTE[0], alpha=alphas, edgecolor="none"))
-        _matrix_axes(axes, columns, rows)
+        _matrix_axes(axes, record.columns, record.rows)
         axes.tick_params(length=0)
         return figure
 
 
-@dataclass(frozen=True)
-class ReadWritePath:
-    """Source words read for each target word of a sentence, and its links if known."""
-
-    source: Sequence[str]
-    target: Sequence[str]
-    delays: Sequence[int]
-    links: frozenset[Link] = frozenset()
-
-
-def path_figure(path: ReadWritePath) -> Figure:
+def path_figure(output: Output) -> Figure:
     """Plot the read/write path of a sentence; source words right of it had not been read.
 
     Dots are alignment links; those right of the path were anticipated.
     """
-    with _matrix_drawing(path.source, path.target) as figure:
+    links = output.links or set()
+    with _matrix_drawing(output.source, output.words) as figure:
         axes = figure.subplots()
-        edges = np.arange(len(path.target) + 1) - 0.5
-        read = np.array([*path.delays, *path.delays[-1:]] or [0]) - 0.5
+        edges = np.arange(len(output.words) + 1) - 0.5
+        read = np.array([*output.delays, *output.delays[-1:]] or [0]) - 0.5
         axes.fill_betweenx(edges, -0.5, read, step="post", color=PALETTE[0], alpha=0.16, linewidth=0)
         corners = [
             (across, edge) for edge, across in zip(np.repeat(edges, 2)[1:-1], np.repeat(read[:-1], 2), strict=True)
         ]
         if corners:
             axes.plot(*zip((-0.5, -0.5), *corners, strict=True), color=PALETTE[0])
-        ahead = {(i, j) for i, j in path.links if i > path.delays[j - 1]}
-        _draw_links(axes, path.links - ahead, "o", INK, "link to a word that was read")
+        ahead = {(i, j) for i, j in links if i > output.delays[j - 1]}
+        _draw_links(axes, links - ahead, "o", INK, "link to a word that was read")
         _draw_links(axes, ahead, "X", PALETTE[1], "link to a word not yet read")
-        _matrix_axes(axes, path.source, path.target)
-        if path.links:
+        _matrix_axes(axes, output.source, output.words)
+        if links:
             figure.legend(loc="outside lower center", ncols=1)
         return figure
 

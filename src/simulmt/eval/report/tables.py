@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from simulmt.eval.compare import HEADINGS, Comparison
 from simulmt.eval.report.blocks import Table
 from simulmt.eval.report.examples import Outputs
-from simulmt.eval.results import WHOLE_SENTENCE, Anticipation, Interval, OracleScore, Result
+from simulmt.eval.results import Anticipation, Interval, OracleScore, Result
 
 MISSING = "–"  # not measured
 
@@ -123,11 +123,6 @@ def signatures(results: Iterable[Result]) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def delay_name(delay: int | None) -> str:
-    """Return k, or "full" for a full-sentence system."""
-    return WHOLE_SENTENCE if delay is None else str(delay)
-
-
 def _number(value: float | None, digits: int) -> str:
     """Format a number, or a dash if it was not measured."""
     return MISSING if value is None else f"{value:.{digits}f}"
@@ -141,7 +136,7 @@ def with_interval(value: float | None, interval: Interval | None) -> str:
 
 def _table(results: Iterable[Result], columns: dict[str, Cell]) -> Table:
     """Build a table with one row per result, omitting empty columns."""
-    rows = [(r.system, delay_name(r.delay), *(cell(r) for cell in columns.values())) for r in results]
+    rows = [(r.system, r.delay_name, *(cell(r) for cell in columns.values())) for r in results]
     headings = ("system", "k", *columns)
     measured = [column for column in range(len(headings)) if any(row[column] != MISSING for row in rows)]
     return Table([headings[c] for c in measured], [[row[c] for c in measured] for row in rows])

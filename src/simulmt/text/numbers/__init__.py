@@ -8,7 +8,7 @@ from fractions import Fraction
 from types import ModuleType
 from typing import NamedTuple
 
-from simulmt.text.numbers import chinese, english, german, other
+from simulmt.text.numbers import chinese, english, german
 from simulmt.text.numbers.composing import DECIMAL, words
 
 _LANGUAGES: Mapping[str, ModuleType] = {"en": english, "de": german, "zh": chinese}
@@ -35,8 +35,11 @@ class Number(NamedTuple):
 
 def find_numbers(text: str, language: str) -> list[Number]:
     """Return the numbers in a text; in languages other than en, de and zh only those written in digits."""
-    module = _LANGUAGES.get(language, other)
-    plain = module.to_digits(_HALF.sub(r"\g<whole>.5", text.casefold()))
+    text = _HALF.sub(r"\g<whole>.5", text.casefold())
+    module = _LANGUAGES.get(language)
+    if module is None:
+        return list(_digit_numbers(_without_separators(text)))
+    plain = module.to_digits(text)
     return [*_digit_numbers(plain), *_ambiguous(plain, module)]
 
 
@@ -44,6 +47,11 @@ def unmatched(numbers: Sequence[Number], others: Sequence[Number]) -> list[Numbe
     """Return the certain numbers that share no value with any of the others."""
     known = frozenset[Fraction]().union(*(other.values for other in others))
     return [number for number in numbers if number.is_certain and not number.values & known]
+
+
+def _without_separators(text: str) -> str:
+    """Convert 3,000 and 3.000 to 3000, and 1,5 to 1.5, in a language whose decimal separator is unknown."""
+    return re.sub(r"(?<=\d),(?=\d)", ".", re.sub(r"(?<=\d)[.,](?=\d{3}(?!\d))", "", text))
 
 
 def _digit_numbers(text: str) -> Iterator[Number]:

@@ -6,7 +6,7 @@ Two hundred fifty thousand is ((2 * 100) + 50) * 1000.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -28,18 +28,23 @@ class Part(NamedTuple):
 class NumberWords:
     """Number words of a language, by value; multipliers such as million apply to what precedes them."""
 
-    def __init__(self, values: Mapping[str, Fraction | int], multipliers: Mapping[str, int]) -> None:
+    def __init__(
+        self, values: Mapping[str, Fraction | int], multipliers: Mapping[str, int], ambiguous: Collection[str]
+    ) -> None:
         self._values = values
         self._multipliers = multipliers
+        self._ambiguous = ambiguous
         self._token = re.compile(rf"{DECIMAL}|{any_of([*values, *multipliers])}")
 
     def value(self, token: str) -> Fraction:
         """Return the value of a word or a decimal."""
         return Fraction(self._values.get(token, token))
 
-    def to_digits(self, run: str) -> str:
-        """Convert a run of number words and decimals to digits."""
-        return " ".join(map(format_number, compose(map(self._part, self._token.findall(run)))))
+    def to_digits(self, run: re.Match[str]) -> str:
+        """Convert a run of number words and decimals to digits; an ambiguous word alone is left as it is."""
+        if run[0] in self._ambiguous or run[0].isdecimal():
+            return run[0]
+        return " ".join(map(format_number, compose(map(self._part, self._token.findall(run[0])))))
 
     def _part(self, token: str) -> Part:
         if token in self._multipliers:

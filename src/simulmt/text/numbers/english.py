@@ -40,7 +40,6 @@ _COUNTS = {word: value for word, value in _VALUES.items() if word in {*ONES, *TE
 MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _AFTER_NUMBER = {f"{word}s": value for word, value in MULTIPLIERS.items()}  # "hundreds" alone is not a number
 _AFTER_NUMBER |= {"dozen": 12, "decades": 10, "mn": 10**6, "bn": 10**9, "tn": 10**12}
-_WORDS = NumberWords(_VALUES, MULTIPLIERS | _AFTER_NUMBER)
 _FRACTIONS = {f"{word}s": value for value, word in enumerate(_ORDINALS, start=3)} | {"quarters": 4}
 
 AMBIGUOUS: Ambiguous = {
@@ -58,6 +57,7 @@ AMBIGUOUS: Ambiguous = {
     **with_values("sept", 9),
 }
 AMBIGUOUS_WORD = re.compile(rf"\b(?:{any_of(AMBIGUOUS)})\b")
+_WORDS = NumberWords(_VALUES, MULTIPLIERS | _AFTER_NUMBER, AMBIGUOUS)
 
 _VALUE = rf"(?:{DECIMAL}|\b(?:{any_of(_COUNTS)})\b)"
 _SMALL = rf"(?:(?<![\d.])\d{{1,3}}(?:\.\d+)?|\b(?:{any_of(_COUNTS)})\b)"
@@ -76,13 +76,6 @@ def _point(match: re.Match[str]) -> str:
 def _clock(match: re.Match[str]) -> str:
     hour = int(_WORDS.value(match[2]))
     return {"half past": f"{hour}:30", "quarter past": f"{hour}:15", "quarter to": f"{hour - 1 or 12}:45"}[match[1]]
-
-
-def _run(match: re.Match[str]) -> str:
-    """Convert a run of number words to digits; "one" alone is left as it is."""
-    if match[0] in AMBIGUOUS or match[0].isdecimal():
-        return match[0]
-    return _WORDS.to_digits(match[0])
 
 
 _RULES: list[Rule] = [
@@ -105,7 +98,7 @@ _RULES: list[Rule] = [
     (rf"({_VALUE})[\s-]({any_of(_FRACTIONS)})\b", lambda match: f"{_WORDS.value(match[1])}⁄{_FRACTIONS[match[2]]}"),
     (rf"\bone\s+(?:in|out\s+of)\s+({_VALUE})", lambda match: f"1⁄{_WORDS.value(match[1])}"),
     (r"\bone[\s-](third|quarter|fifth)\b", lambda match: f"1⁄{_FRACTIONS[match[1] + 's']}"),
-    (_RUN, _run),
+    (_RUN, _WORDS.to_digits),
     (r"(?<=\d)\s*(?:per\s?cent(?:age\s+points?)?|pct)\b", "%"),
     (r"(?<![\d:.])(\d{1,2})(?=\s?[ap]\.?m\b|\s?o'?\s?clock\b)", r"\1:00"),
     (r"(?<![\d:.])(\d{1,2})(?=\s*(?:[-–]|to|and|or|until|till)\s*\d{1,2}:\d\d)", r"\1:00"),

@@ -41,7 +41,6 @@ _VALUES: dict[str, Fraction | int] = {
 _MULTIPLIERS = {"hundert": 10**2, "tausend": 10**3, "million": 10**6, "milliarde": 10**9, "billion": 10**12}
 _AFTER_NUMBER = {"millionen": 10**6, "milliarden": 10**9, "billionen": 10**12, "tsd": 10**3, "mio": 10**6}
 _AFTER_NUMBER |= {"mrd": 10**9, "dutzend": 12, "jahrzehnte": 10, "jahrzehnten": 10}
-_WORDS = NumberWords(_VALUES, _MULTIPLIERS | _AFTER_NUMBER)
 _FRACTIONS = {
     "drittel": 3,
     "viertel": 4,
@@ -68,6 +67,7 @@ AMBIGUOUS: Ambiguous = {
     **{word: (value,) for value, word in enumerate(_MONTHS, start=1)},
 }
 AMBIGUOUS_WORD = re.compile(rf"\b(?:{any_of(AMBIGUOUS)})\b")
+_WORDS = NumberWords(_VALUES, _MULTIPLIERS | _AFTER_NUMBER, AMBIGUOUS)
 
 _CARDINAL = rf"(?:{any_of(_WHOLE)})(?:einhalb)?+"
 _MORPHEMES = rf"{_CARDINAL}|hundert|tausend"
@@ -94,13 +94,6 @@ def _clock(match: re.Match[str]) -> str:
     return {"halb": f"{before}:30", "viertel nach": f"{hour}:15", "viertel vor": f"{before}:45"}[match[1]]
 
 
-def _run(match: re.Match[str]) -> str:
-    """Convert a run of number words to digits; "ein" and small ordinals are left as they are."""
-    if match[0] in AMBIGUOUS or match[0].isdecimal():
-        return match[0]
-    return _WORDS.to_digits(match[0])
-
-
 _RULES: list[Rule] = [
     (r"\b(\d{1,2})[.:](\d{2})(?=\s*uhr\b)", r"\1:\2"),
     (r"\b(\d{1,2})\s+uhr\s+(\d{2})\b", r"\1:\2"),
@@ -116,7 +109,7 @@ _RULES: list[Rule] = [
     (rf"\b(halb|viertel nach|viertel vor)\s+{_HOUR}", _clock),
     (rf"({_VALUE})\s+komma\s+(\d+|{any_of(_ONES)})\b", lambda m: f"{_WORDS.value(m[1])}.{_WORDS.value(m[2])}"),
     (rf"({_VALUE})\s+({any_of(_FRACTIONS)})\b", lambda m: f"{_WORDS.value(m[1])}⁄{_FRACTIONS[m[2]]}"),
-    (_RUN, _run),
+    (_RUN, _WORDS.to_digits),
     (r"(?<=\d)[\s-]*prozent(?:punkten?)?\b", "%"),
     (r"(?<![\d:.])(\d{1,2})(?=\s*uhr\b)", r"\1:00"),
     (r"(?<![\d:.])(\d{1,2})(?=\s*(?:[-–]|bis|und|oder)\s*\d{1,2}:\d\d)", r"\1:00"),
