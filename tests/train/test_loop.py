@@ -360,8 +360,9 @@ def test_the_moving_average_is_validated_and_leaves_training_alone(
 
     average = recorder.weights[0]
     by_hand = []
-    for weights in recorder.weights[1:]:
-        average = {name: 0.6 * average[name] + 0.4 * weights[name] for name in average}
+    for update, weights in enumerate(recorder.weights[1:]):
+        decay = min(0.6, (1 + update) / (10 + update))
+        average = {name: decay * average[name] + (1 - decay) * weights[name] for name in average}
         by_hand.append(average)
     torch.testing.assert_close(validated[0], by_hand[2], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(validated[1], by_hand[5], rtol=1e-5, atol=1e-6)

@@ -31,6 +31,7 @@ def take_steps(state: RunState, first: int, last: int, ema_decay: float = 0.0) -
         for parameter in state.model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         state.step(learning_rate=0.01 / number, ema_decay=ema_decay)
+        state.progress.update = number
 
 
 def through_disk(state: RunState, folder: Path) -> Checkpoint:
@@ -118,11 +119,11 @@ def test_a_checkpoint_of_another_configuration_is_refused(
 
 def test_the_moving_average_by_hand() -> None:
     model = nn.Linear(1, 1, bias=False)
-    state = state_of(model, ema_decay=0.75)
+    state = state_of(model, ema_decay=0.3)
     expected = model.weight.item()
-    for number in range(1, 5):
-        take_steps(state, number, number, ema_decay=0.75)
-        expected = 0.75 * expected + 0.25 * model.weight.item()
+    for number, decay in enumerate([1 / 10, 2 / 11, 3 / 12, 0.3, 0.3], start=1):
+        take_steps(state, number, number, ema_decay=0.3)
+        expected = decay * expected + (1 - decay) * model.weight.item()
         assert state.moving_average["weight"].item() == pytest.approx(expected, rel=1e-6)
 
 

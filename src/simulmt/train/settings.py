@@ -30,7 +30,7 @@ class TrainingConfig:
     validate_every: int = 500
     patience: int = 25_000  # updates without a better validation score before stopping
     keep_best: int = 5  # checkpoints kept by score, and averaged at the end
-    ema_decay: float = 0.0  # above 0: validate and keep an exponential moving average of the weights
+    ema_decay: float = 0.0  # above 0: keep an exponential moving average of the weights; lower in the first updates
     max_skipped: int = 20  # consecutive updates skipped for an infinite or exploding loss before training fails
     seed: int = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -75,7 +75,9 @@ class RunState:
         self.optimizer.step()
         if self.moving_average:
             parameters = [parameter.detach() for parameter in self.model.parameters()]
-            torch._foreach_lerp_(list(self.moving_average.values()), parameters, 1.0 - ema_decay)
+            # In a short run, a constant decay would average in much of the initial weights: 0.999**1400 is a quarter.
+            decay = min(ema_decay, (1 + self.progress.update) / (10 + self.progress.update))
+            torch._foreach_lerp_(list(self.moving_average.values()), parameters, 1.0 - decay)
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
