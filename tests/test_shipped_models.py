@@ -14,8 +14,11 @@ import sacrebleu
 
 import simulmt
 from simulmt.eval.run import Evaluator, Timing, read_test_set
+from simulmt.runtime import demo
 from simulmt.runtime.bundle import shipped_names
 from simulmt.runtime.stream import Translator
+from simulmt.text.negation import is_negated
+from simulmt.text.numbers import find_numbers, unmatched
 
 ENGLISH_CHINESE = {
     "Good morning, everyone.": "大家早上好。",
@@ -111,6 +114,16 @@ def test_english_is_written_with_capitals() -> None:
     translated = loaded("de-en").translate("\n".join(text.lower() for text in GERMAN_ENGLISH)).split("\n")
     assert sum(line[:1].isupper() for line in translated) >= len(translated) - 2
     assert "London" in " ".join(translated)
+
+
+@pytest.mark.parametrize("name", ["en-zh", "de-en"])
+def test_the_demonstration_keeps_numbers_and_negations(name: str) -> None:
+    source_language, target_language = name.split("-")
+    for sentence in demo.SENTENCES[source_language]:
+        translated = loaded(name).translate(sentence, 3)
+        numbers = find_numbers(sentence, source_language)
+        assert not unmatched(numbers, find_numbers(translated, target_language)), translated
+        assert is_negated(translated, target_language) == is_negated(sentence, source_language), translated
 
 
 WITH_NUMBERS = {
