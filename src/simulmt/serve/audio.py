@@ -29,7 +29,7 @@ from simulmt.speech.recogniser import (
     Recogniser,
     Recognition,
     check_name,
-    is_installed,
+    is_default_installed,
     language_of,
     open_recogniser,
 )
@@ -203,7 +203,7 @@ def find_recognisers(options: Sequence[str]) -> dict[str, str]:
     The default is moonshine, if it is installed; `none` disables recognition.
     """
     if not options:
-        return {DEFAULT_LANGUAGE: DEFAULT} if is_installed(DEFAULT) else {}
+        return {DEFAULT_LANGUAGE: DEFAULT} if is_default_installed() else {}
     found: dict[str, str] = {}
     for option in options if list(options) != ["none"] else []:
         language, equals, name = option.rpartition("=")
