@@ -47,7 +47,7 @@ class Viewer:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LAST_MESSAGE_SECONDS):
                         await self._websocket.send_text(write(Error(refusal.code, str(refusal))))
-                        await self._websocket.close(refusal.code.info.close_code)
+                        await self._websocket.close(refusal.code.close_code)
 
     async def _serve(self) -> None:
         if not re.match(ROOM_NAME, self._name):

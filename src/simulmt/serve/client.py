@@ -155,7 +155,7 @@ class LiveTranslation:
         return None
 
     async def _prepare_reconnect(self, code: ErrorCode) -> None:
-        if code.info.remedy is Remedy.RESTART:
+        if code.remedy is Remedy.RESTART:
             self._session = None
         if code is ErrorCode.IDLE and not self._has_sent:  # nothing to send: reconnect with the next message
             await self._has_messages.wait()
@@ -232,15 +232,14 @@ def _now() -> float:
 
 
 def _is_final(failure: Exception) -> bool:
-    return isinstance(failure, RefusedError) and failure.code.info.remedy is Remedy.NONE
+    return isinstance(failure, RefusedError) and failure.code.remedy is Remedy.NONE
 
 
 async def _receive(connection: ClientConnection) -> ServerMessage:
     """Receive the next message; raise an error message as an exception."""
     message = parse_server(str(await connection.recv()))
     if isinstance(message, Error):
-        known = message.code in list(ErrorCode)
-        raise RefusedError(ErrorCode(message.code) if known else ErrorCode.INTERNAL, message.message)
+        raise message.as_exception()
     return message
 
 

@@ -79,7 +79,7 @@ class Connection:
             try:
                 code = await self._serve()
             except RefusedError as refusal:
-                code = refusal.code.info.close_code
+                code = refusal.code.close_code
                 await self._send_error(refusal)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_MESSAGE_SECONDS):
@@ -96,7 +96,7 @@ class Connection:
             await self._send(_ready(session))
             return await self._exchange(session, attachment)
         except RefusedError as refusal:
-            remedy = refusal.code.info.remedy
+            remedy = refusal.code.remedy
             raise
         except WebSocketDisconnect:
             self._service.metrics.lost.labels(session.model.name).inc()
@@ -228,7 +228,7 @@ class Connection:
                 raise RefusedError(ErrorCode.TAKEN_OVER, TAKEN_OVER)
             message = session.outbox.take()
             if isinstance(message, Error):
-                raise RefusedError(ErrorCode(message.code), message.message)
+                raise message.as_exception()
             if message is not None:
                 await self._send(message)
             if isinstance(message, Done):

@@ -320,7 +320,7 @@ class RemotePublisher(Publisher):
                     await connection.send(write(self._speech))
                     answer = parse_room(str(await connection.recv()))
                     if isinstance(answer, Error):
-                        self._set_opened(RefusedError(ErrorCode(answer.code), answer.message))
+                        self._set_opened(answer.as_exception())
                         return
                     self._set_opened(None)
                     await self._send_all(connection)

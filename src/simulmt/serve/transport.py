@@ -277,7 +277,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.stop_keepalive()
         self.writable.set()  # wake up pending sends
         self._confirm()
-        close_code = code.info.close_code if close_code is None else close_code
+        close_code = code.close_code if close_code is None else close_code
         self.queue.put_nowait({"type": "websocket.disconnect", "code": close_code, "reason": code})
         if self.conn.state is State.OPEN:  # else the parser has failed and sends its own close frame
             self.conn.send_close(close_code, code)
