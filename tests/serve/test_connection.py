@@ -17,10 +17,9 @@ from websockets.exceptions import InvalidStatus
 from simulmt.runtime.ctc import POSITIONS
 from simulmt.runtime.stream import Translator
 from simulmt.serve import access
-from simulmt.serve.access import ApiKeys
+from simulmt.serve.access import ApiKeys, Limits
 from simulmt.serve.app import Settings, create_app
 from simulmt.serve.connection import Connection
-from simulmt.serve.limits import Limits
 
 from .helpers import Served, eventually, frame, raw_websocket, received, synthetic_text, text_of
 

@@ -21,7 +21,7 @@ from simulmt.runtime.stream import Translator
 from simulmt.serve.access import ApiKeys
 from simulmt.serve.app import Settings, create_app
 from simulmt.serve.languages import Detector, base_code
-from simulmt.serve.limits import Counted
+from simulmt.serve.peers import Counted
 
 from .helpers import PATIENCE, Served, eventually, get, post, synthetic_text
 

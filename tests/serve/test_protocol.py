@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from simulmt.serve.limits import Limits
+from simulmt.serve.access import Limits
 from simulmt.serve.protocol import (
     ClientMessage,
     ErrorCode,

@@ -6,9 +6,10 @@ import asyncio
 import gc
 import weakref
 
-from simulmt.serve.limits import Counters, Limits
+from simulmt.serve.access import Limits
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import load_models
+from simulmt.serve.peers import Counters
 from simulmt.serve.protocol import Remedy, Source
 from simulmt.serve.sessions import Session, Sessions
 

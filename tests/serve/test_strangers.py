@@ -19,9 +19,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from simulmt.runtime.stream import Commit, Stream, Translator
-from simulmt.serve.access import FIRST_PENALTY, ApiKeys, Authenticator
-from simulmt.serve.limits import Counted, Counters, Limits
+from simulmt.serve.access import FIRST_PENALTY, ApiKeys, Authenticator, Limits
 from simulmt.serve.metrics import Metrics
+from simulmt.serve.peers import Counted, Counters, Peers
 from simulmt.serve.server import RepeatFilter, listen, log_address
 from simulmt.serve.transport import ConnectionLimiter
 
@@ -351,7 +351,7 @@ def test_metrics_need_a_key_unless_they_are_open(serve: Serve) -> None:
 
 
 def test_counters_add_up_over_workers(tmp_path: Path) -> None:
-    first, second = (Counters(tmp_path / "counters", workers=2, worker=worker) for worker in range(2))
+    first, second = (Counters(Peers(worker, 2, tmp_path)) for worker in range(2))
     first.add(Counted.STREAMS, "10.0.0.1", 2)
     second.add(Counted.STREAMS, "10.0.0.1")
     second.add(Counted.STREAMS, "10.0.0.2")

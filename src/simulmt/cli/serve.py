@@ -11,7 +11,7 @@ from simulmt.cli.common import Panel
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
-    from simulmt.serve.limits import Limits
+    from simulmt.serve.access import Limits
 
 
 def register(app: typer.Typer) -> None:
@@ -102,7 +102,7 @@ def serve(
 
 def _limits(assignments: list[str]) -> Limits:
     from simulmt.config import build, override
-    from simulmt.serve.limits import Limits
+    from simulmt.serve.access import Limits
 
     for assignment in assignments:
         if "=" not in assignment:

@@ -1,27 +1,67 @@
-"""Access control: API keys, and the origins that browsers may connect from."""
+"""Access control: resource limits, API keys, and the origins that browsers may connect from."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import hmac
 import ipaddress
 import socket
 from asyncio import sleep
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
+from simulmt.config import require
 from simulmt.errors import ConfigError, DataError
-from simulmt.serve.limits import Counted, Counters
+from simulmt.serve.peers import Counted, Counters
 
 BEARER = "bearer "
 ANY_ORIGIN = "*"
 LOCALHOST = "localhost"
 FIRST_PENALTY, LONGEST_PENALTY = 0.25, 8.0  # seconds before a wrong key is answered
 WRONG_KEY_MEMORY = 60.0  # seconds for which a wrong key counts
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All limits; each can be set with `simulmt serve --limit NAME=NUMBER`."""
+
+    connections: int = 4_096  # TCP connections, also bounded by the number of open files allowed
+    connections_per_address: int = 1_024
+    streams: int = 256  # connected at once
+    streams_per_address: int = 64
+    requests: int = 32  # HTTP translations at once
+    requests_per_address: int = 8
+    viewers: int = 3_000  # of all rooms
+    rooms: int = 256
+    kept_sentences: int = 6  # of a room, for viewers that join late
+    kept_seconds: float = 120.0  # after the end of a speech, for viewers whose connection was lost
+    message_bytes: int = 65_536
+    characters_per_second: float = 5_000.0  # translated per stream; then input is throttled
+    burst_characters: int = 500_000  # translated without throttling, so that a long session can be replayed
+    unread_characters: int = 1_000_000  # received and not yet translated; then the server stops reading
+    unsent_messages: int = 256  # written and not yet sent; then the stream stops computing
+    kept_messages: int = 4_096  # sent, and kept for a client that resumes
+    audio_streams: int = 8  # sessions whose speech is recognised
+    audio_seconds: float = 30.0  # of audio received and not yet recognised; then the server stops reading
+    request_seconds: float = 15.0  # for a whole HTTP request to arrive
+    opening_seconds: float = 10.0  # for the first message of a WebSocket to arrive
+    idle_seconds: float = 900.0
+    session_seconds: float = 6 * 3600.0
+    grace_seconds: float = 120.0  # to resume in after a lost connection
+    sending_seconds: float = 20.0  # for one message to be sent
+    ping_seconds: float = 10.0  # between pings, and for the answer to one
+    drain_seconds: float = 10.0  # for open streams to end when the server shuts down
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            require(value > 0, f"{field.name} must be above 0, got {value}")
 
 
 class ApiKeys:

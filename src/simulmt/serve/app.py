@@ -21,15 +21,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from simulmt.runtime.bundle import find
-from simulmt.serve.access import ApiKeys, Authenticator, Origins
+from simulmt.serve.access import ApiKeys, Authenticator, Limits, Origins
 from simulmt.serve.audience import Viewer, publish
 from simulmt.serve.audio import RecogniserPool
 from simulmt.serve.connection import Connection, Service
 from simulmt.serve.http import HttpApi, error_response
-from simulmt.serve.limits import Counters, Limits
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import load_models
-from simulmt.serve.peers import Peers
+from simulmt.serve.peers import ALONE, Counters, Peers
 from simulmt.serve.rooms import Rooms
 from simulmt.serve.sessions import Sessions
 
@@ -69,11 +68,10 @@ class Settings:
             find(model)
 
 
-def create_app(settings: Settings, peers: Peers | None = None) -> Starlette:
+def create_app(settings: Settings, peers: Peers = ALONE) -> Starlette:
     """Create the application; `app.state.service` holds its parts."""
-    peers = peers or Peers()
     limits, keys = settings.limits, settings.keys
-    metrics, counters = Metrics(), Counters(peers.counters_file, peers.workers, peers.worker)
+    metrics, counters = Metrics(), Counters(peers)
     host = settings.host if keys.are_optional else None  # keys already protect against DNS rebinding
     loaded = load_models(settings.models, metrics, settings.threads, inline=peers.workers > 1)
     sessions = Sessions(limits, metrics, counters, peers)

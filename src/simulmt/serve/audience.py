@@ -9,7 +9,8 @@ from contextlib import suppress
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from simulmt.serve.connection import LAST_MESSAGE_SECONDS, Service, client_address, is_worker, receive_text
-from simulmt.serve.limits import Counted
+from simulmt.serve.flow import running
+from simulmt.serve.peers import Counted
 from simulmt.serve.protocol import (
     ROOM_NAME,
     Closed,
@@ -25,7 +26,6 @@ from simulmt.serve.protocol import (
     write,
 )
 from simulmt.serve.rooms import Publisher
-from simulmt.serve.tasks import cancel
 
 
 class Viewer:
@@ -78,11 +78,8 @@ class Viewer:
             raise RefusedError(ErrorCode.UNAUTHORIZED, "missing or invalid API key")
 
     async def _exchange(self) -> None:
-        tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
-        try:
+        async with running(self._write(), self._read()) as tasks:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await cancel(*tasks)
         for task in done:
             task.result()
 

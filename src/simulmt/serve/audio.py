@@ -18,8 +18,9 @@ import numpy as np
 
 from simulmt.errors import ConfigError
 from simulmt.runtime.revisions import Word
-from simulmt.serve.limits import Counted, Counters, Limits
+from simulmt.serve.access import Limits
 from simulmt.serve.metrics import Metrics
+from simulmt.serve.peers import Counted, Counters
 from simulmt.serve.protocol import Ack, ErrorCode, RefusedError, Transcript
 from simulmt.speech.audio import RATE, Samples
 from simulmt.speech.live import Listener

@@ -23,6 +23,7 @@ from types import TracebackType
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
+from simulmt.serve.flow import running
 from simulmt.serve.protocol import (
     Commit,
     Delay,
@@ -45,7 +46,6 @@ from simulmt.serve.protocol import (
     parse_server,
     write,
 )
-from simulmt.serve.tasks import cancel
 
 LONGEST_SOURCE = 4_000  # characters up to which texts are joined before they are sent again
 FIRST_RETRY, LONGEST_RETRY = 0.1, 5.0  # seconds before the next attempt
@@ -92,7 +92,8 @@ class LiveTranslation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await cancel(self._worker)
+        self._worker.cancel()
+        await asyncio.wait([self._worker])
 
     def source(self, text: str) -> None:
         """Send more source text, in any chunks."""
@@ -178,19 +179,16 @@ class LiveTranslation:
             self._has_failed = has_failed
 
     async def _exchange(self, position: int, connection: ClientConnection) -> None:
-        sender = asyncio.create_task(self._send_from(position, connection))
-        receiver = asyncio.create_task(self._receive_all(connection))
-        try:
-            await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)
+        async with running(self._send_from(position, connection), self._receive_all(connection)) as tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            sender, receiver = tasks
             if sender.done():
                 sender.result()
             await receiver
-        finally:
-            await cancel(sender, receiver)
 
     async def _open(self, connection: ClientConnection) -> Ready:
         if self._session is None:
-            self._messages = list(_joined(self._messages))
+            self._messages = _joined(self._messages)
             await connection.send(write(self._start))
         else:
             await connection.send(write(Resume(self._session, self._commits, self._start.api_key)))
@@ -243,19 +241,13 @@ async def _receive(connection: ClientConnection) -> ServerMessage:
     return message
 
 
-def _joined(messages: Iterable[Input]) -> Iterable[Input]:
+def _joined(messages: Iterable[Input]) -> list[Input]:
     """Join consecutive texts."""
-    texts: list[str] = []
-    length = 0
+    joined: list[Input] = []
     for message in messages:
-        if not isinstance(message, Source) or length + len(message.text) > LONGEST_SOURCE:
-            if texts:
-                yield Source("".join(texts))
-            texts, length = [], 0
-        if isinstance(message, Source):
-            texts.append(message.text)
-            length += len(message.text)
+        last = joined[-1] if joined else None
+        if isinstance(message, Source) and isinstance(last, Source) and len(last.text + message.text) <= LONGEST_SOURCE:
+            joined[-1] = Source(last.text + message.text)
         else:
-            yield message
-    if texts:
-        yield Source("".join(texts))
+            joined.append(message)
+    return joined

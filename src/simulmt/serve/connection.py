@@ -15,12 +15,12 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import CloseCode
 
-from simulmt.serve.access import Authenticator, Origins
+from simulmt.serve.access import Authenticator, Limits, Origins
 from simulmt.serve.audio import Audio, RecogniserPool
-from simulmt.serve.limits import Counters, Limits
+from simulmt.serve.flow import running
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import Model
-from simulmt.serve.peers import ADDRESS_HEADER, Peers
+from simulmt.serve.peers import ADDRESS_HEADER, Counters, Peers
 from simulmt.serve.protocol import (
     ClientMessage,
     Done,
@@ -38,7 +38,6 @@ from simulmt.serve.protocol import (
 )
 from simulmt.serve.rooms import Rooms
 from simulmt.serve.sessions import Attachment, Session, Sessions
-from simulmt.serve.tasks import cancel
 
 logger = logging.getLogger("simulmt.serve")
 
@@ -162,12 +161,9 @@ class Connection:
         try:
             async with peers.connect(peers.owner(opening.session), "/v1/stream", self._address) as owner:
                 await owner.send(write(opening))
-                reader = asyncio.create_task(self._forward_input(owner))
-                try:
+                async with running(self._forward_input(owner)):
                     async for text in owner:
                         await self._websocket.send_text(str(text))
-                finally:
-                    await cancel(reader)
                 code = owner.close_code
         except (OSError, InvalidHandshake, ConnectionClosed):
             code = None
@@ -185,17 +181,13 @@ class Connection:
 
     async def _exchange(self, session: Session, attachment: Attachment) -> int:
         """Read and write concurrently until either ends or the session is ended; return the close code."""
-        writer = asyncio.create_task(self._write(session, attachment))
-        reader = asyncio.create_task(self._read(session, attachment))
-        taken_over = asyncio.create_task(attachment.ended.wait())
-        tasks = (writer, reader, taken_over)
-        try:
+        sending, receiving = self._write(session, attachment), self._read(session, attachment)
+        async with running(sending, receiving, attachment.ended.wait()) as tasks:
             done: set[asyncio.Task[Any]] = set()
             while not done:
                 seconds = self._time_left(session)
                 done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await cancel(*tasks)
+        writer, reader, _ = tasks
         if writer in done:
             return writer.result()
         if reader in done:

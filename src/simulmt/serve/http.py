@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from simulmt.serve import openapi, protocol
 from simulmt.serve.connection import Service
+from simulmt.serve.flow import running
 from simulmt.serve.languages import AUTO, Detector, base_code, name_of
-from simulmt.serve.limits import Counted
 from simulmt.serve.markup import translate_html
 from simulmt.serve.models import Model, ModelInfo, log_failure
 from simulmt.serve.openapi import (
@@ -35,7 +35,7 @@ from simulmt.serve.openapi import (
     TranslateRequest,
     TranslateResponse,
 )
-from simulmt.serve.tasks import cancel
+from simulmt.serve.peers import Counted
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 NUMBERS = ("delay", "alternatives")  # form fields
@@ -216,14 +216,11 @@ def _address(request: Request) -> str:
 
 async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine; cancel it if the client disconnects."""
-    task, disconnect = asyncio.create_task(work), asyncio.create_task(_disconnect(request))
-    try:
-        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+    async with running(work, _disconnect(request)) as tasks:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
             raise HTTPException(CLIENT_CLOSED_REQUEST, "the client has disconnected")
-        return task.result()
-    finally:
-        await cancel(task, disconnect)
+        return tasks[0].result()
 
 
 async def _disconnect(request: Request) -> None:

@@ -24,9 +24,10 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import CloseCode
 
-from simulmt.serve.limits import Counted, Counters, Limits
+from simulmt.serve.access import Limits
+from simulmt.serve.flow import running
 from simulmt.serve.models import ModelInfo
-from simulmt.serve.peers import Peers
+from simulmt.serve.peers import Counted, Counters, Peers
 from simulmt.serve.protocol import (
     Closed,
     Commit,
@@ -41,7 +42,6 @@ from simulmt.serve.protocol import (
     parse_room,
     write,
 )
-from simulmt.serve.tasks import cancel
 
 logger = logging.getLogger("simulmt.serve")
 
@@ -329,14 +329,11 @@ class RemotePublisher(Publisher):
 
     async def _send_all(self, connection: ClientConnection) -> None:
         """Send the log to its end, and wait until the home worker has closed the room."""
-        sender = asyncio.create_task(self._send(connection))
-        try:
+        async with running(self._send(connection)) as (sender,):
             await connection.wait_closed()  # also notices a lost worker while nobody speaks
             if not sender.done() or connection.close_code != CloseCode.NORMAL_CLOSURE:
                 raise ConnectionError
             sender.result()
-        finally:
-            await cancel(sender)
 
     async def _send(self, connection: ClientConnection) -> None:
         async for text in self.log.read():

@@ -18,9 +18,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from simulmt.errors import ConfigError
-from simulmt.serve.access import ApiKeys, is_loopback
+from simulmt.serve.access import ApiKeys, Limits, is_loopback
 from simulmt.serve.connection import Service
-from simulmt.serve.limits import Limits
 from simulmt.serve.transport import ConnectionLimiter, HttpProtocol, WebSocketProtocol
 
 logger = logging.getLogger("simulmt.serve")

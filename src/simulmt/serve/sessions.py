@@ -12,12 +12,12 @@ import secrets
 from dataclasses import dataclass
 
 from simulmt.runtime.revisions import feed
+from simulmt.serve.access import Limits
 from simulmt.serve.audio import Audio, Recognised, RecogniserPool, SpeechInput
-from simulmt.serve.limits import Counted, Counters, Limits, Throttle
+from simulmt.serve.flow import Budget, Outbox, Throttle
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import CHUNK_CHARACTERS, Model, chunks, log_failure
-from simulmt.serve.outbox import Outbox
-from simulmt.serve.peers import Peers
+from simulmt.serve.peers import ALONE, Counted, Counters, Peers
 from simulmt.serve.protocol import (
     Commit,
     Delay,
@@ -63,28 +63,6 @@ class Attachment:
 class _Received:
     message: Input | Audio
     arrived: float  # by the translator's clock
-
-
-class Budget:
-    """Back-pressure: a bound on outstanding characters or samples; `spend` waits while it is exceeded."""
-
-    def __init__(self, characters: float) -> None:
-        self._all = self._left = characters
-        self._available = asyncio.Event()
-        self._available.set()
-
-    @property
-    def is_used(self) -> bool:
-        return self._left < self._all
-
-    async def spend(self, characters: int) -> None:
-        """Wait until the bound is not exceeded; a single message may exceed it."""
-        await self._available.wait()
-        self.refund(-characters)
-
-    def refund(self, characters: int) -> None:
-        self._left += characters
-        self._available.set() if self._left > 0 else self._available.clear()
 
 
 class Session:
@@ -306,9 +284,9 @@ class Session:
 class Sessions:
     """All sessions of a worker, attached or waiting to be resumed."""
 
-    def __init__(self, limits: Limits, metrics: Metrics, counters: Counters, peers: Peers | None = None) -> None:
+    def __init__(self, limits: Limits, metrics: Metrics, counters: Counters, peers: Peers = ALONE) -> None:
         self.is_draining = False
-        self._peers = peers or Peers()
+        self._peers = peers
         self._limits = limits
         self._metrics = metrics
         self._counters = counters

@@ -21,8 +21,10 @@ from websockets.exceptions import PayloadTooBig
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 
-from simulmt.serve.limits import Counted, Counters, Limits, Throttle
+from simulmt.serve.access import Limits
+from simulmt.serve.flow import Throttle
 from simulmt.serve.metrics import Metrics
+from simulmt.serve.peers import Counted, Counters
 from simulmt.serve.protocol import Error, ErrorCode, write
 
 logger = logging.getLogger("simulmt.serve")

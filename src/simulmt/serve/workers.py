@@ -26,9 +26,8 @@ from prometheus_client import multiprocess
 
 from simulmt.errors import SimulmtError
 from simulmt.serve.app import Settings, create_app
-from simulmt.serve.limits import Counters
 from simulmt.serve.metrics import METRICS_DIRECTORY
-from simulmt.serve.peers import Peers
+from simulmt.serve.peers import Counters, Peers
 from simulmt.serve.server import listen, log_address, server_for, set_up_logging
 
 logger = logging.getLogger("simulmt.serve")
@@ -100,7 +99,7 @@ class Supervisor:
 
     def _start_worker(self, number: int) -> Worker:
         peers = Peers(number, len(self._listeners), self._directory)
-        Counters(peers.counters_file, peers.workers, number).reset()
+        Counters(peers).reset()
         return Worker(self._settings, peers, self._listeners[number])
 
     def _replace(self, worker: Worker) -> None:
