@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from simulmt.data.synthetic import generate
 from simulmt.serve.access import ApiKeys, Limits
 from simulmt.serve.app import Settings, create_app
-from simulmt.serve.connection import Service
+from simulmt.serve.websocket import Service
 from simulmt.serve.server import DrainingServer, listen, server_for
 
 PATIENCE = 180.0  # seconds before a test that waits gives up; the machine may be busy with much else

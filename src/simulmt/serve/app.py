@@ -22,15 +22,14 @@ from starlette.websockets import WebSocket
 
 from simulmt.runtime.bundle import find
 from simulmt.serve.access import ApiKeys, Authenticator, Limits, Origins
-from simulmt.serve.audience import Viewer, publish
 from simulmt.serve.audio import RecogniserPool
-from simulmt.serve.connection import Connection, Service
 from simulmt.serve.http import HttpApi, error_response
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import load_models
 from simulmt.serve.peers import ALONE, Counters, Peers
 from simulmt.serve.rooms import Rooms
 from simulmt.serve.sessions import Sessions
+from simulmt.serve.websocket import Service, StreamConnection, ViewerConnection, publish
 
 STATIC = Path(__file__).parent / "static"
 PAGES = {"/": "index.html", "/captions": "captions.html", "/captions/{name}": "captions.html"}
@@ -94,16 +93,10 @@ def create_app(settings: Settings, peers: Peers = ALONE) -> Starlette:
     )
 
     async def stream(websocket: WebSocket) -> None:
-        if not service.origins.admit(websocket.headers):
-            await websocket.close()  # before it is accepted: the browser gets a 403
-            return
-        await Connection(websocket, service).run()
+        await StreamConnection(websocket, service).run()
 
     async def watch(websocket: WebSocket) -> None:
-        if not service.origins.admit(websocket.headers):
-            await websocket.close()
-            return
-        await Viewer(websocket, service).run()
+        await ViewerConnection(websocket, service).run()
 
     async def publish_to_room(websocket: WebSocket) -> None:
         await publish(websocket, service)

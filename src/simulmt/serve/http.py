@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from simulmt.serve import openapi, protocol
-from simulmt.serve.connection import Service
+from simulmt.serve.websocket import Service
 from simulmt.serve.flow import running
 from simulmt.serve.languages import AUTO, Detector, base_code, name_of
 from simulmt.serve.markup import translate_html

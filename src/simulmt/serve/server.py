@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 from simulmt.errors import ConfigError
 from simulmt.serve.access import ApiKeys, Limits, is_loopback
-from simulmt.serve.connection import Service
+from simulmt.serve.websocket import Service
 from simulmt.serve.transport import ConnectionLimiter, HttpProtocol, WebSocketProtocol
 
 logger = logging.getLogger("simulmt.serve")
