@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import unsupported_method
 from simulmt.runtime.stream import Translator
 from simulmt.serve.access import ApiKeys
 from simulmt.serve.app import Settings, create_app
-from simulmt.serve.languages import Detector, base_code
+from simulmt.serve.http import Detector, base_code
 from simulmt.serve.peers import Counted
 
 from .helpers import PATIENCE, Served, eventually, get, post, synthetic_text

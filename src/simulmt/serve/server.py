@@ -19,8 +19,8 @@ from starlette.applications import Starlette
 
 from simulmt.errors import ConfigError
 from simulmt.serve.access import ApiKeys, Limits, is_loopback
-from simulmt.serve.websocket import Service
 from simulmt.serve.transport import ConnectionLimiter, HttpProtocol, WebSocketProtocol
+from simulmt.serve.websocket import Service
 
 logger = logging.getLogger("simulmt.serve")
 
