@@ -100,22 +100,17 @@ class Authenticator:
     """Checks API keys, with exponential back-off for addresses that send wrong ones."""
 
     def __init__(self, keys: ApiKeys, counters: Counters) -> None:
-        self.keys = keys
+        self._keys = keys
         self._counters = counters
 
     async def admit(self, key: str | None, headers: Headers, address: str) -> bool:
-        if self.keys.admit(key, headers):
+        if self._keys.admit(key, headers):
             return True
-        penalty = self.penalty(address)
+        failures = self._counters.of(Counted.WRONG_KEYS, address)
         self._counters.add(Counted.WRONG_KEYS, address)
         asyncio.get_running_loop().call_later(WRONG_KEY_MEMORY, self._counters.add, Counted.WRONG_KEYS, address, -1)
-        await sleep(penalty)
+        await sleep(min(FIRST_PENALTY * 2.0 ** min(failures, 10), LONGEST_PENALTY))
         return False
-
-    def penalty(self, address: str) -> float:
-        """Return the delay in seconds for the next wrong key of an address."""
-        failures = self._counters.of(Counted.WRONG_KEYS, address)
-        return min(FIRST_PENALTY * 2.0 ** min(failures, 10), LONGEST_PENALTY)
 
 
 class Origins:
@@ -138,10 +133,9 @@ class Origins:
             parts = urlsplit(origin.lower())
         except ValueError:  # such as http://[::1
             return False
-        return parts.netloc == headers.get("host", "").lower() and self._is_own_name(parts.hostname or "")
-
-    def _is_own_name(self, name: str) -> bool:
-        return self._host is None or name == self._host or _is_loopback_name(name)
+        name = parts.hostname or ""
+        is_own_name = self._host is None or name == self._host or _is_loopback_name(name)
+        return is_own_name and parts.netloc == headers.get("host", "").lower()
 
 
 def is_loopback(host: str) -> bool:

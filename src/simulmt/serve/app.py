@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -18,7 +18,6 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from simulmt.runtime.bundle import find
 from simulmt.serve.access import ApiKeys, Authenticator, Limits, Origins
@@ -69,51 +68,21 @@ class Settings:
 
 def create_app(settings: Settings, peers: Peers = ALONE) -> Starlette:
     """Create the application; `app.state.service` holds its parts."""
-    limits, keys = settings.limits, settings.keys
-    metrics, counters = Metrics(), Counters(peers)
-    host = settings.host if keys.are_optional else None  # keys already protect against DNS rebinding
-    loaded = load_models(settings.models, metrics, settings.threads, inline=peers.workers > 1)
-    sessions = Sessions(limits, metrics, counters, peers)
-    pool = RecogniserPool(settings.recognisers, limits, metrics, counters)
-    for model in loaded.values():
-        model.info = msgspec.structs.replace(model.info, audio=model.info.source in pool.languages)
-    service = Service(
-        loaded,
-        limits,
-        counters,
-        metrics,
-        sessions,
-        Authenticator(keys, counters),
-        Origins(settings.origins, host),
-        Rooms(limits, peers, counters),
-        peers,
-        pool,
-        settings.open_metrics,
-        settings.room_keys,
-    )
-
-    async def stream(websocket: WebSocket) -> None:
-        await StreamConnection(websocket, service).run()
-
-    async def watch(websocket: WebSocket) -> None:
-        await ViewerConnection(websocket, service).run()
-
-    async def publish_to_room(websocket: WebSocket) -> None:
-        await publish(websocket, service)
+    service = _create_service(settings, peers)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        sessions.close()
-        pool.close()
+        service.sessions.close()
+        service.recognisers.close()
 
     app = Starlette(
         routes=[
-            WebSocketRoute("/v1/stream", stream),
-            WebSocketRoute("/v1/rooms/{name}", watch),
-            WebSocketRoute("/internal/publish", publish_to_room),
+            WebSocketRoute("/v1/stream", lambda websocket: StreamConnection(websocket, service).run()),
+            WebSocketRoute("/v1/rooms/{name}", lambda websocket: ViewerConnection(websocket, service).run()),
+            WebSocketRoute("/internal/publish", lambda websocket: publish(websocket, service)),
             *HttpApi(service).routes(),
-            *(Route(path, _page(name)) for path, name in PAGES.items()),
+            *(Route(path, partial(_page, name)) for path, name in PAGES.items()),
             Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
         ],
         middleware=_middleware(service.origins.allowed),
@@ -122,6 +91,26 @@ def create_app(settings: Settings, peers: Peers = ALONE) -> Starlette:
     )
     app.state.service = service
     return app
+
+
+def _create_service(settings: Settings, peers: Peers) -> Service:
+    limits, keys, metrics, counters = settings.limits, settings.keys, Metrics(), Counters(peers)
+    pool = RecogniserPool(settings.recognisers, limits, metrics, counters)
+    host = settings.host if keys.are_optional else None  # keys already protect against DNS rebinding
+    return Service(
+        load_models(settings.models, metrics, settings.threads, peers.workers > 1, pool.languages),
+        limits,
+        counters,
+        metrics,
+        Sessions(limits, metrics, counters, peers),
+        Authenticator(keys, counters),
+        Origins(settings.origins, host),
+        Rooms(limits, peers, counters),
+        peers,
+        pool,
+        settings.open_metrics,
+        settings.room_keys,
+    )
 
 
 def _middleware(origins: Collection[str]) -> list[Middleware]:
@@ -149,11 +138,8 @@ class HeadersMiddleware:
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
 
 
-def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
-    async def page(_: Request) -> Response:
-        return FileResponse(STATIC / name)
-
-    return page
+async def _page(name: str, _: Request) -> Response:
+    return FileResponse(STATIC / name)
 
 
 async def _error_handler(_: Request, error: Exception) -> Response:

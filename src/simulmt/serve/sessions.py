@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from simulmt.runtime.revisions import feed
 from simulmt.serve.access import Limits
-from simulmt.serve.audio import Audio, Recognised, RecogniserPool, SpeechInput
+from simulmt.serve.audio import Audio, RecogniserPool, SpeechInput
 from simulmt.serve.flow import Budget, Outbox, Throttle
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import CHUNK_CHARACTERS, Model, chunks, log_failure
@@ -185,7 +185,7 @@ class Session:
             if received is self._newest:
                 self._newest = None
             if received is None:
-                await self._finish_speech(self.model.translator.clock())
+                await self._recognise(None, self.model.translator.clock())
                 await self._advance()
                 return Error(ErrorCode.DRAINING, DRAINING)
             budget, cost = self._budget(received.message)
@@ -215,28 +215,22 @@ class Session:
             case End():
                 self._stream.accept_end(arrived)
             case Finish():
-                await self._finish_speech(arrived)
+                await self._recognise(None, arrived)
                 self._stream.accept_finish(arrived if self.speech is None else None)
                 await self._advance()
 
-    async def _recognise(self, audio: Audio, arrived: float) -> None:
-        assert self.speech is not None
-        await self._read_words(await self.speech.recognise(audio), arrived)
-
-    async def _finish_speech(self, arrived: float) -> None:
-        if self.speech is not None:
-            await self._read_words(await self.speech.finish(), arrived)
-
-    async def _read_words(self, recognised: Recognised, arrived: float) -> None:
-        """Report and translate stable words of audio that arrived at `arrived`."""
-        assert self.speech is not None
+    async def _recognise(self, audio: Audio | None, arrived: float) -> None:
+        """Recognise audio, or its end (None); report and translate the words that are now stable."""
+        if self.speech is None:
+            return
+        words = await self.speech.recognise(audio)
         if self._is_translated:
             now = self.model.translator.clock()
-            feed(self._stream, recognised.words, recognised.seconds + now - arrived, now)
+            feed(self._stream, words, self.speech.seconds + now - arrived, now)
         await self.outbox.wait_for_space()
-        for transcript in self.speech.transcripts(recognised.words):
+        for transcript in self.speech.transcripts(words):
             self.outbox.put(transcript)
-        if recognised.words:
+        if words:
             await self._advance()
 
     async def _advance(self) -> None:
@@ -260,11 +254,8 @@ class Session:
     def _undo(self) -> None:
         undone = self._stream.undo()
         self._sentences = self._stream.sentences_finished  # an undone sentence is not reported
-        if undone is None:
-            self.outbox.put(Undone(None, ""))
-            return
-        self.outbox.put(Undone(*undone))
-        if self.room is not None:
+        self.outbox.put(Undone(None, "") if undone is None else Undone(*undone))
+        if undone is not None and self.room is not None:
             self.room.put(Retract(undone.sentence))
 
     def _emit(self, message: Commit | Sentence) -> None:

@@ -145,15 +145,14 @@ class HttpProtocol(H11Protocol):
         return cycle is None or cycle.response_complete or cycle.more_body
 
     def _set_deadline(self) -> None:
-        self._deadline = self.loop.call_later(self._limits.request_seconds, self._time_out)
+        seconds = self._limits.request_seconds
+        message = f"no complete request within {seconds:g} seconds"
+        self._deadline = self.loop.call_later(seconds, self._refuse, HTTPStatus.REQUEST_TIMEOUT, message)
 
     def _clear_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-    def _time_out(self) -> None:
-        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"no complete request within {self._limits.request_seconds:g} seconds")
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Answer with an error, whatever state the request is in, and close the connection."""
@@ -190,7 +189,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._sending_deadline = self.loop.call_later(self._limits.sending_seconds, self._fail_slow_reader)
+        message = "the client does not read what is sent"
+        self._sending_deadline = self.loop.call_later(
+            self._limits.sending_seconds, self.fail, ErrorCode.SLOW_READER, message
+        )
 
     def resume_writing(self) -> None:
         self._clear_sending_deadline()
@@ -307,9 +309,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _confirm(self) -> None:
         self._unconfirmed = 0
         self._is_confirmed.set()
-
-    def _fail_slow_reader(self) -> None:
-        self.fail(ErrorCode.SLOW_READER, "the client does not read what is sent")
 
     def _clear_sending_deadline(self) -> None:
         if self._sending_deadline is not None:
