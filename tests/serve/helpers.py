@@ -18,9 +18,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from simulmt.data.synthetic import generate
 from simulmt.serve.access import ApiKeys, Limits
-from simulmt.serve.app import Settings, create_app
+from simulmt.serve.app import Service, Settings, create_app
 from simulmt.serve.server import DrainingServer, listen, server_for
-from simulmt.serve.websocket import Service
 
 PATIENCE = 180.0  # seconds before a test that waits gives up; the machine may be busy with much else
 # Limits of the server that a busy machine must not reach, unless a test is about them.

@@ -1,4 +1,4 @@
-"""The ASGI application: WebSocket, HTTP API and pages."""
+"""The ASGI application: its settings, its parts, and its routes to WebSockets, HTTP API and pages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from simulmt.serve.models import load_models
 from simulmt.serve.peers import ALONE, Counters, Peers
 from simulmt.serve.rooms import Rooms
 from simulmt.serve.sessions import Sessions
-from simulmt.serve.websocket import Service, StreamConnection, ViewerConnection, publish
+from simulmt.serve.websocket import StreamConnection, ViewerConnection, publish
 
 STATIC = Path(__file__).parent / "static"
 PAGES = {"/": "index.html", "/captions": "captions.html", "/captions/{name}": "captions.html"}
@@ -66,9 +66,28 @@ class Settings:
             find(model)
 
 
+class Service:
+    """The parts of a server that its endpoints share."""
+
+    def __init__(self, settings: Settings, peers: Peers) -> None:
+        self.settings = settings
+        self.limits = settings.limits
+        self.peers = peers
+        self.metrics = Metrics()
+        self.counters = Counters(peers)
+        self.recognisers = RecogniserPool(settings.recognisers, self.limits, self.metrics, self.counters)
+        languages, inline = self.recognisers.languages, peers.workers > 1
+        self.models = load_models(settings.models, self.metrics, settings.threads, inline, languages)
+        self.sessions = Sessions(self.limits, self.metrics, self.counters, peers)
+        self.rooms = Rooms(self.limits, peers, self.counters)
+        self.authenticator = Authenticator(settings.keys, self.counters)
+        host = settings.host if settings.keys.are_optional else None  # keys already protect against DNS rebinding
+        self.origins = Origins(settings.origins, host)
+
+
 def create_app(settings: Settings, peers: Peers = ALONE) -> Starlette:
     """Create the application; `app.state.service` holds its parts."""
-    service = _create_service(settings, peers)
+    service = Service(settings, peers)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -91,26 +110,6 @@ def create_app(settings: Settings, peers: Peers = ALONE) -> Starlette:
     )
     app.state.service = service
     return app
-
-
-def _create_service(settings: Settings, peers: Peers) -> Service:
-    limits, keys, metrics, counters = settings.limits, settings.keys, Metrics(), Counters(peers)
-    pool = RecogniserPool(settings.recognisers, limits, metrics, counters)
-    host = settings.host if keys.are_optional else None  # keys already protect against DNS rebinding
-    return Service(
-        load_models(settings.models, metrics, settings.threads, peers.workers > 1, pool.languages),
-        limits,
-        counters,
-        metrics,
-        Sessions(limits, metrics, counters, peers),
-        Authenticator(keys, counters),
-        Origins(settings.origins, host),
-        Rooms(limits, peers, counters),
-        peers,
-        pool,
-        settings.open_metrics,
-        settings.room_keys,
-    )
 
 
 def _middleware(origins: Collection[str]) -> list[Middleware]:

@@ -6,9 +6,9 @@ import asyncio
 import html
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from html.parser import HTMLParser
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -38,7 +38,9 @@ from simulmt.serve.openapi import (
     TranslateResponse,
 )
 from simulmt.serve.peers import Counted
-from simulmt.serve.websocket import Service
+
+if TYPE_CHECKING:
+    from simulmt.serve.app import Service
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 NUMBERS = ("delay", "alternatives")  # form fields
@@ -57,19 +59,23 @@ class HttpApi:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._detector = Detector(info.source for info in self._infos())
+        self._infos = [model.info for model in service.models.values()]
+        self._detector = Detector(info.source for info in self._infos)
 
     def routes(self) -> list[Route]:
+        documents = {
+            "/languages": _languages(self._infos),
+            "/v1/models": Models(self._infos),
+            "/v1/schema": protocol.schema(),
+            "/openapi.json": openapi.document(self._infos),
+            "/health": Status("ok"),
+        }
         return [
             Route("/translate", self.translate, methods=["POST"]),
             Route("/detect", self.detect, methods=["POST"]),
-            Route("/languages", self.languages),
-            Route("/v1/models", self.models),
-            Route("/v1/schema", self.schema),
-            Route("/openapi.json", self.openapi),
-            Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
+            *(Route(path, partial(_document, content)) for path, content in documents.items()),
         ]
 
     async def translate(self, request: Request) -> Response:
@@ -130,7 +136,7 @@ class HttpApi:
             detection = await self._detected(" ".join(texts), fitting)
             source = detection.language
         if source not in fitting:
-            pairs = ", ".join(f"{info.source} to {info.target}" for info in self._infos())
+            pairs = ", ".join(f"{info.source} to {info.target}" for info in self._infos)
             found = f"{wanted.source!r} to {wanted.target!r}"
             raise HTTPException(400, protocol.quotable(f"no model translates {found}; available: {pairs}"))
         return fitting[source], detection
@@ -140,13 +146,12 @@ class HttpApi:
         if len(fitting) == 1:
             return Detection(next(iter(fitting)), 100.0)
         ranked = await asyncio.to_thread(self._detector.detect, text)
-        return next(Detection(*found) for found in ranked if found[0] in fitting)
+        return next(found for found in ranked if found.language in fitting)
 
     async def detect(self, request: Request) -> Response:
         wanted = await self._parse(request, DetectRequest)
         await self._authenticate(request, wanted.api_key)
-        ranked = await asyncio.to_thread(self._detector.detect, wanted.q)
-        return json_response([Detection(*found) for found in ranked])
+        return json_response(await asyncio.to_thread(self._detector.detect, wanted.q))
 
     async def _authenticate(self, request: Request, key: str | None) -> None:
         if not self._service.origins.admit(request.headers):
@@ -178,25 +183,6 @@ class HttpApi:
                 raise HTTPException(413, f"requests are limited to {self._service.limits.message_bytes} bytes")
         return body
 
-    async def languages(self, _: Request) -> Response:
-        targets: dict[str, set[str]] = {}
-        for info in self._infos():
-            targets.setdefault(info.source, set()).add(info.target)
-        names = {code: LANGUAGES.get(code, code.title()) for code in targets}
-        return json_response([Language(code, names[code], sorted(targets[code])) for code in targets])
-
-    async def models(self, _: Request) -> Response:
-        return json_response(Models(self._infos()))
-
-    async def schema(self, _: Request) -> Response:
-        return json_response(protocol.schema())
-
-    async def openapi(self, _: Request) -> Response:
-        return json_response(openapi.document(self._infos()))
-
-    async def health(self, _: Request) -> Response:
-        return json_response(Status("ok"))
-
     async def ready(self, _: Request) -> Response:
         if self._service.sessions.is_draining:
             return json_response(Status("draining"), 503)
@@ -204,12 +190,9 @@ class HttpApi:
 
     async def metrics(self, request: Request) -> Response:
         admit = self._service.authenticator.admit
-        if not self._service.open_metrics and not await admit(None, request.headers, _address(request)):
+        if not self._service.settings.open_metrics and not await admit(None, request.headers, _address(request)):
             return error_response("missing or invalid API key; or allow everyone with --open-metrics", 403)
         return Response(self._service.metrics.text(), media_type=PROMETHEUS)
-
-    def _infos(self) -> list[ModelInfo]:
-        return [model.info for model in self._service.models.values()]
 
 
 def json_response(content: Any, status: int = 200) -> Response:
@@ -219,6 +202,17 @@ def json_response(content: Any, status: int = 200) -> Response:
 def error_response(message: str, status: int) -> Response:
     """Return an error in the format of LibreTranslate."""
     return json_response(ErrorResponse(message), status)
+
+
+async def _document(content: Any, _: Request) -> Response:
+    return json_response(content)
+
+
+def _languages(models: Iterable[ModelInfo]) -> list[Language]:
+    targets: dict[str, set[str]] = {}
+    for model in models:
+        targets.setdefault(model.source, set()).add(model.target)
+    return [Language(code, LANGUAGES.get(code, code.title()), sorted(targets[code])) for code in targets]
 
 
 def _address(request: Request) -> str:
@@ -280,11 +274,12 @@ class Detector:
     def __init__(self, languages: Iterable[str]) -> None:
         self._languages = list(dict.fromkeys(languages))
 
-    def detect(self, text: str) -> list[tuple[str, float]]:
+    def detect(self, text: str) -> list[Detection]:
         """Return the languages with their confidence in percent, the most likely first."""
         if len(self._languages) == 1 or self._identifier is None:
-            return [(language, 100.0 / len(self._languages)) for language in self._languages]
-        return [(language, round(100 * float(p), 1)) for language, p in self._identifier.rank(text[:LONGEST_SAMPLE])]
+            return [Detection(language, 100.0 / len(self._languages)) for language in self._languages]
+        ranked = self._identifier.rank(text[:LONGEST_SAMPLE])
+        return [Detection(language, round(100 * float(probability), 1)) for language, probability in ranked]
 
     @cached_property
     def _identifier(self) -> LanguageIdentifier | None:

@@ -33,11 +33,10 @@ from starlette.applications import Starlette
 
 from simulmt.errors import ConfigError, SimulmtError
 from simulmt.serve.access import Limits, is_loopback
-from simulmt.serve.app import Settings, create_app
+from simulmt.serve.app import Service, Settings, create_app
 from simulmt.serve.metrics import METRICS_DIRECTORY
 from simulmt.serve.peers import Counters, Peers
 from simulmt.serve.transport import ConnectionLimiter, HttpProtocol, WebSocketProtocol
-from simulmt.serve.websocket import Service
 
 logger = logging.getLogger("simulmt.serve")
 
@@ -165,8 +164,8 @@ def server_for(app: Starlette, handles_signals: bool = True) -> DrainingServer:
     limiter = ConnectionLimiter(limits, service.counters, service.metrics, most, proxies)
     config = uvicorn.Config(
         app,
-        http=partial(HttpProtocol, limiter=limiter, limits=limits),  # type: ignore[arg-type]
-        ws=partial(WebSocketProtocol, limiter=limiter, limits=limits),  # type: ignore[arg-type]
+        http=partial(HttpProtocol, limiter=limiter),  # type: ignore[arg-type]
+        ws=partial(WebSocketProtocol, limiter=limiter),  # type: ignore[arg-type]
         ws_max_size=2 * limits.message_bytes,
         ws_ping_interval=limits.ping_seconds,
         ws_ping_timeout=limits.ping_seconds,

@@ -50,8 +50,8 @@ class ConnectionLimiter:
     def __init__(
         self, limits: Limits, counters: Counters, metrics: Metrics, most: int, proxies: Collection[str] = ()
     ) -> None:
-        self._limits = limits
-        self._metrics = metrics
+        self.limits = limits
+        self.metrics = metrics
         self._counters = counters
         self._most = most  # of this process
         self._proxies = proxies
@@ -60,7 +60,7 @@ class ConnectionLimiter:
 
     def add(self, transport: asyncio.Transport, address: str) -> str | None:
         """Count a new connection; return the reason if it is refused."""
-        limits, counters = self._limits, self._counters
+        limits, counters = self.limits, self._counters
         at_address = counters.of(Counted.CONNECTIONS, address)
         is_limited = address not in self._proxies and ANY_PROXY not in self._proxies
         if is_limited and at_address >= limits.connections_per_address:
@@ -75,9 +75,6 @@ class ConnectionLimiter:
         self._idle[transport] = None
         counters.add(Counted.CONNECTIONS, address)
         return None
-
-    def count_error(self, code: ErrorCode) -> None:
-        self._metrics.errors.labels(code).inc()
 
     def mark_active(self, transport: asyncio.Transport) -> None:
         """Mark a connection that has sent a complete request."""
@@ -94,10 +91,9 @@ class ConnectionLimiter:
 class HttpProtocol(H11Protocol):
     """HTTP/1.1 with a limit on connections and a deadline for every request to arrive."""
 
-    def __init__(self, *, limiter: ConnectionLimiter, limits: Limits, **settings: Any) -> None:
+    def __init__(self, *, limiter: ConnectionLimiter, **settings: Any) -> None:
         super().__init__(**settings)
         self._limiter = limiter
-        self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
         self._is_refused = False
 
@@ -145,7 +141,7 @@ class HttpProtocol(H11Protocol):
         return cycle is None or cycle.response_complete or cycle.more_body
 
     def _set_deadline(self) -> None:
-        seconds = self._limits.request_seconds
+        seconds = self._limiter.limits.request_seconds
         message = f"no complete request within {seconds:g} seconds"
         self._deadline = self.loop.call_later(seconds, self._refuse, HTTPStatus.REQUEST_TIMEOUT, message)
 
@@ -170,10 +166,9 @@ class HttpProtocol(H11Protocol):
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """A WebSocket with limits on what a peer can send, and an error message on closing."""
 
-    def __init__(self, *, limiter: ConnectionLimiter, limits: Limits, **settings: Any) -> None:
+    def __init__(self, *, limiter: ConnectionLimiter, **settings: Any) -> None:
         super().__init__(**settings)
         self._limiter = limiter
-        self._limits = limits
         self._sending_deadline: asyncio.TimerHandle | None = None
         self.close_timeout = CLOSING_SECONDS
         self._is_failed = False
@@ -191,7 +186,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().pause_writing()
         message = "the client does not read what is sent"
         self._sending_deadline = self.loop.call_later(
-            self._limits.sending_seconds, self.fail, ErrorCode.SLOW_READER, message
+            self._limiter.limits.sending_seconds, self.fail, ErrorCode.SLOW_READER, message
         )
 
     def resume_writing(self) -> None:
@@ -276,7 +271,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
             return
         logger.info("connection closed: %s", code)
-        self._limiter.count_error(code)
+        self._limiter.metrics.errors.labels(code).inc()
         self._is_failed = self.close_sent = True
         self.stop_keepalive()
         self.writable.set()  # wake up pending sends

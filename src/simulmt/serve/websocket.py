@@ -6,10 +6,8 @@ import asyncio
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -17,12 +15,9 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import CloseCode
 
-from simulmt.serve.access import Authenticator, Limits, Origins
-from simulmt.serve.audio import Audio, RecogniserPool
+from simulmt.serve.audio import Audio
 from simulmt.serve.flow import running
-from simulmt.serve.metrics import Metrics
-from simulmt.serve.models import Model
-from simulmt.serve.peers import ADDRESS_HEADER, Counted, Counters, Peers
+from simulmt.serve.peers import ADDRESS_HEADER, Counted
 from simulmt.serve.protocol import (
     ROOM_NAME,
     ClientMessage,
@@ -45,31 +40,15 @@ from simulmt.serve.protocol import (
     parse_viewer,
     write,
 )
-from simulmt.serve.rooms import Rooms
-from simulmt.serve.sessions import Attachment, Session, Sessions
+from simulmt.serve.sessions import Attachment, Session
+
+if TYPE_CHECKING:
+    from simulmt.serve.app import Service
 
 logger = logging.getLogger("simulmt.serve")
 
 TAKEN_OVER = "another connection has resumed this session"
 LAST_MESSAGE_SECONDS = 1.0  # to send the last message to a client that may not be reading
-
-
-@dataclass(frozen=True)
-class Service:
-    """Shared by the endpoints of an application."""
-
-    models: Mapping[str, Model]
-    limits: Limits
-    counters: Counters
-    metrics: Metrics
-    sessions: Sessions
-    authenticator: Authenticator
-    origins: Origins
-    rooms: Rooms
-    peers: Peers
-    recognisers: RecogniserPool
-    open_metrics: bool = False  # whether /metrics needs no key
-    room_keys: bool = False  # whether viewers of rooms need a key
 
 
 class Connection(ABC):
@@ -279,7 +258,7 @@ class ViewerConnection(Connection):
             raise RefusedError(ErrorCode.BAD_MESSAGE, "a room name has 1 to 40 characters a-z, 0-9 and -")
         if self._is_worker:
             return await self._exchange()
-        if self._service.room_keys:
+        if self._service.settings.room_keys:
             await self._receive_key()
         counters, most = self._service.counters, self._service.limits.viewers
         if counters.total(Counted.VIEWERS) >= most:
