@@ -18,7 +18,6 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
-from types import TracebackType
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
@@ -89,9 +88,7 @@ class LiveTranslation:
         self._worker = asyncio.create_task(self._run())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._worker.cancel()
         await asyncio.wait([self._worker])
 
@@ -137,28 +134,26 @@ class LiveTranslation:
     async def _run_until_done(self) -> None:
         """Connect, and reconnect, until the session is done or cannot be recovered."""
         self._last_contact = _now()
-        while (failure := await self._connect()) is not None:
-            offline = _now() - self._last_contact
-            if _is_final(failure) or offline > self._patience:
-                raise failure
-            if isinstance(failure, RefusedError):
-                await self._prepare_reconnect(failure.code)
+        while True:
+            try:
+                async with connect(self._url, compression=None, ping_timeout=PING_TIMEOUT) as connection:
+                    return await self._run_session(connection)
+            except (RefusedError, OSError, ConnectionClosed, InvalidHandshake) as failure:
+                offline = _now() - self._last_contact
+                if offline > self._patience:
+                    raise
+                if isinstance(failure, RefusedError):
+                    await self._recover(failure)
             # Jitter: clients that lose a server at the same time must not all reconnect at once.
             await asyncio.sleep(min(max(FIRST_RETRY, offline), LONGEST_RETRY) * random.uniform(0.5, 1.0))
 
-    async def _connect(self) -> Exception | None:
-        """Use one connection; return what ended it, or None when everything is done."""
-        try:
-            async with connect(self._url, compression=None, ping_timeout=PING_TIMEOUT) as connection:
-                await self._run_session(connection)
-        except (RefusedError, OSError, ConnectionClosed, InvalidHandshake) as failure:
-            return failure
-        return None
-
-    async def _prepare_reconnect(self, code: ErrorCode) -> None:
-        if code.remedy is Remedy.RESTART:
+    async def _recover(self, refusal: RefusedError) -> None:
+        """Prepare to reconnect after a refusal; raise it if that would not help."""
+        if refusal.code.remedy is Remedy.NONE:
+            raise refusal
+        if refusal.code.remedy is Remedy.RESTART:
             self._session = None
-        if code is ErrorCode.IDLE and not self._has_sent:  # nothing to send: reconnect with the next message
+        if refusal.code is ErrorCode.IDLE and not self._has_sent:  # nothing to send: reconnect with the next message
             await self._has_messages.wait()
             self._last_contact = _now()
 
@@ -227,10 +222,6 @@ class LiveTranslation:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _is_final(failure: Exception) -> bool:
-    return isinstance(failure, RefusedError) and failure.code.remedy is Remedy.NONE
 
 
 async def _receive(connection: ClientConnection) -> ServerMessage:

@@ -43,15 +43,9 @@ class Model:
         config = translator.config
         self.translator = translator
         self.name = translator.bundle.name
-        self.info = ModelInfo(
-            self.name,
-            config.kind,
-            config.source_language,
-            config.target_language,
-            config.delays,
-            config.default_delay,
-            audio=config.source_language in spoken,
-        )
+        source, target = config.source_language, config.target_language
+        delays, default = config.delays, config.default_delay
+        self.info = ModelInfo(self.name, config.kind, source, target, delays, default, audio=source in spoken)
         self._scheduler = AsyncTranslator(translator, on_step=metrics.batch.labels(self.name).observe, inline=inline)
         self._lines = asyncio.Semaphore(MAX_LINES)
 
