@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,22 +104,20 @@ def create_app(settings: Settings, peers: Peers = ALONE) -> Starlette:
             *(Route(path, partial(_page, name)) for path, name in PAGES.items()),
             Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
         ],
-        middleware=_middleware(service.origins.allowed),
+        middleware=[
+            Middleware(HeadersMiddleware),
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(service.origins.allowed),
+                allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type"],
+            ),
+        ],
         exception_handlers={HTTPException: _error_handler},
         lifespan=lifespan,
     )
     app.state.service = service
     return app
-
-
-def _middleware(origins: Collection[str]) -> list[Middleware]:
-    chain = [Middleware(HeadersMiddleware)]
-    if origins:
-        methods, headers = ["GET", "POST"], ["Authorization", "Content-Type"]
-        chain.append(
-            Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=methods, allow_headers=headers)
-        )
-    return chain
 
 
 class HeadersMiddleware:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -68,13 +69,7 @@ class Budget:
 class Entry(NamedTuple):
     message: Output
     seq: int  # of the last commit up to here
-    is_commit: bool
-
-    def is_received_at(self, seq: int) -> bool:
-        """Return whether a client that has commit `seq`, perhaps from an earlier session, must have this message."""
-        if isinstance(self.message, Done | Error):
-            return False
-        return self.seq <= seq if self.is_commit else self.seq < seq
+    received_at: float  # a client that has this commit, perhaps from an earlier session, must have the message
 
 
 class Outbox:
@@ -98,9 +93,12 @@ class Outbox:
 
     def put(self, message: Output) -> None:
         """Add a message, even if the queue is full; await `wait_for_space` before writing more."""
+        received_at: float = self._seq + 1
         if isinstance(message, self._commit):
-            self._seq = message.seq
-        self._entries.append(Entry(message, self._seq, isinstance(message, self._commit)))
+            received_at = self._seq = message.seq
+        elif isinstance(message, Done | Error):
+            received_at = math.inf
+        self._entries.append(Entry(message, self._seq, received_at))
         self._update()
 
     async def wait_for_space(self) -> None:
@@ -119,7 +117,7 @@ class Outbox:
             self._last_dropped = self._entries.popleft().seq
             self._sent -= 1
         self._update()
-        return None if entry.is_received_at(self._last_received) else entry.message
+        return None if self._last_received >= entry.received_at else entry.message
 
     def rewind(self, seq: int) -> bool:
         """Go back to just after commit `seq`; return False if that is no longer kept."""
