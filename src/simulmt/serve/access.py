@@ -19,6 +19,7 @@ from starlette.datastructures import Headers
 from simulmt.config import require
 from simulmt.errors import ConfigError, DataError
 from simulmt.serve.peers import Counted, Counters
+from simulmt.serve.protocol import ErrorCode, RefusedError
 
 BEARER = "bearer "
 ANY_ORIGIN = "*"
@@ -62,6 +63,12 @@ class Limits:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             require(value > 0, f"{field.name} must be above 0, got {value}")
+
+
+def check_limit(count: int, most: int, what: str) -> None:
+    """Raise an error if as many as allowed are counted already."""
+    if count >= most:
+        raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many {what} (limit {most}); try again later")
 
 
 class ApiKeys:

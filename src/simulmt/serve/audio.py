@@ -17,7 +17,7 @@ import numpy as np
 
 from simulmt.errors import ConfigError
 from simulmt.runtime.revisions import Word
-from simulmt.serve.access import Limits
+from simulmt.serve.access import Limits, check_limit
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.peers import Counted, Counters
 from simulmt.serve.protocol import Ack, ErrorCode, RefusedError, Transcript
@@ -97,9 +97,7 @@ class RecogniserPool:
         if language not in self._workers:
             known = ", ".join(sorted(self._workers)) or "none"
             raise RefusedError(ErrorCode.NO_RECOGNISER, f"no recogniser for {language}; languages: {known}")
-        if self._counters.total(Counted.AUDIO) >= self._limits.audio_streams:
-            most = self._limits.audio_streams
-            raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many audio streams (limit {most}); try again later")
+        check_limit(self._counters.total(Counted.AUDIO), self._limits.audio_streams, "audio streams")
         return SpeechInput(self._workers[language], self._metrics, self._counters)
 
     def close(self) -> None:

@@ -118,9 +118,9 @@ class HttpApi:
         """Count a translation while it runs; refuse it above the limits."""
         limits, counters = self._service.limits, self._service.counters
         if counters.of(Counted.REQUESTS, address) >= limits.requests_per_address:
-            raise HTTPException(429, f"too many translations at once from this address: {limits.requests_per_address}")
+            raise HTTPException(429, f"too many translations from this address (limit {limits.requests_per_address})")
         if counters.total(Counted.REQUESTS) >= limits.requests:
-            raise HTTPException(429, f"too many translations at once: {limits.requests}; try again later")
+            raise HTTPException(429, f"too many translations (limit {limits.requests}); try again later")
         counters.add(Counted.REQUESTS, address)
         try:
             yield

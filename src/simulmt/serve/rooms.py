@@ -24,7 +24,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import CloseCode
 
-from simulmt.serve.access import Limits
+from simulmt.serve.access import Limits, check_limit
 from simulmt.serve.flow import running
 from simulmt.serve.models import ModelInfo
 from simulmt.serve.peers import Counted, Counters, Peers
@@ -190,7 +190,8 @@ class Rooms:
 
     async def open(self, name: str, key: str, model: ModelInfo) -> Publisher:
         """Open a room for a speaker, or take it over with the same key."""
-        speech = Room(name, model.name, model.source, model.target, _speech_id(name, key))
+        speech_id = hashlib.blake2b(f"{name} {key}".encode(), digest_size=8).hexdigest()
+        speech = Room(name, model.name, model.source, model.target, speech_id)
         home = self._peers.home(name)
         if home == self._peers.worker:
             return self.open_here(speech)
@@ -202,8 +203,8 @@ class Rooms:
     def open_here(self, speech: Room) -> Publisher:
         """Open a room whose home is this worker."""
         name, is_new = speech.room, speech.room not in self._owners
-        if is_new and self._counters.total(Counted.ROOMS) >= self._limits.rooms:
-            raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many rooms (limit {self._limits.rooms})")
+        if is_new:
+            check_limit(self._counters.total(Counted.ROOMS), self._limits.rooms, "rooms")
         log = self._log(name)
         if log.is_open and log.speech is not None and log.speech.speech != speech.speech:
             raise RefusedError(ErrorCode.ROOM_TAKEN, f"another speaker has opened the room {name}")
@@ -344,7 +345,3 @@ def _copy(message: RoomMessage, log: RoomLog) -> None:
             log.end()
         case Commit() | Sentence() | Retract():
             log.put(message)
-
-
-def _speech_id(name: str, key: str) -> str:
-    return hashlib.blake2b(f"{name} {key}".encode(), digest_size=8).hexdigest()

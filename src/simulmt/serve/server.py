@@ -209,7 +209,9 @@ def listen(host: str, port: int, limits: Limits, count: int = 1) -> list[socket.
                 for _ in range(count)
             ]
     except OSError as error:
-        raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror}") from None
+        raise ConfigError(
+            f"cannot listen at {host} port {port}: {error.strerror}; choose others with --host and --port"
+        ) from None
     for listener in listeners:  # accepted connections inherit these options
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # ends a connection whose peer acknowledges nothing

@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 
 from simulmt.runtime.revisions import feed
-from simulmt.serve.access import Limits
+from simulmt.serve.access import Limits, check_limit
 from simulmt.serve.audio import Audio, RecogniserPool, SpeechInput
 from simulmt.serve.flow import Budget, Outbox, Throttle
 from simulmt.serve.metrics import Metrics
@@ -294,10 +294,9 @@ class Sessions:
         """Open a session, unless the server is full or shutting down; with audio if a pool is given."""
         self._refuse_when_draining()
         limits, counters = self._limits, self._counters
-        if counters.of(Counted.STREAMS, address) >= limits.streams_per_address:
-            self._refuse("from this address", limits.streams_per_address)
-        if counters.total(Counted.STREAMS) >= limits.streams:
-            self._refuse("on this server", limits.streams)
+        at_address = counters.of(Counted.STREAMS, address)
+        check_limit(at_address, limits.streams_per_address, "streams from this address")
+        check_limit(counters.total(Counted.STREAMS), limits.streams, "streams on this server")
         self._evict(
             [session for session in self._sessions.values() if session.address == address], limits.streams_per_address
         )
@@ -366,9 +365,6 @@ class Sessions:
     def _refuse_when_draining(self) -> None:
         if self.is_draining:
             raise RefusedError(ErrorCode.DRAINING, DRAINING)
-
-    def _refuse(self, where: str, most: int) -> None:
-        raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many streams {where} (limit {most}); try again later")
 
     def _evict(self, group: list[Session], most: int) -> None:
         """Drop the oldest detached session if the limit is reached; its client can start again."""

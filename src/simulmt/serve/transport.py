@@ -64,7 +64,7 @@ class ConnectionLimiter:
         at_address = counters.of(Counted.CONNECTIONS, address)
         is_limited = address not in self._proxies and ANY_PROXY not in self._proxies
         if is_limited and at_address >= limits.connections_per_address:
-            return f"too many connections from this address; the limit is {limits.connections_per_address}"
+            return f"too many connections from this address (limit {limits.connections_per_address})"
         if len(self._addresses) >= self._most or counters.total(Counted.CONNECTIONS) >= limits.connections:
             if not self._idle:
                 return "too many connections; try again later"

@@ -15,6 +15,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import CloseCode
 
+from simulmt.serve.access import check_limit
 from simulmt.serve.audio import Audio
 from simulmt.serve.flow import running
 from simulmt.serve.peers import ADDRESS_HEADER, Counted
@@ -260,9 +261,8 @@ class ViewerConnection(Connection):
             return await self._exchange()
         if self._service.settings.room_keys:
             await self._receive_key()
-        counters, most = self._service.counters, self._service.limits.viewers
-        if counters.total(Counted.VIEWERS) >= most:
-            raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many viewers (limit {most})")
+        counters = self._service.counters
+        check_limit(counters.total(Counted.VIEWERS), self._service.limits.viewers, "viewers")
         counters.add(Counted.VIEWERS, self._address)
         self._service.metrics.viewers.inc()
         try:
