@@ -76,8 +76,8 @@ class Service:
         self.metrics = Metrics()
         self.counters = Counters(peers)
         self.recognisers = RecogniserPool(settings.recognisers, self.limits, self.metrics, self.counters)
-        languages, inline = self.recognisers.languages, peers.workers > 1
-        self.models = load_models(settings.models, self.metrics, settings.threads, inline, languages)
+        inline = peers.workers > 1
+        self.models = load_models(settings.models, self.metrics, settings.threads, inline, settings.recognisers)
         self.sessions = Sessions(self.limits, self.metrics, self.counters, peers)
         self.rooms = Rooms(self.limits, peers, self.counters)
         self.authenticator = Authenticator(settings.keys, self.counters)

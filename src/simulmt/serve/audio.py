@@ -87,11 +87,6 @@ class RecogniserPool:
         self._counters = counters
         self._workers = {language: _Worker(language, name) for language, name in recognisers.items()}
 
-    @property
-    def languages(self) -> frozenset[str]:
-        """The languages that can be recognised."""
-        return frozenset(self._workers)
-
     def open(self, language: str) -> SpeechInput:
         """Start recognising a speaker."""
         if language not in self._workers:

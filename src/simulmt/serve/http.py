@@ -23,20 +23,7 @@ from starlette.routing import Route
 from simulmt.serve import openapi, protocol
 from simulmt.serve.flow import running
 from simulmt.serve.models import Model, ModelInfo, log_failure
-from simulmt.serve.openapi import (
-    AUTO,
-    JSON,
-    MULTIPART,
-    URL_ENCODED,
-    Detection,
-    DetectRequest,
-    ErrorResponse,
-    Language,
-    Models,
-    Status,
-    TranslateRequest,
-    TranslateResponse,
-)
+from simulmt.serve.openapi import Detection, DetectRequest, Language, TranslateRequest, TranslateResponse
 from simulmt.serve.peers import Counted
 
 if TYPE_CHECKING:
@@ -65,10 +52,10 @@ class HttpApi:
     def routes(self) -> list[Route]:
         documents = {
             "/languages": _languages(self._infos),
-            "/v1/models": Models(self._infos),
+            "/v1/models": openapi.Models(self._infos),
             "/v1/schema": protocol.schema(),
             "/openapi.json": openapi.document(self._infos),
-            "/health": Status("ok"),
+            "/health": openapi.Status("ok"),
         }
         return [
             Route("/translate", self.translate, methods=["POST"]),
@@ -132,7 +119,7 @@ class HttpApi:
         source, target = base_code(wanted.source), base_code(wanted.target)
         fitting = {model.info.source: model for model in self._service.models.values() if model.info.target == target}
         detection = None
-        if source == AUTO and fitting:
+        if source == openapi.AUTO and fitting:
             detection = await self._detected(" ".join(texts), fitting)
             source = detection.language
         if source not in fitting:
@@ -164,10 +151,10 @@ class HttpApi:
         body = await self._body(request)
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            if media_type == URL_ENCODED:
+            if media_type == openapi.URL_ENCODED:
                 pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True, errors="strict")
                 fields = _fields(pairs)
-            elif media_type == MULTIPART:
+            elif media_type == openapi.MULTIPART:
                 fields = _fields(await _multipart(request, body))
             else:
                 fields = msgspec.json.decode(body)
@@ -185,8 +172,8 @@ class HttpApi:
 
     async def ready(self, _: Request) -> Response:
         if self._service.sessions.is_draining:
-            return json_response(Status("draining"), 503)
-        return json_response(Status("ready"))
+            return json_response(openapi.Status("draining"), 503)
+        return json_response(openapi.Status("ready"))
 
     async def metrics(self, request: Request) -> Response:
         admit = self._service.authenticator.admit
@@ -196,12 +183,12 @@ class HttpApi:
 
 
 def json_response(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type=JSON)
+    return Response(msgspec.json.encode(content), status, media_type=openapi.JSON)
 
 
 def error_response(message: str, status: int) -> Response:
     """Return an error in the format of LibreTranslate."""
-    return json_response(ErrorResponse(message), status)
+    return json_response(openapi.ErrorResponse(message), status)
 
 
 async def _document(content: Any, _: Request) -> Response:

@@ -42,14 +42,8 @@ class Peers:
 
     def connect(self, worker: int, path: str, address: str = "") -> connect:
         """Open a WebSocket to another worker, on behalf of a client address."""
-        return unix_connect(
-            str(self.socket_path(worker)),
-            uri=f"ws://localhost{path}",
-            additional_headers={ADDRESS_HEADER: address},
-            compression=None,
-            ping_interval=None,
-            max_size=None,
-        )
+        file, uri, headers = str(self.socket_path(worker)), f"ws://localhost{path}", {ADDRESS_HEADER: address}
+        return unix_connect(file, uri, additional_headers=headers, compression=None, ping_interval=None, max_size=None)
 
 
 ALONE = Peers()

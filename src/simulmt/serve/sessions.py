@@ -297,13 +297,11 @@ class Sessions:
         at_address = counters.of(Counted.STREAMS, address)
         check_limit(at_address, limits.streams_per_address, "streams from this address")
         check_limit(counters.total(Counted.STREAMS), limits.streams, "streams on this server")
-        self._evict(
-            [session for session in self._sessions.values() if session.address == address], limits.streams_per_address
-        )
-        self._evict(list(self._sessions.values()), limits.streams)
-        name = self._peers.session_name(secrets.token_urlsafe(18))
         model.check_delay(delay)
         speech = None if pool is None else pool.open(model.info.source)
+        self._evict(limits.streams_per_address, address)
+        self._evict(limits.streams)
+        name = self._peers.session_name(secrets.token_urlsafe(18))
         session = Session(name, model, delay, address, limits, self._metrics, speech, is_translated)
         self._sessions[session.name] = session
         return session
@@ -366,8 +364,9 @@ class Sessions:
         if self.is_draining:
             raise RefusedError(ErrorCode.DRAINING, DRAINING)
 
-    def _evict(self, group: list[Session], most: int) -> None:
-        """Drop the oldest detached session if the limit is reached; its client can start again."""
+    def _evict(self, most: int, address: str | None = None) -> None:
+        """Drop the oldest detached session (of an address) if the limit is reached; its client can start again."""
+        group = [session for session in self._sessions.values() if address in (None, session.address)]
         waiting = next((session for session in group if session.attachment is None), None)
         if len(group) >= most and waiting is not None:
             self.forget(waiting)

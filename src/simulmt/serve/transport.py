@@ -178,7 +178,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._limiter.remove(self.transport)
-        self._clear_sending_deadline()
+        if self._sending_deadline is not None:
+            self._sending_deadline.cancel()
         self._confirm()
         super().connection_lost(exc)
 
@@ -190,7 +191,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         )
 
     def resume_writing(self) -> None:
-        self._clear_sending_deadline()
+        if self._sending_deadline is not None:
+            self._sending_deadline.cancel()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
@@ -304,11 +306,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _confirm(self) -> None:
         self._unconfirmed = 0
         self._is_confirmed.set()
-
-    def _clear_sending_deadline(self) -> None:
-        if self._sending_deadline is not None:
-            self._sending_deadline.cancel()
-            self._sending_deadline = None
 
     def _admit_control_frame(self) -> bool:
         if self._control_frames.take(1) > 0:
