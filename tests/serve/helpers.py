@@ -17,10 +17,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from simulmt.data.synthetic import generate
-from simulmt.serve.access import ApiKeys
-from simulmt.serve.app import Settings, create_app
-from simulmt.serve.connection import Service
-from simulmt.serve.limits import Limits
+from simulmt.serve.access import ApiKeys, Limits
+from simulmt.serve.app import Service, Settings, create_app
 from simulmt.serve.server import DrainingServer, listen, server_for
 
 PATIENCE = 180.0  # seconds before a test that waits gives up; the machine may be busy with much else

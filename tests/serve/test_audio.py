@@ -250,9 +250,9 @@ def test_metrics_and_models_tell_of_audio(served: Served) -> None:
 
 class TestOptions:
     def test_the_default_is_moonshine_where_it_is_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(audio, "is_installed", lambda _: True)
+        monkeypatch.setattr(audio, "is_default_installed", lambda: True)
         assert find_recognisers([]) == {"en": "moonshine"}
-        monkeypatch.setattr(audio, "is_installed", lambda _: False)
+        monkeypatch.setattr(audio, "is_default_installed", lambda: False)
         assert find_recognisers([]) == {}
         assert find_recognisers(["none"]) == {}
 

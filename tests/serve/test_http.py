@@ -20,8 +20,8 @@ from schemathesis.specs.openapi.checks import unsupported_method
 from simulmt.runtime.stream import Translator
 from simulmt.serve.access import ApiKeys
 from simulmt.serve.app import Settings, create_app
-from simulmt.serve.languages import Detector, base_code
-from simulmt.serve.limits import Counted
+from simulmt.serve.http import Detector, base_code
+from simulmt.serve.peers import Counted
 
 from .helpers import PATIENCE, Served, eventually, get, post, synthetic_text
 
@@ -228,11 +228,11 @@ def test_language_tags_lead_to_the_languages_of_models(tag: str, code: str) -> N
 
 def test_detection_tells_the_languages_apart() -> None:
     detector = Detector(["en", "de", "synthetic"])
-    assert detector.detect("Good morning, how are you today?")[0][0] == "en"
+    assert detector.detect("Good morning, how are you today?")[0].language == "en"
     ranked = detector.detect("Guten Morgen, wie geht es dir heute?")
-    assert [language for language, _ in ranked] == ["de", "en"]
-    assert ranked[0][1] > 90
-    assert sum(confidence for _, confidence in ranked) == pytest.approx(100, abs=0.2)
+    assert [found.language for found in ranked] == ["de", "en"]
+    assert ranked[0].confidence > 90
+    assert sum(found.confidence for found in ranked) == pytest.approx(100, abs=0.2)
 
 
 def test_detection_of_the_only_language(client: httpx.Client) -> None:

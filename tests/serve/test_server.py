@@ -17,7 +17,7 @@ from simulmt.cli import app
 from simulmt.errors import BundleError, ConfigError
 from simulmt.runtime.bundle import SHIPPED
 from simulmt.runtime.stream import Translator
-from simulmt.serve.limits import Limits
+from simulmt.serve.access import Limits
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import load_models
 from simulmt.serve.server import listen

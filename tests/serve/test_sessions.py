@@ -1,4 +1,4 @@
-"""What sessions leave behind when they go: nothing."""
+"""When sessions give way to others, and what they leave behind: nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import asyncio
 import gc
 import weakref
 
-from simulmt.serve.limits import Counters, Limits
+import pytest
+
+from simulmt.serve.access import Limits
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import load_models
-from simulmt.serve.protocol import Remedy, Source
+from simulmt.serve.peers import Counters
+from simulmt.serve.protocol import RefusedError, Remedy, Source
 from simulmt.serve.sessions import Session, Sessions
 
 STREAMS, ROUNDS = 4, 20
@@ -40,3 +43,17 @@ def test_sessions_that_give_way_to_others_hold_no_memory() -> None:
     alive, rows = asyncio.run(churn())
     assert alive == STREAMS
     assert rows <= 2 * STREAMS
+
+
+def test_a_start_that_is_refused_evicts_nobody() -> None:
+    async def refuse() -> None:
+        metrics = Metrics()
+        model = load_models(["toy"], metrics, threads=1, inline=False)["toy"]
+        sessions = Sessions(Limits(streams=1), metrics, Counters())
+        waiting = sessions.open(model, 3, "127.0.0.1")
+        with pytest.raises(RefusedError, match="delay 2"):
+            sessions.open(model, 2, "127.0.0.1")
+        assert sessions.find(waiting.name, 0) is waiting
+        sessions.close()
+
+    asyncio.run(refuse())

@@ -19,9 +19,10 @@ import pytest
 from starlette.datastructures import Headers
 
 from simulmt.runtime.stream import Commit, Stream, Translator
-from simulmt.serve.access import FIRST_PENALTY, ApiKeys, Authenticator
-from simulmt.serve.limits import Counted, Counters, Limits
+from simulmt.serve.access import FIRST_PENALTY, ApiKeys, Authenticator, Limits
+from simulmt.serve.app import Settings
 from simulmt.serve.metrics import Metrics
+from simulmt.serve.peers import Counted, Counters, Peers
 from simulmt.serve.server import RepeatFilter, listen, log_address
 from simulmt.serve.transport import ConnectionLimiter
 
@@ -315,10 +316,10 @@ def test_small_packets_are_sent_at_once(served: Served) -> None:
 
 def test_a_server_that_is_open_to_everyone_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), listen("127.0.0.1", 0, Limits())[0] as listener:
-        log_address(listener, "127.0.0.1", ["toy"], ApiKeys())
-        log_address(listener, "0.0.0.0", ["toy"], ApiKeys(["a"]))
+        log_address(listener, Settings(("toy",), "127.0.0.1"))
+        log_address(listener, Settings(("toy",), keys=ApiKeys(["a"])))
         assert "--api-keys-file" not in caplog.text
-        log_address(listener, "0.0.0.0", ["toy"], ApiKeys())
+        log_address(listener, Settings(("toy",)))
         assert "--api-keys-file" in caplog.text
 
 
@@ -351,7 +352,7 @@ def test_metrics_need_a_key_unless_they_are_open(serve: Serve) -> None:
 
 
 def test_counters_add_up_over_workers(tmp_path: Path) -> None:
-    first, second = (Counters(tmp_path / "counters", workers=2, worker=worker) for worker in range(2))
+    first, second = (Counters(Peers(worker, 2, tmp_path)) for worker in range(2))
     first.add(Counted.STREAMS, "10.0.0.1", 2)
     second.add(Counted.STREAMS, "10.0.0.1")
     second.add(Counted.STREAMS, "10.0.0.2")

@@ -11,7 +11,7 @@ from simulmt.cli.common import Panel
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
-    from simulmt.serve.limits import Limits
+    from simulmt.serve.access import Limits
 
 
 def register(app: typer.Typer) -> None:
@@ -76,10 +76,9 @@ def serve(
     with needs_extra("simulmt serve", "serve"):
         from simulmt.runtime.bundle import default_names
         from simulmt.serve.access import ApiKeys
-        from simulmt.serve.app import Settings, create_app
+        from simulmt.serve.app import Settings
         from simulmt.serve.audio import find_recognisers
         from simulmt.serve.server import run, set_up_logging
-        from simulmt.serve.workers import run_workers
 
     set_up_logging()
     workers = workers or (cores() if sys.platform == "linux" else 1)  # others do not balance SO_REUSEPORT
@@ -94,15 +93,12 @@ def serve(
         room_keys=room_keys,
         recognisers=find_recognisers(recogniser or []),
     )
-    if workers == 1:
-        run(create_app(settings), host, port)
-    else:
-        run_workers(settings, port, workers)
+    run(settings, port, workers)
 
 
 def _limits(assignments: list[str]) -> Limits:
     from simulmt.config import build, override
-    from simulmt.serve.limits import Limits
+    from simulmt.serve.access import Limits
 
     for assignment in assignments:
         if "=" not in assignment:

@@ -1,0 +1,1 @@
+"""The server: translation over WebSockets and HTTP."""

@@ -1,27 +1,74 @@
-"""Access control: API keys, and the origins that browsers may connect from."""
+"""Access control: resource limits, API keys, and the origins that browsers may connect from."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import hmac
 import ipaddress
 import socket
 from asyncio import sleep
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
+from simulmt.config import require
 from simulmt.errors import ConfigError, DataError
-from simulmt.serve.limits import Counted, Counters
+from simulmt.serve.peers import Counted, Counters
+from simulmt.serve.protocol import ErrorCode, RefusedError
 
 BEARER = "bearer "
 ANY_ORIGIN = "*"
 LOCALHOST = "localhost"
 FIRST_PENALTY, LONGEST_PENALTY = 0.25, 8.0  # seconds before a wrong key is answered
 WRONG_KEY_MEMORY = 60.0  # seconds for which a wrong key counts
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All limits; each can be set with `simulmt serve --limit NAME=NUMBER`."""
+
+    connections: int = 4_096  # TCP connections, also bounded by the number of open files allowed
+    connections_per_address: int = 1_024
+    streams: int = 256  # connected at once
+    streams_per_address: int = 64
+    requests: int = 32  # HTTP translations at once
+    requests_per_address: int = 8
+    viewers: int = 3_000  # of all rooms
+    rooms: int = 256
+    kept_sentences: int = 6  # of a room, for viewers that join late
+    kept_seconds: float = 120.0  # after the end of a speech, for viewers whose connection was lost
+    message_bytes: int = 65_536
+    characters_per_second: float = 5_000.0  # translated per stream; then input is throttled
+    burst_characters: int = 500_000  # translated without throttling, so that a long session can be replayed
+    unread_characters: int = 1_000_000  # received and not yet translated; then the server stops reading
+    unsent_messages: int = 256  # written and not yet sent; then the stream stops computing
+    kept_messages: int = 4_096  # sent, and kept for a client that resumes
+    audio_streams: int = 8  # sessions whose speech is recognised
+    audio_seconds: float = 30.0  # of audio received and not yet recognised; then the server stops reading
+    request_seconds: float = 15.0  # for a whole HTTP request to arrive
+    opening_seconds: float = 10.0  # for the first message of a WebSocket to arrive
+    idle_seconds: float = 900.0
+    session_seconds: float = 6 * 3600.0
+    grace_seconds: float = 120.0  # to resume in after a lost connection
+    sending_seconds: float = 20.0  # for one message to be sent
+    ping_seconds: float = 10.0  # between pings, and for the answer to one
+    drain_seconds: float = 10.0  # for open streams to end when the server shuts down
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            require(value > 0, f"{field.name} must be above 0, got {value}")
+
+
+def check_limit(count: int, most: int, what: str) -> None:
+    """Raise an error if as many as allowed are counted already."""
+    if count >= most:
+        raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many {what} (limit {most}); try again later")
 
 
 class ApiKeys:
@@ -60,22 +107,17 @@ class Authenticator:
     """Checks API keys, with exponential back-off for addresses that send wrong ones."""
 
     def __init__(self, keys: ApiKeys, counters: Counters) -> None:
-        self.keys = keys
+        self._keys = keys
         self._counters = counters
 
     async def admit(self, key: str | None, headers: Headers, address: str) -> bool:
-        if self.keys.admit(key, headers):
+        if self._keys.admit(key, headers):
             return True
-        penalty = self.penalty(address)
+        failures = self._counters.of(Counted.WRONG_KEYS, address)
         self._counters.add(Counted.WRONG_KEYS, address)
         asyncio.get_running_loop().call_later(WRONG_KEY_MEMORY, self._counters.add, Counted.WRONG_KEYS, address, -1)
-        await sleep(penalty)
+        await sleep(min(FIRST_PENALTY * 2.0 ** min(failures, 10), LONGEST_PENALTY))
         return False
-
-    def penalty(self, address: str) -> float:
-        """Return the delay in seconds for the next wrong key of an address."""
-        failures = self._counters.of(Counted.WRONG_KEYS, address)
-        return min(FIRST_PENALTY * 2.0 ** min(failures, 10), LONGEST_PENALTY)
 
 
 class Origins:
@@ -98,10 +140,9 @@ class Origins:
             parts = urlsplit(origin.lower())
         except ValueError:  # such as http://[::1
             return False
-        return parts.netloc == headers.get("host", "").lower() and self._is_own_name(parts.hostname or "")
-
-    def _is_own_name(self, name: str) -> bool:
-        return self._host is None or name == self._host or _is_loopback_name(name)
+        name = parts.hostname or ""
+        is_own_name = self._host is None or name == self._host or _is_loopback_name(name)
+        return is_own_name and parts.netloc == headers.get("host", "").lower()
 
 
 def is_loopback(host: str) -> bool:

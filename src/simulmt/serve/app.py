@@ -1,13 +1,13 @@
-"""The ASGI application: WebSocket, HTTP API and pages."""
+"""The ASGI application: its settings, its parts, and its routes to WebSockets, HTTP API and pages."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -18,20 +18,17 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from simulmt.runtime.bundle import find
-from simulmt.serve.access import ApiKeys, Authenticator, Origins
-from simulmt.serve.audience import Viewer, publish
+from simulmt.serve.access import ApiKeys, Authenticator, Limits, Origins
 from simulmt.serve.audio import RecogniserPool
-from simulmt.serve.connection import Connection, Service
 from simulmt.serve.http import HttpApi, error_response
-from simulmt.serve.limits import Counters, Limits
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import load_models
-from simulmt.serve.peers import Peers
+from simulmt.serve.peers import ALONE, Counters, Peers
 from simulmt.serve.rooms import Rooms
 from simulmt.serve.sessions import Sessions
+from simulmt.serve.websocket import StreamConnection, ViewerConnection, publish
 
 STATIC = Path(__file__).parent / "static"
 PAGES = {"/": "index.html", "/captions": "captions.html", "/captions/{name}": "captions.html"}
@@ -69,78 +66,58 @@ class Settings:
             find(model)
 
 
-def create_app(settings: Settings, peers: Peers | None = None) -> Starlette:
+class Service:
+    """The parts of a server that its endpoints share."""
+
+    def __init__(self, settings: Settings, peers: Peers) -> None:
+        self.settings = settings
+        self.limits = settings.limits
+        self.peers = peers
+        self.metrics = Metrics()
+        self.counters = Counters(peers)
+        self.recognisers = RecogniserPool(settings.recognisers, self.limits, self.metrics, self.counters)
+        inline = peers.workers > 1
+        self.models = load_models(settings.models, self.metrics, settings.threads, inline, settings.recognisers)
+        self.sessions = Sessions(self.limits, self.metrics, self.counters, peers)
+        self.rooms = Rooms(self.limits, peers, self.counters)
+        self.authenticator = Authenticator(settings.keys, self.counters)
+        host = settings.host if settings.keys.are_optional else None  # keys already protect against DNS rebinding
+        self.origins = Origins(settings.origins, host)
+
+
+def create_app(settings: Settings, peers: Peers = ALONE) -> Starlette:
     """Create the application; `app.state.service` holds its parts."""
-    peers = peers or Peers()
-    limits, keys = settings.limits, settings.keys
-    metrics, counters = Metrics(), Counters(peers.counters_file, peers.workers, peers.worker)
-    host = settings.host if keys.are_optional else None  # keys already protect against DNS rebinding
-    loaded = load_models(settings.models, metrics, settings.threads, inline=peers.workers > 1)
-    sessions = Sessions(limits, metrics, counters, peers)
-    pool = RecogniserPool(settings.recognisers, limits, metrics, counters)
-    for model in loaded.values():
-        model.info = msgspec.structs.replace(model.info, audio=model.info.source in pool.languages)
-    service = Service(
-        loaded,
-        limits,
-        counters,
-        metrics,
-        sessions,
-        Authenticator(keys, counters),
-        Origins(settings.origins, host),
-        Rooms(limits, peers, counters),
-        peers,
-        pool,
-        settings.open_metrics,
-        settings.room_keys,
-    )
-
-    async def stream(websocket: WebSocket) -> None:
-        if not service.origins.admit(websocket.headers):
-            await websocket.close()  # before it is accepted: the browser gets a 403
-            return
-        await Connection(websocket, service).run()
-
-    async def watch(websocket: WebSocket) -> None:
-        if not service.origins.admit(websocket.headers):
-            await websocket.close()
-            return
-        await Viewer(websocket, service).run()
-
-    async def publish_to_room(websocket: WebSocket) -> None:
-        await publish(websocket, service)
+    service = Service(settings, peers)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        sessions.close()
-        pool.close()
+        service.sessions.close()
+        service.recognisers.close()
 
     app = Starlette(
         routes=[
-            WebSocketRoute("/v1/stream", stream),
-            WebSocketRoute("/v1/rooms/{name}", watch),
-            WebSocketRoute("/internal/publish", publish_to_room),
+            WebSocketRoute("/v1/stream", lambda websocket: StreamConnection(websocket, service).run()),
+            WebSocketRoute("/v1/rooms/{name}", lambda websocket: ViewerConnection(websocket, service).run()),
+            WebSocketRoute("/internal/publish", lambda websocket: publish(websocket, service)),
             *HttpApi(service).routes(),
-            *(Route(path, _page(name)) for path, name in PAGES.items()),
+            *(Route(path, partial(_page, name)) for path, name in PAGES.items()),
             Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
         ],
-        middleware=_middleware(service.origins.allowed),
+        middleware=[
+            Middleware(HeadersMiddleware),
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(service.origins.allowed),
+                allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type"],
+            ),
+        ],
         exception_handlers={HTTPException: _error_handler},
         lifespan=lifespan,
     )
     app.state.service = service
     return app
-
-
-def _middleware(origins: Collection[str]) -> list[Middleware]:
-    chain = [Middleware(HeadersMiddleware)]
-    if origins:
-        methods, headers = ["GET", "POST"], ["Authorization", "Content-Type"]
-        chain.append(
-            Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=methods, allow_headers=headers)
-        )
-    return chain
 
 
 class HeadersMiddleware:
@@ -158,11 +135,8 @@ class HeadersMiddleware:
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
 
 
-def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
-    async def page(_: Request) -> Response:
-        return FileResponse(STATIC / name)
-
-    return page
+async def _page(name: str, _: Request) -> Response:
+    return FileResponse(STATIC / name)
 
 
 async def _error_handler(_: Request, error: Exception) -> Response:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from simulmt.errors import ConfigError
 from simulmt.runtime.revisions import Word
-from simulmt.serve.limits import Counted, Counters, Limits
+from simulmt.serve.access import Limits, check_limit
 from simulmt.serve.metrics import Metrics
+from simulmt.serve.peers import Counted, Counters
 from simulmt.serve.protocol import Ack, ErrorCode, RefusedError, Transcript
 from simulmt.speech.audio import RATE, Samples
 from simulmt.speech.live import Listener
@@ -28,8 +28,7 @@ from simulmt.speech.recogniser import (
     DEFAULT_LANGUAGE,
     Recogniser,
     Recognition,
-    check_name,
-    is_installed,
+    is_default_installed,
     language_of,
     open_recogniser,
 )
@@ -63,13 +62,6 @@ class Audio:
         return (np.frombuffer(self.data, "<i2") / (1 << 15)).astype(np.float32)
 
 
-class Recognised(NamedTuple):
-    """Stable words, and the seconds of audio recognised so far."""
-
-    words: Sequence[Word]
-    seconds: float
-
-
 class _Worker:
     """A recogniser with its own thread, loaded when it is first needed."""
 
@@ -95,19 +87,12 @@ class RecogniserPool:
         self._counters = counters
         self._workers = {language: _Worker(language, name) for language, name in recognisers.items()}
 
-    @property
-    def languages(self) -> frozenset[str]:
-        """The languages that can be recognised."""
-        return frozenset(self._workers)
-
     def open(self, language: str) -> SpeechInput:
         """Start recognising a speaker."""
         if language not in self._workers:
             known = ", ".join(sorted(self._workers)) or "none"
             raise RefusedError(ErrorCode.NO_RECOGNISER, f"no recogniser for {language}; languages: {known}")
-        if self._counters.total(Counted.AUDIO) >= self._limits.audio_streams:
-            most = self._limits.audio_streams
-            raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many audio streams (limit {most}); try again later")
+        check_limit(self._counters.total(Counted.AUDIO), self._limits.audio_streams, "audio streams")
         return SpeechInput(self._workers[language], self._metrics, self._counters)
 
     def close(self) -> None:
@@ -139,13 +124,14 @@ class SpeechInput:
         self._acknowledged = self.received
         return Ack(self.received)
 
-    async def recognise(self, audio: Audio) -> Recognised:
-        """Recognise received audio; return the words that are now stable."""
-        return await self._run(lambda listener: listener.push(audio.samples()))
+    @property
+    def seconds(self) -> float:
+        """Seconds of audio recognised so far."""
+        return self._listener.seconds if self._listener else 0.0
 
-    async def finish(self) -> Recognised:
-        """End the audio; return the remaining words."""
-        return await self._run(lambda listener: listener.finish())
+    async def recognise(self, audio: Audio | None) -> list[Word]:
+        """Recognise received audio, or end it with None; return the words that are now stable."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker.thread, self._recognise, audio)
 
     def transcripts(self, words: Sequence[Word]) -> list[Transcript]:
         """Return the messages for new words or a changed tentative text; each holds words of one sentence."""
@@ -171,19 +157,16 @@ class SpeechInput:
         self._counters.add(Counted.AUDIO, "", change)
         self._metrics.audio.inc(change)
 
-    async def _run(self, work: Callable[[Listener], list[Word]]) -> Recognised:
-        return await asyncio.get_running_loop().run_in_executor(self._worker.thread, self._work, work)
-
-    def _work(self, work: Callable[[Listener], list[Word]]) -> Recognised:
+    def _recognise(self, audio: Audio | None) -> list[Word]:
         """Run in the recogniser's thread."""
         if self._listener is None:
             self._listener = Listener(self._worker.start())
         before, started = self._listener.seconds, time.perf_counter()
-        words = work(self._listener)
+        words = self._listener.finish() if audio is None else self._listener.push(audio.samples())
         language = self._worker.language
         self._metrics.audio_seconds.labels(language).inc(self._listener.seconds - before)
         self._metrics.recognition_seconds.labels(language).inc(time.perf_counter() - started)
-        return Recognised(words, self._listener.seconds)
+        return words
 
 
 def _by_sentence(words: Sequence[Word]) -> list[tuple[str, bool]]:
@@ -203,12 +186,12 @@ def find_recognisers(options: Sequence[str]) -> dict[str, str]:
     The default is moonshine, if it is installed; `none` disables recognition.
     """
     if not options:
-        return {DEFAULT_LANGUAGE: DEFAULT} if is_installed(DEFAULT) else {}
+        return {DEFAULT_LANGUAGE: DEFAULT} if is_default_installed() else {}
     found: dict[str, str] = {}
     for option in options if list(options) != ["none"] else []:
         language, equals, name = option.rpartition("=")
-        check_name(name)
-        language = language if equals else language_of(name) or ""
+        named = language_of(name)  # checks the name
+        language = language if equals else named or ""
         if not language:
             raise ConfigError(f"--recogniser {option}: unknown language; give LANGUAGE={name}")
         if language in found:

@@ -18,11 +18,11 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
-from types import TracebackType
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
+from simulmt.serve.flow import running
 from simulmt.serve.protocol import (
     Commit,
     Delay,
@@ -45,7 +45,6 @@ from simulmt.serve.protocol import (
     parse_server,
     write,
 )
-from simulmt.serve.tasks import cancel
 
 LONGEST_SOURCE = 4_000  # characters up to which texts are joined before they are sent again
 FIRST_RETRY, LONGEST_RETRY = 0.1, 5.0  # seconds before the next attempt
@@ -89,10 +88,9 @@ class LiveTranslation:
         self._worker = asyncio.create_task(self._run())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await cancel(self._worker)
+    async def __aexit__(self, *_: object) -> None:
+        self._worker.cancel()
+        await asyncio.wait([self._worker])
 
     def source(self, text: str) -> None:
         """Send more source text, in any chunks."""
@@ -136,28 +134,26 @@ class LiveTranslation:
     async def _run_until_done(self) -> None:
         """Connect, and reconnect, until the session is done or cannot be recovered."""
         self._last_contact = _now()
-        while (failure := await self._connect()) is not None:
-            offline = _now() - self._last_contact
-            if _is_final(failure) or offline > self._patience:
-                raise failure
-            if isinstance(failure, RefusedError):
-                await self._prepare_reconnect(failure.code)
+        while True:
+            try:
+                async with connect(self._url, compression=None, ping_timeout=PING_TIMEOUT) as connection:
+                    return await self._run_session(connection)
+            except (RefusedError, OSError, ConnectionClosed, InvalidHandshake) as failure:
+                offline = _now() - self._last_contact
+                if offline > self._patience:
+                    raise
+                if isinstance(failure, RefusedError):
+                    await self._recover(failure)
             # Jitter: clients that lose a server at the same time must not all reconnect at once.
             await asyncio.sleep(min(max(FIRST_RETRY, offline), LONGEST_RETRY) * random.uniform(0.5, 1.0))
 
-    async def _connect(self) -> Exception | None:
-        """Use one connection; return what ended it, or None when everything is done."""
-        try:
-            async with connect(self._url, compression=None, ping_timeout=PING_TIMEOUT) as connection:
-                await self._run_session(connection)
-        except (RefusedError, OSError, ConnectionClosed, InvalidHandshake) as failure:
-            return failure
-        return None
-
-    async def _prepare_reconnect(self, code: ErrorCode) -> None:
-        if code.info.remedy is Remedy.RESTART:
+    async def _recover(self, refusal: RefusedError) -> None:
+        """Prepare to reconnect after a refusal; raise it if that would not help."""
+        if refusal.code.remedy is Remedy.NONE:
+            raise refusal
+        if refusal.code.remedy is Remedy.RESTART:
             self._session = None
-        if code is ErrorCode.IDLE and not self._has_sent:  # nothing to send: reconnect with the next message
+        if refusal.code is ErrorCode.IDLE and not self._has_sent:  # nothing to send: reconnect with the next message
             await self._has_messages.wait()
             self._last_contact = _now()
 
@@ -178,19 +174,16 @@ class LiveTranslation:
             self._has_failed = has_failed
 
     async def _exchange(self, position: int, connection: ClientConnection) -> None:
-        sender = asyncio.create_task(self._send_from(position, connection))
-        receiver = asyncio.create_task(self._receive_all(connection))
-        try:
-            await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)
+        async with running(self._send_from(position, connection), self._receive_all(connection)) as tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            sender, receiver = tasks
             if sender.done():
                 sender.result()
             await receiver
-        finally:
-            await cancel(sender, receiver)
 
     async def _open(self, connection: ClientConnection) -> Ready:
         if self._session is None:
-            self._messages = list(_joined(self._messages))
+            self._messages = _joined(self._messages)
             await connection.send(write(self._start))
         else:
             await connection.send(write(Resume(self._session, self._commits, self._start.api_key)))
@@ -231,32 +224,21 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _is_final(failure: Exception) -> bool:
-    return isinstance(failure, RefusedError) and failure.code.info.remedy is Remedy.NONE
-
-
 async def _receive(connection: ClientConnection) -> ServerMessage:
     """Receive the next message; raise an error message as an exception."""
     message = parse_server(str(await connection.recv()))
     if isinstance(message, Error):
-        known = message.code in list(ErrorCode)
-        raise RefusedError(ErrorCode(message.code) if known else ErrorCode.INTERNAL, message.message)
+        raise message.as_exception()
     return message
 
 
-def _joined(messages: Iterable[Input]) -> Iterable[Input]:
+def _joined(messages: Iterable[Input]) -> list[Input]:
     """Join consecutive texts."""
-    texts: list[str] = []
-    length = 0
+    joined: list[Input] = []
     for message in messages:
-        if not isinstance(message, Source) or length + len(message.text) > LONGEST_SOURCE:
-            if texts:
-                yield Source("".join(texts))
-            texts, length = [], 0
-        if isinstance(message, Source):
-            texts.append(message.text)
-            length += len(message.text)
+        last = joined[-1] if joined else None
+        if isinstance(message, Source) and isinstance(last, Source) and len(last.text + message.text) <= LONGEST_SOURCE:
+            joined[-1] = Source(last.text + message.text)
         else:
-            yield message
-    if texts:
-        yield Source("".join(texts))
+            joined.append(message)
+    return joined

@@ -1,14 +1,18 @@
-"""The HTTP API: translation as in LibreTranslate, and information about the server."""
+"""The HTTP API: translation of texts and HTML as in LibreTranslate, and information about the server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import html
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
+from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
 from python_multipart.exceptions import FormParserError
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -17,29 +21,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from simulmt.serve import openapi, protocol
-from simulmt.serve.connection import Service
-from simulmt.serve.languages import AUTO, Detector, base_code, name_of
-from simulmt.serve.limits import Counted
-from simulmt.serve.markup import translate_html
+from simulmt.serve.flow import running
 from simulmt.serve.models import Model, ModelInfo, log_failure
-from simulmt.serve.openapi import (
-    JSON,
-    MULTIPART,
-    URL_ENCODED,
-    Detection,
-    DetectRequest,
-    ErrorResponse,
-    Language,
-    Models,
-    Status,
-    TranslateRequest,
-    TranslateResponse,
-)
-from simulmt.serve.tasks import cancel
+from simulmt.serve.openapi import Detection, DetectRequest, Language, TranslateRequest, TranslateResponse
+from simulmt.serve.peers import Counted
+
+if TYPE_CHECKING:
+    from simulmt.serve.app import Service
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 NUMBERS = ("delay", "alternatives")  # form fields
 CLIENT_CLOSED_REQUEST = 499  # never sent; counted in the metrics only
+LANGUAGES = {"de": "German", "en": "English", "zh": "Chinese"}
+TRADITIONAL_CHINESE = {"zt", "zh-hant", "zh-tw", "zh-hk", "zh-mo"}
+LONGEST_SAMPLE = 2_000  # characters that language detection looks at
+UNTRANSLATED = {"script", "style", "code"}  # HTML elements
+VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 
 T = TypeVar("T")
 
@@ -49,19 +46,23 @@ class HttpApi:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._detector = Detector(info.source for info in self._infos())
+        self._infos = [model.info for model in service.models.values()]
+        self._detector = Detector(info.source for info in self._infos)
 
     def routes(self) -> list[Route]:
+        documents = {
+            "/languages": _languages(self._infos),
+            "/v1/models": openapi.Models(self._infos),
+            "/v1/schema": protocol.schema(),
+            "/openapi.json": openapi.document(self._infos),
+            "/health": openapi.Status("ok"),
+        }
         return [
             Route("/translate", self.translate, methods=["POST"]),
             Route("/detect", self.detect, methods=["POST"]),
-            Route("/languages", self.languages),
-            Route("/v1/models", self.models),
-            Route("/v1/schema", self.schema),
-            Route("/openapi.json", self.openapi),
-            Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
+            *(Route(path, partial(_document, content)) for path, content in documents.items()),
         ]
 
     async def translate(self, request: Request) -> Response:
@@ -104,9 +105,9 @@ class HttpApi:
         """Count a translation while it runs; refuse it above the limits."""
         limits, counters = self._service.limits, self._service.counters
         if counters.of(Counted.REQUESTS, address) >= limits.requests_per_address:
-            raise HTTPException(429, f"too many translations at once from this address: {limits.requests_per_address}")
+            raise HTTPException(429, f"too many translations from this address (limit {limits.requests_per_address})")
         if counters.total(Counted.REQUESTS) >= limits.requests:
-            raise HTTPException(429, f"too many translations at once: {limits.requests}; try again later")
+            raise HTTPException(429, f"too many translations (limit {limits.requests}); try again later")
         counters.add(Counted.REQUESTS, address)
         try:
             yield
@@ -118,11 +119,11 @@ class HttpApi:
         source, target = base_code(wanted.source), base_code(wanted.target)
         fitting = {model.info.source: model for model in self._service.models.values() if model.info.target == target}
         detection = None
-        if source == AUTO and fitting:
+        if source == openapi.AUTO and fitting:
             detection = await self._detected(" ".join(texts), fitting)
             source = detection.language
         if source not in fitting:
-            pairs = ", ".join(f"{info.source} to {info.target}" for info in self._infos())
+            pairs = ", ".join(f"{info.source} to {info.target}" for info in self._infos)
             found = f"{wanted.source!r} to {wanted.target!r}"
             raise HTTPException(400, protocol.quotable(f"no model translates {found}; available: {pairs}"))
         return fitting[source], detection
@@ -132,13 +133,12 @@ class HttpApi:
         if len(fitting) == 1:
             return Detection(next(iter(fitting)), 100.0)
         ranked = await asyncio.to_thread(self._detector.detect, text)
-        return next(Detection(*found) for found in ranked if found[0] in fitting)
+        return next(found for found in ranked if found.language in fitting)
 
     async def detect(self, request: Request) -> Response:
         wanted = await self._parse(request, DetectRequest)
         await self._authenticate(request, wanted.api_key)
-        ranked = await asyncio.to_thread(self._detector.detect, wanted.q)
-        return json_response([Detection(*found) for found in ranked])
+        return json_response(await asyncio.to_thread(self._detector.detect, wanted.q))
 
     async def _authenticate(self, request: Request, key: str | None) -> None:
         if not self._service.origins.admit(request.headers):
@@ -151,11 +151,14 @@ class HttpApi:
         body = await self._body(request)
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            if media_type == URL_ENCODED:
-                return msgspec.convert(_url_encoded(body), kind)
-            if media_type == MULTIPART:
-                return msgspec.convert(await _multipart(request, body), kind)
-            return msgspec.convert(_with_whole_numbers(msgspec.json.decode(body)), kind)
+            if media_type == openapi.URL_ENCODED:
+                pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True, errors="strict")
+                fields = _fields(pairs)
+            elif media_type == openapi.MULTIPART:
+                fields = _fields(await _multipart(request, body))
+            else:
+                fields = msgspec.json.decode(body)
+            return msgspec.convert(_with_whole_numbers(fields), kind)
         except (msgspec.DecodeError, ValueError, RecursionError, FormParserError, MultiPartException) as error:
             raise HTTPException(400, protocol.quotable(f"invalid body: {error}")) from None
 
@@ -167,47 +170,36 @@ class HttpApi:
                 raise HTTPException(413, f"requests are limited to {self._service.limits.message_bytes} bytes")
         return body
 
-    async def languages(self, _: Request) -> Response:
-        targets: dict[str, set[str]] = {}
-        for info in self._infos():
-            targets.setdefault(info.source, set()).add(info.target)
-        return json_response([Language(code, name_of(code), sorted(targets[code])) for code in targets])
-
-    async def models(self, _: Request) -> Response:
-        return json_response(Models(self._infos()))
-
-    async def schema(self, _: Request) -> Response:
-        return json_response(protocol.schema())
-
-    async def openapi(self, _: Request) -> Response:
-        return json_response(openapi.document(self._infos()))
-
-    async def health(self, _: Request) -> Response:
-        return json_response(Status("ok"))
-
     async def ready(self, _: Request) -> Response:
         if self._service.sessions.is_draining:
-            return json_response(Status("draining"), 503)
-        return json_response(Status("ready"))
+            return json_response(openapi.Status("draining"), 503)
+        return json_response(openapi.Status("ready"))
 
     async def metrics(self, request: Request) -> Response:
-        if not self._service.open_metrics and not await self._service.authenticator.admit(
-            None, request.headers, _address(request)
-        ):
+        admit = self._service.authenticator.admit
+        if not self._service.settings.open_metrics and not await admit(None, request.headers, _address(request)):
             return error_response("missing or invalid API key; or allow everyone with --open-metrics", 403)
         return Response(self._service.metrics.text(), media_type=PROMETHEUS)
 
-    def _infos(self) -> list[ModelInfo]:
-        return [model.info for model in self._service.models.values()]
-
 
 def json_response(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type=JSON)
+    return Response(msgspec.json.encode(content), status, media_type=openapi.JSON)
 
 
 def error_response(message: str, status: int) -> Response:
     """Return an error in the format of LibreTranslate."""
-    return json_response(ErrorResponse(message), status)
+    return json_response(openapi.ErrorResponse(message), status)
+
+
+async def _document(content: Any, _: Request) -> Response:
+    return json_response(content)
+
+
+def _languages(models: Iterable[ModelInfo]) -> list[Language]:
+    targets: dict[str, set[str]] = {}
+    for model in models:
+        targets.setdefault(model.source, set()).add(model.target)
+    return [Language(code, LANGUAGES.get(code, code.title()), sorted(targets[code])) for code in targets]
 
 
 def _address(request: Request) -> str:
@@ -216,14 +208,11 @@ def _address(request: Request) -> str:
 
 async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine; cancel it if the client disconnects."""
-    task, disconnect = asyncio.create_task(work), asyncio.create_task(_disconnect(request))
-    try:
-        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+    async with running(work, _disconnect(request)) as tasks:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
             raise HTTPException(CLIENT_CLOSED_REQUEST, "the client has disconnected")
-        return task.result()
-    finally:
-        await cancel(task, disconnect)
+        return tasks[0].result()
 
 
 async def _disconnect(request: Request) -> None:
@@ -233,38 +222,120 @@ async def _disconnect(request: Request) -> None:
 
 def _with_whole_numbers(body: Any) -> Any:
     """Convert 5.0 to 5: JSON Schema accepts both as integers."""
-    if not isinstance(body, dict):
-        return body
-    return {
-        name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in body.items()
-    }
+    if isinstance(body, dict):
+        return {name: _with_whole_numbers(value) for name, value in body.items()}
+    return int(body) if isinstance(body, float) and body.is_integer() else body
 
 
-def _url_encoded(body: bytes) -> dict[str, Any]:
-    return _table(parse_qsl(body.decode("utf-8"), keep_blank_values=True, strict_parsing=True, errors="strict"))
-
-
-async def _multipart(request: Request, body: bytes) -> dict[str, Any]:
+async def _multipart(request: Request, body: bytes) -> list[tuple[str, str]]:
     async def stream() -> AsyncIterator[bytes]:
         yield body
 
     form = await MultiPartParser(request.headers, stream(), max_files=0).parse()  # type: ignore[arg-type]
-    return _table([(name, str(value)) for name, value in form.multi_items()])
+    return [(name, str(value)) for name, value in form.multi_items()]
 
 
-def _table(pairs: list[tuple[str, str]]) -> dict[str, Any]:
+def _fields(pairs: list[tuple[str, str]]) -> dict[str, Any]:
     """Collect the fields of a form; several texts become a list."""
-    table: dict[str, Any] = dict(pairs)
+    fields: dict[str, Any] = {name: float(value) if name in NUMBERS else value for name, value in pairs}
     texts = [value for name, value in pairs if name == "q"]
     if len(texts) > 1:
-        table["q"] = texts
-    if len(table) < len(pairs) - max(0, len(texts) - 1):
+        fields["q"] = texts
+    if len(fields) < len(pairs) - max(0, len(texts) - 1):
         raise ValueError("only q may be repeated")
-    return {name: _whole_number(value) if name in NUMBERS else value for name, value in table.items()}
+    return fields
 
 
-def _whole_number(text: str) -> int:
-    number = float(text)
-    if not number.is_integer():
-        raise ValueError(f"expected a whole number, got {text}")
-    return int(number)
+def base_code(code: str) -> str:
+    """Reduce a language tag such as zh-Hans or de_AT to the code of the models, zh or de.
+
+    Traditional Chinese stays as it is: no model writes it.
+    """
+    tag = code.lower().replace("_", "-")
+    return tag if tag in TRADITIONAL_CHINESE else tag.partition("-")[0]
+
+
+class Detector:
+    """Offline language detection among a few languages."""
+
+    def __init__(self, languages: Iterable[str]) -> None:
+        self._languages = list(dict.fromkeys(languages))
+
+    def detect(self, text: str) -> list[Detection]:
+        """Return the languages with their confidence in percent, the most likely first."""
+        if len(self._languages) == 1 or self._identifier is None:
+            return [Detection(language, 100.0 / len(self._languages)) for language in self._languages]
+        ranked = self._identifier.rank(text[:LONGEST_SAMPLE])
+        return [Detection(language, round(100 * float(probability), 1)) for language, probability in ranked]
+
+    @cached_property
+    def _identifier(self) -> LanguageIdentifier | None:
+        """An identifier of those of the languages that it knows; None if it knows none."""
+        identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+        known = [language for language in self._languages if language in identifier.labels]
+        if not known:
+            return None
+        identifier.set_languages(known)
+        return identifier
+
+
+async def translate_html(text: str, translate: Callable[[str], Awaitable[str]]) -> str:
+    """Translate every run of text between two tags on its own.
+
+    Text without letters, and in `translate="no"`, scripts, styles and code, is left alone.
+    """
+    splitter = _Splitter()
+    splitter.feed(text)
+    splitter.close()
+    return "".join([await _translated(part, translate) if is_text else part for part, is_text in splitter.parts])
+
+
+async def _translated(text: str, translate: Callable[[str], Awaitable[str]]) -> str:
+    words = text.strip()
+    start = text.index(words)
+    translation = await translate(" ".join(words.split()))
+    return f"{text[:start]}{html.escape(translation, quote=False)}{text[start + len(words) :]}"
+
+
+class _Splitter(HTMLParser):
+    """Splits HTML into markup and text to translate."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[tuple[str, bool]] = []  # and whether it is text
+        self._skipped: list[str] = []  # open elements from the outermost untranslated one inwards
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._keep(self.get_starttag_text() or "")
+        if tag not in VOID and (self._skipped or tag in UNTRANSLATED or ("translate", "no") in attrs):
+            self._skipped.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        self._keep(self.get_starttag_text() or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._keep(f"</{tag}>")
+        while tag in self._skipped and self._skipped.pop() != tag:
+            pass  # elements whose end tag was left out
+
+    def handle_data(self, data: str) -> None:
+        if self._skipped or not any(map(str.isalnum, data)):
+            is_raw = bool(self._skipped) and self._skipped[-1] in ("script", "style")
+            self._keep(data if is_raw else html.escape(data, quote=False))
+        else:
+            self.parts.append((data, True))
+
+    def handle_comment(self, data: str) -> None:
+        self._keep(f"<!--{data}-->")
+
+    def handle_decl(self, decl: str) -> None:
+        self._keep(f"<!{decl}>")
+
+    def handle_pi(self, data: str) -> None:
+        self._keep(f"<?{data}>")
+
+    def unknown_decl(self, data: str) -> None:
+        self._keep(f"<![{data}]>")
+
+    def _keep(self, markup: str) -> None:
+        self.parts.append((markup, False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -30,33 +31,18 @@ class Metrics:
         self.requests = self._counter("simulmt_requests", "HTTP translations by status", "status")
         self.errors = self._counter("simulmt_errors", "Errors sent to streams", "code")
         self.lost = self._counter("simulmt_lost_connections", "Connections lost during a stream", "model")
-        self.lag = Histogram(
-            "simulmt_lag_seconds",
-            "From a source word to its translation, by cause",
-            ["model", "part"],
-            buckets=LAG_BUCKETS,
-            registry=self._registry,
-        )
-        self.batch = Histogram(
-            "simulmt_batch_streams",
-            "Streams advanced by one step",
-            ["model"],
-            buckets=BATCH_BUCKETS,
-            registry=self._registry,
-        )
+        meaning = "From a source word to its translation, by cause"
+        self.lag = self._histogram("simulmt_lag_seconds", meaning, LAG_BUCKETS, "model", "part")
+        self.batch = self._histogram("simulmt_batch_streams", "Streams advanced by one step", BATCH_BUCKETS, "model")
 
     def count(self, model: str, commit: Commit, words: int) -> None:
         """Count a commit that read `words` more words."""
         self.commits.labels(model).inc()
         self.words.labels(model).inc(words)
-        for part, milliseconds in (
-            ("policy", commit.lag.policy),
-            ("queue", commit.lag.queue),
-            ("compute", commit.lag.compute),
-        ):
-            self.lag.labels(model, part).observe(milliseconds / 1000)
-        if commit.lag.recognition:  # only with audio
-            self.lag.labels(model, "recognition").observe(commit.lag.recognition / 1000)
+        for part in ("policy", "queue", "compute", "recognition"):
+            milliseconds = getattr(commit.lag, part)
+            if milliseconds or part != "recognition":  # text has none
+                self.lag.labels(model, part).observe(milliseconds / 1000)
 
     def text(self) -> bytes:
         """Return all metrics, of all workers, in the Prometheus text format."""
@@ -71,3 +57,6 @@ class Metrics:
 
     def _counter(self, name: str, meaning: str, label: str) -> Counter:
         return Counter(name, meaning, [label], registry=self._registry)
+
+    def _histogram(self, name: str, meaning: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(name, meaning, labels, buckets=buckets, registry=self._registry)

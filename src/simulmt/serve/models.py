@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -39,13 +39,13 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 class Model:
     """A translator shared by many clients."""
 
-    def __init__(self, translator: Translator, metrics: Metrics, inline: bool) -> None:
+    def __init__(self, translator: Translator, metrics: Metrics, inline: bool, spoken: Collection[str]) -> None:
         config = translator.config
         self.translator = translator
         self.name = translator.bundle.name
-        self.info = ModelInfo(
-            self.name, config.kind, config.source_language, config.target_language, config.delays, config.default_delay
-        )
+        source, target = config.source_language, config.target_language
+        delays, default = config.delays, config.default_delay
+        self.info = ModelInfo(self.name, config.kind, source, target, delays, default, audio=source in spoken)
         self._scheduler = AsyncTranslator(translator, on_step=metrics.batch.labels(self.name).observe, inline=inline)
         self._lines = asyncio.Semaphore(MAX_LINES)
 
@@ -91,11 +91,13 @@ def chunks(text: str) -> Iterator[str]:
         yield text[start : start + CHUNK_CHARACTERS]
 
 
-def load_models(names_or_paths: Sequence[str], metrics: Metrics, threads: int, inline: bool) -> dict[str, Model]:
-    """Load models and return them by name."""
+def load_models(
+    names_or_paths: Sequence[str], metrics: Metrics, threads: int, inline: bool, spoken: Collection[str] = ()
+) -> dict[str, Model]:
+    """Load models and return them by name; `spoken` are the languages with a speech recogniser."""
     models: dict[str, Model] = {}
     for name_or_path in names_or_paths:
-        model = Model(Translator(Bundle(find(name_or_path)), threads), metrics, inline)
+        model = Model(Translator(Bundle(find(name_or_path)), threads), metrics, inline, spoken)
         if model.name in models:
             raise BundleError(f"{name_or_path}: duplicate model name {model.name}; rename one of the directories")
         models[model.name] = model

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from simulmt import __version__
-from simulmt.serve.languages import AUTO
 from simulmt.serve.models import ModelInfo
 
+AUTO = "auto"  # detect the source language
 JSON, URL_ENCODED, MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 
 ApiKey = Annotated[str | None, Meta(description="or send the header Authorization: Bearer KEY")]

@@ -11,8 +11,8 @@ Decoding, encoding, the JSON Schema at /v1/schema and the tables in docs/protoco
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -32,59 +32,36 @@ class Remedy(enum.Enum):
     RESUME = "resume the session"
 
 
-class ErrorInfo(NamedTuple):
-    """How a connection is closed after an error, and what the client can do."""
+class ErrorCode(enum.StrEnum):
+    """The errors, with the code that the WebSocket is closed with and what a client can do."""
 
     close_code: int
     remedy: Remedy
-    meaning: str
 
+    def __new__(cls, code: str, close_code: int, remedy: Remedy) -> Self:
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.close_code, member.remedy = close_code, remedy
+        return member
 
-class ErrorCode(enum.StrEnum):
-    BAD_MESSAGE = "bad_message"
-    TOO_BIG = "too_big"
-    OUT_OF_ORDER = "out_of_order"
-    UNAUTHORIZED = "unauthorized"
-    UNKNOWN_MODEL = "unknown_model"
-    NO_RECOGNISER = "no_recogniser"
-    BAD_DELAY = "bad_delay"
-    ROOM_TAKEN = "room_taken"
-    UNKNOWN_SESSION = "unknown_session"
-    TAKEN_OVER = "taken_over"
-    TOO_MANY_STREAMS = "too_many_streams"
-    TOO_LONG = "too_long"
-    FLOODING = "flooding"
-    IDLE = "idle"
-    UNRESPONSIVE = "unresponsive"
-    SLOW_READER = "slow_reader"
-    DRAINING = "draining"
-    INTERNAL = "internal"
-
-    @property
-    def info(self) -> ErrorInfo:
-        return ERRORS[self]
-
-
-ERRORS: Mapping[ErrorCode, ErrorInfo] = {
-    ErrorCode.BAD_MESSAGE: ErrorInfo(1008, Remedy.NONE, "not JSON, not a valid message, or not a valid frame"),
-    ErrorCode.TOO_BIG: ErrorInfo(1009, Remedy.NONE, "the message is longer than the server allows"),
-    ErrorCode.OUT_OF_ORDER: ErrorInfo(1008, Remedy.NONE, "the message is not allowed at this point"),
-    ErrorCode.UNAUTHORIZED: ErrorInfo(1008, Remedy.NONE, "missing or invalid API key"),
-    ErrorCode.UNKNOWN_MODEL: ErrorInfo(1008, Remedy.NONE, "the server has no such model"),
-    ErrorCode.NO_RECOGNISER: ErrorInfo(1008, Remedy.NONE, "the server cannot recognise speech in this language"),
-    ErrorCode.BAD_DELAY: ErrorInfo(1008, Remedy.NONE, "the model was not trained for this delay"),
-    ErrorCode.ROOM_TAKEN: ErrorInfo(1008, Remedy.NONE, "another speaker has opened the room"),
-    ErrorCode.TAKEN_OVER: ErrorInfo(1008, Remedy.NONE, "another connection has resumed the session"),
-    ErrorCode.TOO_LONG: ErrorInfo(1008, Remedy.NONE, "the session has lasted as long as the server allows"),
-    ErrorCode.FLOODING: ErrorInfo(1008, Remedy.NONE, "too many pings or fragments"),
-    ErrorCode.UNKNOWN_SESSION: ErrorInfo(1008, Remedy.RESTART, "the session is not, or no longer, known"),
-    ErrorCode.TOO_MANY_STREAMS: ErrorInfo(1013, Remedy.RESTART, "the server, or the client's address, is at its limit"),
-    ErrorCode.DRAINING: ErrorInfo(1012, Remedy.RESTART, "the server is shutting down"),
-    ErrorCode.INTERNAL: ErrorInfo(1011, Remedy.RESTART, "internal server error"),
-    ErrorCode.IDLE: ErrorInfo(1008, Remedy.RESUME, "no message for too long"),
-    ErrorCode.UNRESPONSIVE: ErrorInfo(1008, Remedy.RESUME, "no answer to a ping"),
-    ErrorCode.SLOW_READER: ErrorInfo(1008, Remedy.RESUME, "the client does not read what is sent"),
-}
+    BAD_MESSAGE = "bad_message", 1008, Remedy.NONE  # not JSON, not a valid message, or not a valid frame
+    TOO_BIG = "too_big", 1009, Remedy.NONE  # the message is longer than the server allows
+    OUT_OF_ORDER = "out_of_order", 1008, Remedy.NONE  # the message is not allowed at this point
+    UNAUTHORIZED = "unauthorized", 1008, Remedy.NONE  # missing or invalid API key
+    UNKNOWN_MODEL = "unknown_model", 1008, Remedy.NONE  # the server has no such model
+    NO_RECOGNISER = "no_recogniser", 1008, Remedy.NONE  # the server cannot recognise speech in this language
+    BAD_DELAY = "bad_delay", 1008, Remedy.NONE  # the model was not trained for this delay
+    ROOM_TAKEN = "room_taken", 1008, Remedy.NONE  # another speaker has opened the room
+    TAKEN_OVER = "taken_over", 1008, Remedy.NONE  # another connection has resumed the session
+    TOO_LONG = "too_long", 1008, Remedy.NONE  # the session has lasted as long as the server allows
+    FLOODING = "flooding", 1008, Remedy.NONE  # too many pings or fragments
+    UNKNOWN_SESSION = "unknown_session", 1008, Remedy.RESTART  # the session is not, or no longer, known
+    TOO_MANY_STREAMS = "too_many_streams", 1013, Remedy.RESTART  # the server, or the client's address, is at its limit
+    DRAINING = "draining", 1012, Remedy.RESTART  # the server is shutting down
+    INTERNAL = "internal", 1011, Remedy.RESTART  # internal server error
+    IDLE = "idle", 1008, Remedy.RESUME  # no message for too long
+    UNRESPONSIVE = "unresponsive", 1008, Remedy.RESUME  # no answer to a ping
+    SLOW_READER = "slow_reader", 1008, Remedy.RESUME  # the client does not read what is sent
 
 
 class RefusedError(StreamError):
@@ -250,6 +227,11 @@ class Error(Message, frozen=True):
     code: Annotated[str, _field("for programs", extra_json_schema={"enum": list(ErrorCode)})]
     message: Annotated[str, _field("for people")]
 
+    def as_exception(self) -> RefusedError:
+        """Return the exception to raise; a code that is unknown here counts as internal."""
+        code = next((known for known in ErrorCode if known == self.code), ErrorCode.INTERNAL)
+        return RefusedError(code, self.message)
+
 
 class Waiting(Message, frozen=True):
     """Nobody speaks in the room yet."""
@@ -287,30 +269,6 @@ ViewerMessage = Watch
 RoomMessage = Waiting | Room | Commit | Sentence | Retract | Closed | Error
 
 _encoder = msgspec.json.Encoder()
-_client_decoder = msgspec.json.Decoder(ClientMessage)
-_server_decoder = msgspec.json.Decoder(ServerMessage)
-_viewer_decoder = msgspec.json.Decoder(ViewerMessage)
-_room_decoder = msgspec.json.Decoder(RoomMessage)
-
-
-def parse_client(text: str) -> ClientMessage:
-    """Decode a message of a client; raise RefusedError if it is invalid."""
-    return _decode(_client_decoder, text)
-
-
-def parse_server(text: str) -> ServerMessage:
-    """Decode a message of a server; raise RefusedError if it is invalid."""
-    return _decode(_server_decoder, text)
-
-
-def parse_viewer(text: str) -> ViewerMessage:
-    """Decode a message of a viewer; raise RefusedError if it is invalid."""
-    return _decode(_viewer_decoder, text)
-
-
-def parse_room(text: str) -> RoomMessage:
-    """Decode a message to a viewer; raise RefusedError if it is invalid."""
-    return _decode(_room_decoder, text)
 
 
 def write(message: Message) -> str:
@@ -318,11 +276,23 @@ def write(message: Message) -> str:
     return _encoder.encode(message).decode()
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], text: str) -> Any:
-    try:
-        return decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise RefusedError(ErrorCode.BAD_MESSAGE, f"invalid message: {error}") from None
+def _parser(union: Any) -> Callable[[str], Any]:
+    decoder = msgspec.json.Decoder(union)
+
+    def parse(text: str) -> Any:
+        """Decode a message; raise RefusedError if it is invalid."""
+        try:
+            return decoder.decode(text)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            raise RefusedError(ErrorCode.BAD_MESSAGE, f"invalid message: {error}") from None
+
+    return parse
+
+
+parse_client: Callable[[str], ClientMessage] = _parser(ClientMessage)
+parse_server: Callable[[str], ServerMessage] = _parser(ServerMessage)
+parse_viewer: Callable[[str], ViewerMessage] = _parser(ViewerMessage)
+parse_room: Callable[[str], RoomMessage] = _parser(RoomMessage)
 
 
 def schema() -> dict[str, Any]:

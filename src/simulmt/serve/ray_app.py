@@ -16,8 +16,8 @@ from ray import serve
 from simulmt.config import build as build_config
 from simulmt.config import require
 from simulmt.runtime.bundle import default_names
+from simulmt.serve.access import Limits
 from simulmt.serve.app import Settings, create_app
-from simulmt.serve.limits import Limits
 
 
 @dataclass(frozen=True)

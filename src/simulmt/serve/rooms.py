@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
@@ -24,9 +24,10 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import CloseCode
 
-from simulmt.serve.limits import Counted, Counters, Limits
+from simulmt.serve.access import Limits, check_limit
+from simulmt.serve.flow import running
 from simulmt.serve.models import ModelInfo
-from simulmt.serve.peers import Peers
+from simulmt.serve.peers import Counted, Counters, Peers
 from simulmt.serve.protocol import (
     Closed,
     Commit,
@@ -41,7 +42,6 @@ from simulmt.serve.protocol import (
     parse_room,
     write,
 )
-from simulmt.serve.tasks import cancel
 
 logger = logging.getLogger("simulmt.serve")
 
@@ -166,14 +166,15 @@ class RoomLog:
 class Publisher:
     """Publishes the output of a speaker to the viewers of a room."""
 
-    def __init__(self, log: RoomLog) -> None:
+    def __init__(self, log: RoomLog, close: Callable[[Publisher], None]) -> None:
         self.log = log
+        self._close = close
 
     def put(self, message: RoomEvent) -> None:
         self.log.put(message)
 
     def close(self) -> None:
-        self.log.end()
+        self._close(self)
 
 
 class Rooms:
@@ -189,28 +190,30 @@ class Rooms:
 
     async def open(self, name: str, key: str, model: ModelInfo) -> Publisher:
         """Open a room for a speaker, or take it over with the same key."""
-        speech = Room(name, model.name, model.source, model.target, _speech_id(name, key))
+        speech_id = hashlib.blake2b(f"{name} {key}".encode(), digest_size=8).hexdigest()
+        speech = Room(name, model.name, model.source, model.target, speech_id)
         home = self._peers.home(name)
         if home == self._peers.worker:
             return self.open_here(speech)
-        publisher = RemotePublisher(speech, RoomLog(name, self._limits.kept_sentences), self._peers, home)
-        await publisher.opened()
-        return publisher
+        log = RoomLog(name, self._limits.kept_sentences)
+        forwarder = Forwarder(speech, log, self._peers, home)
+        await forwarder.opened()
+        return Publisher(log, lambda _: forwarder.finish())
 
     def open_here(self, speech: Room) -> Publisher:
         """Open a room whose home is this worker."""
         name, is_new = speech.room, speech.room not in self._owners
-        if is_new and self._counters.total(Counted.ROOMS) >= self._limits.rooms:
-            raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many rooms (limit {self._limits.rooms})")
+        if is_new:
+            check_limit(self._counters.total(Counted.ROOMS), self._limits.rooms, "rooms")
         log = self._log(name)
         if log.is_open and log.speech is not None and log.speech.speech != speech.speech:
             raise RefusedError(ErrorCode.ROOM_TAKEN, f"another speaker has opened the room {name}")
         log.begin(speech)
         self._counters.add(Counted.ROOMS, name, int(is_new))
-        self._owners[name] = LocalPublisher(log, self)
+        self._owners[name] = Publisher(log, self._close_here)
         return self._owners[name]
 
-    def close_here(self, publisher: Publisher) -> None:
+    def _close_here(self, publisher: Publisher) -> None:
         """Close a room, unless its speaker has opened it again in the meantime."""
         name = publisher.log.name
         if self._owners.get(name) is publisher:
@@ -257,46 +260,22 @@ class Rooms:
         while True:
             with suppress(*CONNECTION_ERRORS):
                 async with self._peers.connect(home, f"/v1/rooms/{log.name}") as connection:
-                    first = parse_room(str(await connection.recv()))
-                    if isinstance(first, Waiting) and log.is_open:
-                        first = await self._wait_for_speaker(connection) or first
-                    _copy(first, log)
-                    async for text in connection:
-                        _copy(parse_room(str(text)), log)
+                    await _copy_all(connection, log)
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _wait_for_speaker(self, connection: ClientConnection) -> RoomMessage | None:
-        """Wait for the speaker to reconnect to a home worker that was restarted."""
-        try:
-            async with asyncio.timeout(RECOVERY_SECONDS):
-                return parse_room(str(await connection.recv()))
-        except TimeoutError:
-            return None
 
-
-class LocalPublisher(Publisher):
-    """The publisher of a room whose home is this worker."""
-
-    def __init__(self, log: RoomLog, rooms: Rooms) -> None:
-        super().__init__(log)
-        self._rooms = rooms
-
-    def close(self) -> None:
-        self._rooms.close_here(self)
-
-
-class RemotePublisher(Publisher):
-    """Publishes to the home worker of a room; reconnects if that worker is restarted."""
+class Forwarder:
+    """Forwards a log to the home worker of its room; reconnects if that worker is restarted."""
 
     def __init__(self, speech: Room, log: RoomLog, peers: Peers, home: int) -> None:
-        super().__init__(log)
         self._speech = speech
+        self._log = log
         self._peers = peers
         self._home = home
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._deadline = math.inf
         log.begin(speech)
-        self._task = asyncio.create_task(self._publish())
+        self._task = asyncio.create_task(self._forward())
 
     async def opened(self) -> None:
         """Wait for the home worker to open the room; continue without it after a timeout."""
@@ -309,18 +288,19 @@ class RemotePublisher(Publisher):
             self._task.cancel()
             raise
 
-    def close(self) -> None:
-        self.log.finish()
+    def finish(self) -> None:
+        """End the speech; stop once the home worker has all of it."""
+        self._log.finish()
         self._deadline = time.monotonic() + RECOVERY_SECONDS
 
-    async def _publish(self) -> None:
+    async def _forward(self) -> None:
         while time.monotonic() < self._deadline:
             with suppress(*CONNECTION_ERRORS):
                 async with self._peers.connect(self._home, "/internal/publish") as connection:
                     await connection.send(write(self._speech))
                     answer = parse_room(str(await connection.recv()))
                     if isinstance(answer, Error):
-                        self._set_opened(RefusedError(ErrorCode(answer.code), answer.message))
+                        self._set_opened(answer.as_exception())
                         return
                     self._set_opened(None)
                     await self._send_all(connection)
@@ -329,17 +309,14 @@ class RemotePublisher(Publisher):
 
     async def _send_all(self, connection: ClientConnection) -> None:
         """Send the log to its end, and wait until the home worker has closed the room."""
-        sender = asyncio.create_task(self._send(connection))
-        try:
+        async with running(self._send(connection)) as (sender,):
             await connection.wait_closed()  # also notices a lost worker while nobody speaks
             if not sender.done() or connection.close_code != CloseCode.NORMAL_CLOSURE:
                 raise ConnectionError
             sender.result()
-        finally:
-            await cancel(sender)
 
     async def _send(self, connection: ClientConnection) -> None:
-        async for text in self.log.read():
+        async for text in self._log.read():
             await connection.send(text)
             if isinstance(parse_room(text), Closed):
                 return
@@ -347,6 +324,17 @@ class RemotePublisher(Publisher):
     def _set_opened(self, refusal: RefusedError | None) -> None:
         if not self._opened.done():
             self._opened.set_exception(refusal) if refusal else self._opened.set_result(None)
+
+
+async def _copy_all(connection: ClientConnection, log: RoomLog) -> None:
+    first = parse_room(str(await connection.recv()))
+    if isinstance(first, Waiting) and log.is_open:  # the home worker was restarted: wait for the speaker to reconnect
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RECOVERY_SECONDS):
+                first = parse_room(str(await connection.recv()))
+    _copy(first, log)
+    async for text in connection:
+        _copy(parse_room(str(text)), log)
 
 
 def _copy(message: RoomMessage, log: RoomLog) -> None:
@@ -357,7 +345,3 @@ def _copy(message: RoomMessage, log: RoomLog) -> None:
             log.end()
         case Commit() | Sentence() | Retract():
             log.put(message)
-
-
-def _speech_id(name: str, key: str) -> str:
-    return hashlib.blake2b(f"{name} {key}".encode(), digest_size=8).hexdigest()

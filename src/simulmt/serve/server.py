@@ -1,30 +1,46 @@
-"""The server process, with graceful shutdown: on SIGTERM or Ctrl-C it drains open streams before it exits."""
+"""Run a server: one process, or several workers behind one port.
+
+On SIGTERM or Ctrl-C a server drains open streams before it exits.
+
+Every worker is a whole server with its own listening socket on the same port (SO_REUSEPORT), so the kernel distributes
+the connections. The supervisor only starts workers and replaces those that die. Workers share counters in a file, add
+up their metrics, and reach each other over Unix sockets, see `peers.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
+import multiprocessing
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import FrameType
 
 import uvicorn
+from prometheus_client import multiprocess
 from starlette.applications import Starlette
 
-from simulmt.errors import ConfigError
-from simulmt.serve.access import ApiKeys, is_loopback
-from simulmt.serve.connection import Service
-from simulmt.serve.limits import Limits
+from simulmt.errors import ConfigError, SimulmtError
+from simulmt.serve.access import Limits, is_loopback
+from simulmt.serve.app import Service, Settings, create_app
+from simulmt.serve.metrics import METRICS_DIRECTORY
+from simulmt.serve.peers import Counters, Peers
 from simulmt.serve.transport import ConnectionLimiter, HttpProtocol, WebSocketProtocol
 
 logger = logging.getLogger("simulmt.serve")
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACEFUL_SHUTDOWN_SECONDS = 2  # for connections still open after draining
 KEEP_ALIVE_SECONDS = 15  # idle time between two requests of a connection
 BACKLOG = 256  # connections that are accepted at once
@@ -32,6 +48,8 @@ BIND_SECONDS = 1.0
 OTHER_FILES = 64  # open files that are not connections
 LOG_INTERVAL = 10.0  # seconds between two log lines with the same text
 REMEMBERED_LINES = 1_000
+EARLY_EXIT_SECONDS = 5.0  # if a worker exits earlier than this after its start, wait before restarting it
+READY, STOP = "ready", "stop"  # messages between a worker and its supervisor
 PROXIES = "FORWARDED_ALLOW_IPS"  # uvicorn's environment variable of trusted proxies
 
 
@@ -43,9 +61,9 @@ class DrainingServer(uvicorn.Server):
         self._service = service
         self._handles_signals = handles_signals
         self._drain: asyncio.Task[None] | None = None
-        self._when_started: Callable[[], None] = lambda: None
+        self.on_startup: Callable[[], None] = lambda: None  # called when the server accepts connections
 
-    @contextlib.contextmanager
+    @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Unlike uvicorn, do not raise the signal again after a clean exit."""
         self._loop = asyncio.get_running_loop()
@@ -53,21 +71,16 @@ class DrainingServer(uvicorn.Server):
         if not (self._handles_signals and is_main):
             yield
             return
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, lambda *_: self.stop()) for number in signals}
+        before = {number: signal.signal(number, lambda *_: self.stop()) for number in SIGNALS}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def when_started(self, callback: Callable[[], None]) -> None:
-        """Set a callback for when the server accepts connections."""
-        self._when_started = callback
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._when_started()
+        self.on_startup()
 
     def stop(self) -> None:
         """Start to shut down; if already shutting down, exit at once. Thread-safe, also in signal handlers."""
@@ -115,20 +128,30 @@ def set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def run(app: Starlette, host: str, port: int) -> None:
-    """Serve an application until a signal ends it."""
-    service: Service = app.state.service
-    listeners = listen(host, port, service.limits)
-    log_address(listeners[0], host, service.models, service.authenticator.keys)
-    server_for(app).run(sockets=listeners)
+def run(settings: Settings, port: int, workers: int = 1) -> None:
+    """Serve until a signal ends it."""
+    listeners = listen(settings.host, port, settings.limits, workers)
+    if workers == 1:
+        server = server_for(create_app(settings))
+        log_address(listeners[0], settings)
+        server.run(sockets=listeners)
+        return
+    with tempfile.TemporaryDirectory(prefix="simulmt-") as directory:
+        os.environ[METRICS_DIRECTORY] = directory
+        supervisor = Supervisor(settings, listeners, Path(directory))
+        for number in SIGNALS:
+            signal.signal(number, supervisor.stop)
+        supervisor.start()
+        log_address(listeners[0], settings)
+        supervisor.run()
 
 
-def log_address(listener: socket.socket, host: str, models: Iterable[str], keys: ApiKeys) -> None:
+def log_address(listener: socket.socket, settings: Settings) -> None:
     """Log the address of the server, and warn if it is open to everyone."""
     address, port = listener.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
-    logger.info("serving %s at http://%s:%d", ", ".join(models), shown, port)
-    if keys.are_optional and not is_loopback(host):
+    logger.info("serving %s at http://%s:%d", ", ".join(Path(model).name for model in settings.models), shown, port)
+    if settings.keys.are_optional and not is_loopback(settings.host):
         logger.warning("anyone who can reach %s can use this server: set keys with --api-keys-file", shown)
 
 
@@ -141,8 +164,8 @@ def server_for(app: Starlette, handles_signals: bool = True) -> DrainingServer:
     limiter = ConnectionLimiter(limits, service.counters, service.metrics, most, proxies)
     config = uvicorn.Config(
         app,
-        http=partial(HttpProtocol, limiter=limiter, limits=limits),  # type: ignore[arg-type]
-        ws=partial(WebSocketProtocol, limiter=limiter, limits=limits),  # type: ignore[arg-type]
+        http=partial(HttpProtocol, limiter=limiter),  # type: ignore[arg-type]
+        ws=partial(WebSocketProtocol, limiter=limiter),  # type: ignore[arg-type]
         ws_max_size=2 * limits.message_bytes,
         ws_ping_interval=limits.ping_seconds,
         ws_ping_timeout=limits.ping_seconds,
@@ -186,7 +209,9 @@ def listen(host: str, port: int, limits: Limits, count: int = 1) -> list[socket.
                 for _ in range(count)
             ]
     except OSError as error:
-        raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror}") from None
+        raise ConfigError(
+            f"cannot listen at {host} port {port}: {error.strerror}; choose others with --host and --port"
+        ) from None
     for listener in listeners:  # accepted connections inherit these options
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # ends a connection whose peer acknowledges nothing
@@ -204,3 +229,117 @@ def _bind(family: int, address: str | int, port: int) -> socket.socket:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+
+
+class Worker:
+    """A worker process, seen from the supervisor."""
+
+    def __init__(self, settings: Settings, peers: Peers, listener: socket.socket) -> None:
+        context = multiprocessing.get_context("spawn")  # onnxruntime's threads do not survive a fork
+        self.number = peers.worker
+        self._control, control = context.Pipe()
+        self.started = time.monotonic()
+        self.process: SpawnProcess = context.Process(target=_work, args=(settings, peers, listener, control))
+        self.process.start()
+        control.close()
+
+    def await_ready(self) -> str:
+        """Return READY, or the reason why the worker cannot start."""
+        try:
+            return str(self._control.recv())
+        except (EOFError, ConnectionError):
+            return "a worker died while it was starting"
+
+    def stop(self) -> None:
+        """Let the worker drain its streams and exit."""
+        with suppress(BrokenPipeError):
+            self._control.send(STOP)
+
+
+class Supervisor:
+    """Starts workers, replaces those that die, and stops them all on SIGTERM or Ctrl-C."""
+
+    def __init__(self, settings: Settings, listeners: list[socket.socket], directory: Path) -> None:
+        self._settings = settings
+        self._listeners = listeners
+        self._directory = directory
+        self._signals = 0
+        self._workers: list[Worker] = []
+
+    def start(self) -> None:
+        """Start all workers and wait until they serve."""
+        self._workers = [self._start_worker(number) for number in range(len(self._listeners))]
+        reports = [worker.await_ready() for worker in self._workers]
+        failures = [report for report in reports if report != READY]
+        if failures and not self._signals:
+            self._kill_all()
+            raise SimulmtError(failures[0])
+
+    def run(self) -> None:
+        """Watch the workers until they have been stopped."""
+        while self._workers:
+            wait([worker.process.sentinel for worker in self._workers])
+            for worker in [each for each in self._workers if not each.process.is_alive()]:
+                self._workers.remove(worker)
+                if not self._signals:
+                    self._replace(worker)
+
+    def stop(self, _number: int = 0, _frame: FrameType | None = None) -> None:
+        """Stop all workers; kill them on the second call."""
+        self._signals += 1
+        if self._signals > 1:
+            self._kill_all()
+        for worker in self._workers:
+            worker.stop()
+
+    def _start_worker(self, number: int) -> Worker:
+        peers = Peers(number, len(self._listeners), self._directory)
+        Counters(peers).reset()
+        return Worker(self._settings, peers, self._listeners[number])
+
+    def _replace(self, worker: Worker) -> None:
+        logger.warning("worker %d died with code %s; starting another", worker.number, worker.process.exitcode)
+        multiprocess.mark_process_dead(worker.process.pid)  # type: ignore[no-untyped-call]
+        if time.monotonic() - worker.started < EARLY_EXIT_SECONDS:
+            time.sleep(1.0)
+        if not self._signals:
+            self._workers.append(self._start_worker(worker.number))
+
+    def _kill_all(self) -> None:
+        for worker in self._workers:
+            worker.process.kill()
+
+
+def _work(settings: Settings, peers: Peers, listener: socket.socket, control: Connection) -> None:
+    """Run a worker; the target of its process."""
+    for number in SIGNALS:  # often sent to all processes; the supervisor stops the workers
+        signal.signal(number, signal.SIG_IGN)
+    set_up_logging()
+    try:
+        server = server_for(create_app(settings, peers), handles_signals=False)
+    except SimulmtError as error:
+        control.send(str(error))
+        return
+    path = peers.socket_path(peers.worker)
+    path.unlink(missing_ok=True)
+    inner = socket.socket(socket.AF_UNIX)
+    inner.bind(str(path))
+    server.on_startup = lambda: _connect_supervisor(control, server.stop)
+    server.run(sockets=[listener, inner])
+
+
+def _connect_supervisor(control: Connection, stop: Callable[[], None]) -> None:
+    """Report to the supervisor that this worker is ready; stop on its request, exit at once if it dies."""
+
+    def receive_stop() -> None:
+        try:
+            control.recv()
+        except (EOFError, ConnectionError):
+            os._exit(1)
+        loop.remove_reader(control.fileno())
+        stop()
+
+    loop = asyncio.get_running_loop()
+    loop.add_reader(control.fileno(), receive_stop)
+    with suppress(BrokenPipeError):
+        control.send(READY)

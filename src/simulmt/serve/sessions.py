@@ -12,12 +12,12 @@ import secrets
 from dataclasses import dataclass
 
 from simulmt.runtime.revisions import feed
-from simulmt.serve.audio import Audio, Recognised, RecogniserPool, SpeechInput
-from simulmt.serve.limits import Counted, Counters, Limits, Throttle
+from simulmt.serve.access import Limits, check_limit
+from simulmt.serve.audio import Audio, RecogniserPool, SpeechInput
+from simulmt.serve.flow import Budget, Outbox, Throttle
 from simulmt.serve.metrics import Metrics
 from simulmt.serve.models import CHUNK_CHARACTERS, Model, chunks, log_failure
-from simulmt.serve.outbox import Outbox
-from simulmt.serve.peers import Peers
+from simulmt.serve.peers import ALONE, Counted, Counters, Peers
 from simulmt.serve.protocol import (
     Commit,
     Delay,
@@ -63,28 +63,6 @@ class Attachment:
 class _Received:
     message: Input | Audio
     arrived: float  # by the translator's clock
-
-
-class Budget:
-    """Back-pressure: a bound on outstanding characters or samples; `spend` waits while it is exceeded."""
-
-    def __init__(self, characters: float) -> None:
-        self._all = self._left = characters
-        self._available = asyncio.Event()
-        self._available.set()
-
-    @property
-    def is_used(self) -> bool:
-        return self._left < self._all
-
-    async def spend(self, characters: int) -> None:
-        """Wait until the bound is not exceeded; a single message may exceed it."""
-        await self._available.wait()
-        self.refund(-characters)
-
-    def refund(self, characters: int) -> None:
-        self._left += characters
-        self._available.set() if self._left > 0 else self._available.clear()
 
 
 class Session:
@@ -207,7 +185,7 @@ class Session:
             if received is self._newest:
                 self._newest = None
             if received is None:
-                await self._finish_speech(self.model.translator.clock())
+                await self._recognise(None, self.model.translator.clock())
                 await self._advance()
                 return Error(ErrorCode.DRAINING, DRAINING)
             budget, cost = self._budget(received.message)
@@ -237,28 +215,22 @@ class Session:
             case End():
                 self._stream.accept_end(arrived)
             case Finish():
-                await self._finish_speech(arrived)
+                await self._recognise(None, arrived)
                 self._stream.accept_finish(arrived if self.speech is None else None)
                 await self._advance()
 
-    async def _recognise(self, audio: Audio, arrived: float) -> None:
-        assert self.speech is not None
-        await self._read_words(await self.speech.recognise(audio), arrived)
-
-    async def _finish_speech(self, arrived: float) -> None:
-        if self.speech is not None:
-            await self._read_words(await self.speech.finish(), arrived)
-
-    async def _read_words(self, recognised: Recognised, arrived: float) -> None:
-        """Report and translate stable words of audio that arrived at `arrived`."""
-        assert self.speech is not None
+    async def _recognise(self, audio: Audio | None, arrived: float) -> None:
+        """Recognise audio, or its end (None); report and translate the words that are now stable."""
+        if self.speech is None:
+            return
+        words = await self.speech.recognise(audio)
         if self._is_translated:
             now = self.model.translator.clock()
-            feed(self._stream, recognised.words, recognised.seconds + now - arrived, now)
+            feed(self._stream, words, self.speech.seconds + now - arrived, now)
         await self.outbox.wait_for_space()
-        for transcript in self.speech.transcripts(recognised.words):
+        for transcript in self.speech.transcripts(words):
             self.outbox.put(transcript)
-        if recognised.words:
+        if words:
             await self._advance()
 
     async def _advance(self) -> None:
@@ -282,11 +254,8 @@ class Session:
     def _undo(self) -> None:
         undone = self._stream.undo()
         self._sentences = self._stream.sentences_finished  # an undone sentence is not reported
-        if undone is None:
-            self.outbox.put(Undone(None, ""))
-            return
-        self.outbox.put(Undone(*undone))
-        if self.room is not None:
+        self.outbox.put(Undone(None, "") if undone is None else Undone(*undone))
+        if undone is not None and self.room is not None:
             self.room.put(Retract(undone.sentence))
 
     def _emit(self, message: Commit | Sentence) -> None:
@@ -306,9 +275,9 @@ class Session:
 class Sessions:
     """All sessions of a worker, attached or waiting to be resumed."""
 
-    def __init__(self, limits: Limits, metrics: Metrics, counters: Counters, peers: Peers | None = None) -> None:
+    def __init__(self, limits: Limits, metrics: Metrics, counters: Counters, peers: Peers = ALONE) -> None:
         self.is_draining = False
-        self._peers = peers or Peers()
+        self._peers = peers
         self._limits = limits
         self._metrics = metrics
         self._counters = counters
@@ -325,17 +294,14 @@ class Sessions:
         """Open a session, unless the server is full or shutting down; with audio if a pool is given."""
         self._refuse_when_draining()
         limits, counters = self._limits, self._counters
-        if counters.of(Counted.STREAMS, address) >= limits.streams_per_address:
-            self._refuse("from this address", limits.streams_per_address)
-        if counters.total(Counted.STREAMS) >= limits.streams:
-            self._refuse("on this server", limits.streams)
-        self._evict(
-            [session for session in self._sessions.values() if session.address == address], limits.streams_per_address
-        )
-        self._evict(list(self._sessions.values()), limits.streams)
-        name = self._peers.session_name(secrets.token_urlsafe(18))
+        at_address = counters.of(Counted.STREAMS, address)
+        check_limit(at_address, limits.streams_per_address, "streams from this address")
+        check_limit(counters.total(Counted.STREAMS), limits.streams, "streams on this server")
         model.check_delay(delay)
         speech = None if pool is None else pool.open(model.info.source)
+        self._evict(limits.streams_per_address, address)
+        self._evict(limits.streams)
+        name = self._peers.session_name(secrets.token_urlsafe(18))
         session = Session(name, model, delay, address, limits, self._metrics, speech, is_translated)
         self._sessions[session.name] = session
         return session
@@ -398,11 +364,9 @@ class Sessions:
         if self.is_draining:
             raise RefusedError(ErrorCode.DRAINING, DRAINING)
 
-    def _refuse(self, where: str, most: int) -> None:
-        raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many streams {where} (limit {most}); try again later")
-
-    def _evict(self, group: list[Session], most: int) -> None:
-        """Drop the oldest detached session if the limit is reached; its client can start again."""
+    def _evict(self, most: int, address: str | None = None) -> None:
+        """Drop the oldest detached session (of an address) if the limit is reached; its client can start again."""
+        group = [session for session in self._sessions.values() if address in (None, session.address)]
         waiting = next((session for session in group if session.attachment is None), None)
         if len(group) >= most and waiting is not None:
             self.forget(waiting)

@@ -21,8 +21,10 @@ from websockets.exceptions import PayloadTooBig
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 
-from simulmt.serve.limits import Counted, Counters, Limits, Throttle
+from simulmt.serve.access import Limits
+from simulmt.serve.flow import Throttle
 from simulmt.serve.metrics import Metrics
+from simulmt.serve.peers import Counted, Counters
 from simulmt.serve.protocol import Error, ErrorCode, write
 
 logger = logging.getLogger("simulmt.serve")
@@ -48,8 +50,8 @@ class ConnectionLimiter:
     def __init__(
         self, limits: Limits, counters: Counters, metrics: Metrics, most: int, proxies: Collection[str] = ()
     ) -> None:
-        self._limits = limits
-        self._metrics = metrics
+        self.limits = limits
+        self.metrics = metrics
         self._counters = counters
         self._most = most  # of this process
         self._proxies = proxies
@@ -58,11 +60,11 @@ class ConnectionLimiter:
 
     def add(self, transport: asyncio.Transport, address: str) -> str | None:
         """Count a new connection; return the reason if it is refused."""
-        limits, counters = self._limits, self._counters
+        limits, counters = self.limits, self._counters
         at_address = counters.of(Counted.CONNECTIONS, address)
         is_limited = address not in self._proxies and ANY_PROXY not in self._proxies
         if is_limited and at_address >= limits.connections_per_address:
-            return f"too many connections from this address; the limit is {limits.connections_per_address}"
+            return f"too many connections from this address (limit {limits.connections_per_address})"
         if len(self._addresses) >= self._most or counters.total(Counted.CONNECTIONS) >= limits.connections:
             if not self._idle:
                 return "too many connections; try again later"
@@ -73,9 +75,6 @@ class ConnectionLimiter:
         self._idle[transport] = None
         counters.add(Counted.CONNECTIONS, address)
         return None
-
-    def count_error(self, code: ErrorCode) -> None:
-        self._metrics.errors.labels(code).inc()
 
     def mark_active(self, transport: asyncio.Transport) -> None:
         """Mark a connection that has sent a complete request."""
@@ -92,10 +91,9 @@ class ConnectionLimiter:
 class HttpProtocol(H11Protocol):
     """HTTP/1.1 with a limit on connections and a deadline for every request to arrive."""
 
-    def __init__(self, *, limiter: ConnectionLimiter, limits: Limits, **settings: Any) -> None:
+    def __init__(self, *, limiter: ConnectionLimiter, **settings: Any) -> None:
         super().__init__(**settings)
         self._limiter = limiter
-        self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
         self._is_refused = False
 
@@ -143,15 +141,14 @@ class HttpProtocol(H11Protocol):
         return cycle is None or cycle.response_complete or cycle.more_body
 
     def _set_deadline(self) -> None:
-        self._deadline = self.loop.call_later(self._limits.request_seconds, self._time_out)
+        seconds = self._limiter.limits.request_seconds
+        message = f"no complete request within {seconds:g} seconds"
+        self._deadline = self.loop.call_later(seconds, self._refuse, HTTPStatus.REQUEST_TIMEOUT, message)
 
     def _clear_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-    def _time_out(self) -> None:
-        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"no complete request within {self._limits.request_seconds:g} seconds")
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Answer with an error, whatever state the request is in, and close the connection."""
@@ -169,10 +166,9 @@ class HttpProtocol(H11Protocol):
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """A WebSocket with limits on what a peer can send, and an error message on closing."""
 
-    def __init__(self, *, limiter: ConnectionLimiter, limits: Limits, **settings: Any) -> None:
+    def __init__(self, *, limiter: ConnectionLimiter, **settings: Any) -> None:
         super().__init__(**settings)
         self._limiter = limiter
-        self._limits = limits
         self._sending_deadline: asyncio.TimerHandle | None = None
         self.close_timeout = CLOSING_SECONDS
         self._is_failed = False
@@ -182,16 +178,21 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._limiter.remove(self.transport)
-        self._clear_sending_deadline()
+        if self._sending_deadline is not None:
+            self._sending_deadline.cancel()
         self._confirm()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._sending_deadline = self.loop.call_later(self._limits.sending_seconds, self._fail_slow_reader)
+        message = "the client does not read what is sent"
+        self._sending_deadline = self.loop.call_later(
+            self._limiter.limits.sending_seconds, self.fail, ErrorCode.SLOW_READER, message
+        )
 
     def resume_writing(self) -> None:
-        self._clear_sending_deadline()
+        if self._sending_deadline is not None:
+            self._sending_deadline.cancel()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
@@ -272,12 +273,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
             return
         logger.info("connection closed: %s", code)
-        self._limiter.count_error(code)
+        self._limiter.metrics.errors.labels(code).inc()
         self._is_failed = self.close_sent = True
         self.stop_keepalive()
         self.writable.set()  # wake up pending sends
         self._confirm()
-        close_code = code.info.close_code if close_code is None else close_code
+        close_code = code.close_code if close_code is None else close_code
         self.queue.put_nowait({"type": "websocket.disconnect", "code": close_code, "reason": code})
         if self.conn.state is State.OPEN:  # else the parser has failed and sends its own close frame
             self.conn.send_close(close_code, code)
@@ -305,14 +306,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _confirm(self) -> None:
         self._unconfirmed = 0
         self._is_confirmed.set()
-
-    def _fail_slow_reader(self) -> None:
-        self.fail(ErrorCode.SLOW_READER, "the client does not read what is sent")
-
-    def _clear_sending_deadline(self) -> None:
-        if self._sending_deadline is not None:
-            self._sending_deadline.cancel()
-            self._sending_deadline = None
 
     def _admit_control_frame(self) -> bool:
         if self._control_frames.take(1) > 0:

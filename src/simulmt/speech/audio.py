@@ -178,9 +178,9 @@ class _Resampler:
         last = (len(held) - 1 - self.reach) * self._phases  # the latest position with all of its input
         positions = np.arange(self._position, last + 1, self._step)
         places, phases = np.divmod(positions, self._phases)
-        windows = np.lib.stride_tricks.sliding_window_view(held, 2 * self.reach + 1) if len(positions) else None
         output = np.empty(0, np.float32)
-        if windows is not None:
+        if len(positions):
+            windows = np.lib.stride_tricks.sliding_window_view(held, 2 * self.reach + 1)
             output = np.einsum("nk,nk->n", windows[places - self.reach], self._kernels[phases])
         following = self._position + len(positions) * self._step
         dropped = max(0, min(following // self._phases - self.reach, len(held)))

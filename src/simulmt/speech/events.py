@@ -53,7 +53,7 @@ class EventReader:
     def _readers(self) -> Mapping[str, Callable[[dict[str, Any]], list[Hypothesis]]]:
         """Return the parsers by a key that identifies the recogniser; the first match counts."""
         return {
-            "line_id": self.read_moonshine,
+            "line_id": self._read_moonshine,
             "lines": self._read_whisper,
             "partial": self.read_vosk,
             "is_final": self._read_sherpa,
@@ -61,7 +61,7 @@ class EventReader:
             "text": self.read_vosk,
         }
 
-    def read_moonshine(self, record: Mapping[str, Any]) -> list[Hypothesis]:
+    def _read_moonshine(self, record: Mapping[str, Any]) -> list[Hypothesis]:
         """Parse a transcript line; lines that were already completed are ignored."""
         line, is_final = record["line_id"], bool(record["is_complete"])
         if line == self._complete:

@@ -192,8 +192,7 @@ class MoonshineModel:
 
     def text(self, tokens: Sequence[int]) -> str:
         """Join tokens into text."""
-        pieces = (self._vocabulary[token] for token in tokens)
-        text = b"".join(piece for piece in pieces if not _is_special(piece)).decode("utf-8", "ignore")
+        text = b"".join(self._vocabulary[token] for token in tokens).decode("utf-8", "ignore")
         return text.replace(SPACE, " ").strip()
 
     def _encode(self, samples: Samples) -> Arrays:
@@ -231,12 +230,8 @@ def _is_self_attention(name: str) -> bool:
     return ".decoder." in name
 
 
-def _is_special(piece: bytes) -> bool:
-    return len(piece) > 2 and piece.startswith(b"<") and piece.endswith(b">")
-
-
 def _read_vocabulary(data: bytes) -> Iterator[bytes]:
-    """Read length-prefixed pieces; a length above 127 takes two bytes."""
+    """Read length-prefixed pieces, special ones as empty; a length above 127 takes two bytes."""
     position = 0
     while position < len(data):
         length = data[position]
@@ -244,5 +239,6 @@ def _read_vocabulary(data: bytes) -> Iterator[bytes]:
         if length > 127:
             length += int.from_bytes(data[position : position + 1]) * 128 - 128
             position += 1
-        yield data[position : position + length]
+        piece = data[position : position + length]
+        yield b"" if length > 2 and piece.startswith(b"<") and piece.endswith(b">") else piece
         position += length

@@ -1,13 +1,13 @@
-"""The WebSocket endpoint /v1/stream."""
+"""The WebSocket endpoints: /v1/stream, /v1/rooms/NAME, and the one by which workers publish to each other."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import re
+from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -15,14 +15,15 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import CloseCode
 
-from simulmt.serve.access import Authenticator, Origins
-from simulmt.serve.audio import Audio, RecogniserPool
-from simulmt.serve.limits import Counters, Limits
-from simulmt.serve.metrics import Metrics
-from simulmt.serve.models import Model
-from simulmt.serve.peers import ADDRESS_HEADER, Peers
+from simulmt.serve.access import check_limit
+from simulmt.serve.audio import Audio
+from simulmt.serve.flow import running
+from simulmt.serve.peers import ADDRESS_HEADER, Counted
 from simulmt.serve.protocol import (
+    ROOM_NAME,
     ClientMessage,
+    Closed,
+    Commit,
     Done,
     Error,
     ErrorCode,
@@ -31,14 +32,19 @@ from simulmt.serve.protocol import (
     RefusedError,
     Remedy,
     Resume,
-    ServerMessage,
+    Retract,
+    Room,
+    Sentence,
     Start,
     parse_client,
+    parse_room,
+    parse_viewer,
     write,
 )
-from simulmt.serve.rooms import Rooms
-from simulmt.serve.sessions import Attachment, Session, Sessions
-from simulmt.serve.tasks import cancel
+from simulmt.serve.sessions import Attachment, Session
+
+if TYPE_CHECKING:
+    from simulmt.serve.app import Service
 
 logger = logging.getLogger("simulmt.serve")
 
@@ -46,57 +52,65 @@ TAKEN_OVER = "another connection has resumed this session"
 LAST_MESSAGE_SECONDS = 1.0  # to send the last message to a client that may not be reading
 
 
-@dataclass(frozen=True)
-class Service:
-    """Shared by the endpoints of an application."""
-
-    models: Mapping[str, Model]
-    limits: Limits
-    counters: Counters
-    metrics: Metrics
-    sessions: Sessions
-    authenticator: Authenticator
-    origins: Origins
-    rooms: Rooms
-    peers: Peers
-    recognisers: RecogniserPool
-    open_metrics: bool = False  # whether /metrics needs no key
-    room_keys: bool = False  # whether viewers of rooms need a key
-
-
-class Connection:
+class Connection(ABC):
     """Serves one client; `run` returns when the connection is closed."""
 
     def __init__(self, websocket: WebSocket, service: Service) -> None:
         self._websocket = websocket
         self._service = service
-        self._address = client_address(websocket)
-        self._last_message = 0.0  # time of the last message received
+        self._is_worker = _is_worker(websocket, service)
+        client = websocket.client
+        self._address = websocket.headers.get(ADDRESS_HEADER, "") if client is None else client.host
+
+    @abstractmethod
+    async def _serve(self) -> int:
+        """Serve the client to the end; return the close code."""
 
     async def run(self) -> None:
+        if not self._service.origins.admit(self._websocket.headers):
+            await self._websocket.close()  # before it is accepted: the browser gets a 403
+            return
         await self._websocket.accept()
         with suppress(WebSocketDisconnect):
             try:
                 code = await self._serve()
             except RefusedError as refusal:
-                code = refusal.code.info.close_code
-                await self._send_error(refusal)
+                logger.info("connection closed: %s", refusal.code)
+                code = refusal.code.close_code
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_MESSAGE_SECONDS):
+                        await self._report(refusal)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_MESSAGE_SECONDS):
                     await self._websocket.close(code)
 
+    async def _report(self, refusal: RefusedError) -> None:
+        self._service.metrics.errors.labels(refusal.code).inc()
+        await self._websocket.send_text(write(Error(refusal.code, str(refusal))))
+
+    async def _authenticate(self, key: str | None) -> None:
+        if not await self._service.authenticator.admit(key, self._websocket.headers, self._address):
+            raise RefusedError(ErrorCode.UNAUTHORIZED, "missing or invalid API key")
+
+
+class StreamConnection(Connection):
+    """Serves a client of /v1/stream."""
+
+    def __init__(self, websocket: WebSocket, service: Service) -> None:
+        super().__init__(websocket, service)
+        self._last_message = 0.0  # time of the last message received
+
     async def _serve(self) -> int:
-        """Serve the client until its stream is over; return the close code."""
         session = await self._open()
         if isinstance(session, Resume):
             return await self._forward(session)
         attachment = self._service.sessions.attach(session)
         remedy = Remedy.RESUME
         try:
-            await self._send(_ready(session))
+            await self._websocket.send_text(write(_ready(session)))
             return await self._exchange(session, attachment)
         except RefusedError as refusal:
-            remedy = refusal.code.info.remedy
+            remedy = refusal.code.remedy
             raise
         except WebSocketDisconnect:
             self._service.metrics.lost.labels(session.model.name).inc()
@@ -126,10 +140,8 @@ class Connection:
             raise RefusedError(ErrorCode.IDLE, f"no message for {seconds:g} seconds") from None
         if not isinstance(message, Start | Resume):
             raise RefusedError(ErrorCode.OUT_OF_ORDER, "the first message must be start or resume")
-        if is_worker(self._websocket, self._service):  # it has checked the key
-            return message
-        if not await self._service.authenticator.admit(message.api_key, self._websocket.headers, self._address):
-            raise RefusedError(ErrorCode.UNAUTHORIZED, "missing or invalid API key")
+        if not self._is_worker:  # else that worker has checked the key
+            await self._authenticate(message.api_key)
         return message
 
     async def _session_for(self, message: Opening) -> Session | Resume:
@@ -150,7 +162,7 @@ class Connection:
         if message.room is not None:
             try:
                 key = message.room_key or session.name
-                session.room = await self._service.rooms.open(message.room, key, session.model.info)
+                session.room = await self._service.rooms.open(message.room, key, model.info)
             except RefusedError:
                 sessions.forget(session)
                 raise
@@ -162,12 +174,9 @@ class Connection:
         try:
             async with peers.connect(peers.owner(opening.session), "/v1/stream", self._address) as owner:
                 await owner.send(write(opening))
-                reader = asyncio.create_task(self._forward_input(owner))
-                try:
+                async with running(self._forward_input(owner)):
                     async for text in owner:
                         await self._websocket.send_text(str(text))
-                finally:
-                    await cancel(reader)
                 code = owner.close_code
         except (OSError, InvalidHandshake, ConnectionClosed):
             code = None
@@ -185,17 +194,13 @@ class Connection:
 
     async def _exchange(self, session: Session, attachment: Attachment) -> int:
         """Read and write concurrently until either ends or the session is ended; return the close code."""
-        writer = asyncio.create_task(self._write(session, attachment))
-        reader = asyncio.create_task(self._read(session, attachment))
-        taken_over = asyncio.create_task(attachment.ended.wait())
-        tasks = (writer, reader, taken_over)
-        try:
+        writing, reading = self._write(session, attachment), self._read(session, attachment)
+        async with running(writing, reading, attachment.ended.wait()) as tasks:
             done: set[asyncio.Task[Any]] = set()
             while not done:
                 seconds = self._time_left(session)
                 done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await cancel(*tasks)
+        writer, reader, _ = tasks
         if writer in done:
             return writer.result()
         if reader in done:
@@ -228,9 +233,9 @@ class Connection:
                 raise RefusedError(ErrorCode.TAKEN_OVER, TAKEN_OVER)
             message = session.outbox.take()
             if isinstance(message, Error):
-                raise RefusedError(ErrorCode(message.code), message.message)
+                raise message.as_exception()
             if message is not None:
-                await self._send(message)
+                await self._websocket.send_text(write(message))
             if isinstance(message, Done):
                 return CloseCode.NORMAL_CLOSURE
 
@@ -245,33 +250,81 @@ class Connection:
             raise RefusedError(ErrorCode.TOO_BIG, f"messages are limited to {most} bytes; send the text in parts")
         return parse_client(text)
 
-    async def _send(self, message: ServerMessage) -> None:
-        await self._websocket.send_text(write(message))
 
-    async def _report(self, refusal: RefusedError) -> None:
-        self._service.metrics.errors.labels(refusal.code).inc()
-        await self._send(Error(refusal.code, str(refusal)))
+class ViewerConnection(Connection):
+    """Serves a viewer of a room, or another worker that copies it for its own viewers."""
 
-    async def _send_error(self, refusal: RefusedError) -> None:
-        logger.info("stream closed: %s", refusal.code)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_MESSAGE_SECONDS):
-                await self._report(refusal)
+    async def _serve(self) -> int:
+        if not re.match(ROOM_NAME, self._websocket.path_params["name"]):
+            raise RefusedError(ErrorCode.BAD_MESSAGE, "a room name has 1 to 40 characters a-z, 0-9 and -")
+        if self._is_worker:
+            return await self._exchange()
+        if self._service.settings.room_keys:
+            await self._receive_key()
+        counters = self._service.counters
+        check_limit(counters.total(Counted.VIEWERS), self._service.limits.viewers, "viewers")
+        counters.add(Counted.VIEWERS, self._address)
+        self._service.metrics.viewers.inc()
+        try:
+            return await self._exchange()
+        finally:
+            counters.add(Counted.VIEWERS, self._address, -1)
+            self._service.metrics.viewers.dec()
+
+    async def _receive_key(self) -> None:
+        try:
+            async with asyncio.timeout(self._service.limits.opening_seconds):
+                message = parse_viewer(await _receive_text(self._websocket))
+        except TimeoutError:
+            raise RefusedError(ErrorCode.UNAUTHORIZED, "expected a watch message with an API key") from None
+        await self._authenticate(message.api_key)
+
+    async def _exchange(self) -> int:
+        """Send the messages of the room until the viewer disconnects or does not keep up."""
+        async with running(self._write(), _receive_text(self._websocket)) as tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        raise RefusedError(ErrorCode.OUT_OF_ORDER, "viewers only read")
+
+    async def _write(self) -> None:
+        async for text in self._service.rooms.watch(self._websocket.path_params["name"]):
+            await self._websocket.send_text(text)
 
 
-def is_worker(websocket: WebSocket, service: Service) -> bool:
+async def publish(websocket: WebSocket, service: Service) -> None:
+    """Let another worker publish to a room whose home is this worker."""
+    if not _is_worker(websocket, service):
+        await websocket.close()
+        return
+    await websocket.accept()
+    with suppress(WebSocketDisconnect):
+        speech = parse_room(await _receive_text(websocket))
+        assert isinstance(speech, Room)
+        try:
+            publisher = service.rooms.open_here(speech)
+        except RefusedError as refusal:
+            await websocket.send_text(write(Error(refusal.code, str(refusal))))
+            await websocket.close()
+            return
+        await websocket.send_text(write(speech))
+        try:
+            while not isinstance(message := parse_room(await _receive_text(websocket)), Closed):
+                if isinstance(message, Commit | Sentence | Retract):
+                    publisher.put(message)
+        finally:
+            # If the speaker's worker was lost, leave time to open the room again.
+            asyncio.get_running_loop().call_later(service.limits.grace_seconds, publisher.close)
+        publisher.close()
+        await websocket.close()
+
+
+def _is_worker(websocket: WebSocket, service: Service) -> bool:
     """Check whether the peer is another worker of this server: only they use the Unix sockets."""
     return websocket.client is None and service.peers.directory is not None
 
 
-def client_address(websocket: WebSocket) -> str:
-    """Return the address of a client, also if another worker connects on its behalf."""
-    if websocket.client is not None:
-        return websocket.client.host
-    return websocket.headers.get(ADDRESS_HEADER, "")
-
-
-async def receive_text(websocket: WebSocket) -> str:
+async def _receive_text(websocket: WebSocket) -> str:
     """Receive a text message; raise WebSocketDisconnect at the end of the connection."""
     return _text_of(await websocket.receive())
 

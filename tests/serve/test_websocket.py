@@ -17,10 +17,9 @@ from websockets.exceptions import InvalidStatus
 from simulmt.runtime.ctc import POSITIONS
 from simulmt.runtime.stream import Translator
 from simulmt.serve import access
-from simulmt.serve.access import ApiKeys
+from simulmt.serve.access import ApiKeys, Limits
 from simulmt.serve.app import Settings, create_app
-from simulmt.serve.connection import Connection
-from simulmt.serve.limits import Limits
+from simulmt.serve.websocket import StreamConnection
 
 from .helpers import Served, eventually, frame, raw_websocket, received, synthetic_text, text_of
 
@@ -408,7 +407,7 @@ class Deaf:
 def test_a_client_that_does_not_even_read_why_is_sent_away_all_the_same() -> None:
     settings = Settings(("toy",), limits=Limits(sending_seconds=0.01), threads=1)
     client, service = Deaf(), create_app(settings).state.service
-    asyncio.run(Connection(client, service).run())  # type: ignore[arg-type]
+    asyncio.run(StreamConnection(client, service).run())  # type: ignore[arg-type]
     assert client.code == 1008
 
 

@@ -1,26 +1,75 @@
-"""The output queue of a session: messages not yet sent, and the last ones sent, for a client that resumes."""
+"""Concurrency and flow control: background tasks, bounded queues and token buckets."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 
 from simulmt.serve.protocol import Ack, Commit, Done, Error, Sentence, Transcript, Undone
 
 Output = Commit | Sentence | Undone | Ack | Transcript | Done | Error
 
 
+@asynccontextmanager
+async def running(*coroutines: Coroutine[Any, Any, Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Run coroutines as tasks; at the end of the block cancel them and wait until they have ended."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Throttle:
+    """A token bucket that fills at a constant rate."""
+
+    def __init__(self, rate: float, burst: float, clock: Callable[[], float]) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._level = burst
+        self._filled = clock()
+
+    def take(self, tokens: int) -> float:
+        """Take tokens out; return the seconds to wait before going on."""
+        now = self._clock()
+        self._level = min(self._burst, self._level + (now - self._filled) * self._rate) - tokens
+        self._filled = now
+        return max(0.0, -self._level / self._rate)
+
+
+class Budget:
+    """Back-pressure: a bound on outstanding characters or samples; `spend` waits while it is exceeded."""
+
+    def __init__(self, most: float) -> None:
+        self._all = self._left = most
+        self._available = asyncio.Event()
+        self._available.set()
+
+    @property
+    def is_used(self) -> bool:
+        return self._left < self._all
+
+    async def spend(self, cost: int) -> None:
+        """Wait until the bound is not exceeded; a single message may exceed it."""
+        await self._available.wait()
+        self.refund(-cost)
+
+    def refund(self, cost: int) -> None:
+        self._left += cost
+        self._available.set() if self._left > 0 else self._available.clear()
+
+
 class Entry(NamedTuple):
     message: Output
     seq: int  # of the last commit up to here
-    is_commit: bool
-
-    def is_received_at(self, seq: int) -> bool:
-        """Return whether a client that has commit `seq`, perhaps from an earlier session, must have this message."""
-        if isinstance(self.message, Done | Error):
-            return False
-        return self.seq <= seq if self.is_commit else self.seq < seq
+    received_at: float  # a client that has this commit, perhaps from an earlier session, must have the message
 
 
 class Outbox:
@@ -44,9 +93,12 @@ class Outbox:
 
     def put(self, message: Output) -> None:
         """Add a message, even if the queue is full; await `wait_for_space` before writing more."""
+        received_at: float = self._seq + 1
         if isinstance(message, self._commit):
-            self._seq = message.seq
-        self._entries.append(Entry(message, self._seq, isinstance(message, self._commit)))
+            received_at = self._seq = message.seq
+        elif isinstance(message, Done | Error):
+            received_at = math.inf
+        self._entries.append(Entry(message, self._seq, received_at))
         self._update()
 
     async def wait_for_space(self) -> None:
@@ -65,7 +117,7 @@ class Outbox:
             self._last_dropped = self._entries.popleft().seq
             self._sent -= 1
         self._update()
-        return None if entry.is_received_at(self._last_received) else entry.message
+        return None if self._last_received >= entry.received_at else entry.message
 
     def rewind(self, seq: int) -> bool:
         """Go back to just after commit `seq`; return False if that is no longer kept."""

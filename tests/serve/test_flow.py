@@ -1,14 +1,15 @@
-"""The outbox against a list that forgets nothing."""
+"""Token buckets, and the outbox against a list that forgets nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulmt.serve.outbox import Outbox, Output
+from simulmt.serve.flow import Outbox, Output, Throttle
 from simulmt.serve.protocol import Commit, Done, LagMs, Sentence
 
 FULL, KEPT = 3, 5
@@ -118,3 +119,31 @@ def test_a_full_box_makes_the_writer_wait() -> None:
         await asyncio.wait_for(waiting, timeout=180)
 
     asyncio.run(run())
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 500), st.floats(0, 10)), max_size=30))
+def test_nobody_gets_more_than_the_burst_and_the_rate(requests: list[tuple[int, float]]) -> None:
+    clock = Clock()
+    throttle = Throttle(rate=10, burst=100, clock=clock)
+    taken = 0
+    for characters, pause in requests:
+        clock.now += pause + throttle.take(characters)
+        taken += characters
+        assert taken <= 100 + 10 * clock.now + 1e-6
+
+
+def test_the_burst_is_free_and_comes_back() -> None:
+    clock = Clock()
+    throttle = Throttle(rate=10, burst=100, clock=clock)
+    assert throttle.take(100) == 0
+    assert throttle.take(5) == pytest.approx(0.5)
+    clock.now = 1_000.0
+    assert throttle.take(100) == 0
