@@ -28,7 +28,7 @@ from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.text import BLANK, END
 from simulmt.train.loop import compile_layers, precision
-from simulmt.train.settings import TrainingConfig
+from simulmt.train.systems import TrainingConfig
 
 PEAK_BF16 = 790e12  # FLOP/s of a large matrix product measured on one H200
 

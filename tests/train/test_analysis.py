@@ -25,7 +25,7 @@ from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.text import BLANK, END, Tokenizer
 from simulmt.train import analysis
 from simulmt.train.analysis import BLANK_LABEL, Sorter, align_words, heat_map, oracle_order, sort_pairs, viterbi
-from simulmt.train.record import record_run
+from simulmt.train.run import record_run
 
 from .helpers import ALONE, run, tiny
 

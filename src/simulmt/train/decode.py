@@ -6,7 +6,7 @@ sentences and still scores what a live stream would have written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from simulmt.data.dataset import Dataset
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.ctc import CTCModel
 from simulmt.model.transducer import TransducerModel
@@ -24,6 +25,8 @@ from simulmt.train.batches import Batch, DeviceStore
 from simulmt.train.systems import InferenceModel, evaluation_mode
 
 GREEDY = BeamConfig(beam=1, length_penalty=0.0, reads_on=True)
+# Candidates for the penalty on the blank's logit; the more confident a model, the larger its best penalty.
+BLANK_PENALTIES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)
 
 
 @torch.inference_mode()
@@ -147,3 +150,26 @@ def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]], tokeniz
     """Return lower-cased corpus BLEU; text without spaces is scored by characters."""
     metric = sacrebleu.BLEU(lowercase=True, tokenize="13a" if tokenizer.spaced else "zh", force=True)
     return float(metric.corpus_score(list(hypotheses), [list(each) for each in references]).score)
+
+
+def tune_blank_penalties(
+    model: CTCModel,
+    dataset: Dataset,
+    delays: Sequence[int],
+    rules: DecodingRules = NO_RULES,
+    report: Callable[[str], None] = lambda _: None,
+) -> tuple[float, ...]:
+    """Return, for each delay, the blank penalty with the best BLEU on the development set; ties go to the smallest.
+
+    `rules` are those that the bundle will decode with.
+    """
+    dev = DeviceStore(dataset.dev, torch.device("cpu"))
+    chosen = []
+    for delay in delays:
+        scores = scores_by_blank_penalty(
+            model, dev, delay, BLANK_PENALTIES, dataset.dev_references, dataset.target_tokenizer, rules=rules
+        )
+        chosen.append(max(scores, key=lambda penalty: (scores[penalty], -penalty)))
+        shown = ", ".join(f"{penalty:g}: {score:.2f}" for penalty, score in scores.items())
+        report(f"k={delay}: development BLEU by blank penalty {shown}")
+    return tuple(chosen)

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -26,19 +26,21 @@ from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import DecoderLayer, EncoderLayer
 from simulmt.model.output import Loss
 from simulmt.model.risk import risk_loss
+from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
 from simulmt.train.analysis import sorting_statistics
 from simulmt.train.batches import Batch, BatchPlan, BatchQueue, DeviceStore, draw_delay
-from simulmt.train.checkpoint import CheckpointFolder, average
 from simulmt.train.decode import bleu, translate_store
 from simulmt.train.monitor import Monitor, UpdateReport
-from simulmt.train.settings import RunConfig, TrainingConfig
-from simulmt.train.state import RunProgress, RunState
+from simulmt.train.restore import initialise_from
+from simulmt.train.run import CheckpointFolder, RunProgress, RunState
 from simulmt.train.systems import (
+    FINAL,
+    RunConfig,
     SystemConfig,
     TrainableModel,
+    TrainingConfig,
     build_model,
-    initialise_from,
     mark_words,
     save_model,
     translator_of,
@@ -46,7 +48,6 @@ from simulmt.train.systems import (
 )
 from simulmt.train.world import World
 
-FINAL = "final"  # subdirectory of a run that holds the trained model
 MAX_LOSS_RATIO = 5.0  # to the running average; updates with a larger loss are skipped
 
 
@@ -118,7 +119,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
                 progress.scores[str(update)] = sum(scores.values()) / len(scores)
                 monitor.validation(update, scores, max(progress.scores.values()))
             if (validating or interrupted) and world.is_first:
-                checkpoints.save(update, state.tensors(), {"system": config.system, **state.metadata()})
+                checkpoints.save(update, state.tensors(), {"system": config.system, "progress": asdict(progress)})
                 checkpoints.prune(set(progress.best(settings.keep_best)))
             if interrupted:
                 stop.handled = True
@@ -191,26 +192,22 @@ def precision(settings: TrainingConfig, device: torch.device) -> AbstractContext
 class _Objective(nn.Module):
     """Computes the loss in its forward pass, as DistributedDataParallel requires."""
 
-    def __init__(self, model: nn.Module, config: RunConfig, pieces: Sequence[str]) -> None:
+    def __init__(self, model: TrainableModel, config: RunConfig, pieces: Sequence[str]) -> None:
         super().__init__()
         self.model = model
         self.config = config
         self.weights = config.risk.weights(pieces).to(next(model.parameters()).device)
 
     def forward(self, batch: Batch, delay: int | None) -> Loss:
-        pairs = (batch.source, batch.source_lengths, batch.target, batch.target_lengths)
+        model, pairs = self.model, (batch.source, batch.source_lengths, batch.target, batch.target_lengths)
+        if isinstance(model, Seq2SeqModel):
+            return model.loss(*pairs, delay, self.config.training.smoothing)
+        assert delay is not None, "only a teacher has no delay"
         if self.config.objective == "bigrams":
-            return inference_path_loss(cast(CTCModel, self.model), *pairs, delay=delay or 1)
+            return inference_path_loss(cast(CTCModel, model), *pairs, delay)
         if self.config.objective == "risk":
-            return risk_loss(
-                cast(TransducerModel, self.model),
-                *pairs,
-                delay=delay or 1,
-                config=self.config.risk,
-                weights=self.weights,
-            )
-        smoothing = self.config.training.smoothing
-        return cast(TrainableModel, self.model).loss(*pairs, delay=delay, smoothing=smoothing)
+            return risk_loss(cast(TransducerModel, model), *pairs, delay, self.config.risk, self.weights)
+        return model.loss(*pairs, delay, self.config.training.smoothing)
 
 
 def _accumulate(
@@ -258,7 +255,7 @@ def _apply_update(state: RunState, update: int, loss: float, scale: float, setti
 
 
 def _validate(
-    model: nn.Module, dev: DeviceStore, dataset: Dataset, config: RunConfig, world: World
+    model: TrainableModel, dev: DeviceStore, dataset: Dataset, config: RunConfig, world: World
 ) -> dict[str, float]:
     """Return the greedy BLEU of the development set by delay."""
     scores = {}
@@ -286,9 +283,9 @@ def _choose_final(
     candidates = {"best": best[:1], "average of the best": best}
     scores, weights = {}, {}
     for name, updates in candidates.items():
-        weights[name] = average(checkpoints, updates, state.validated_prefix)
+        weights[name] = checkpoints.average(updates, state.validated_prefix)
         state.model.load_state_dict(weights[name])
-        by_delay = _validate(state.model, dev, dataset, config, world)
+        by_delay = _validate(cast(TrainableModel, state.model), dev, dataset, config, world)
         scores[name] = sum(by_delay.values()) / len(by_delay)
     chosen = max(scores, key=lambda name: scores[name])
     state.model.load_state_dict(weights[chosen])

@@ -18,7 +18,7 @@ from torch import nn
 from simulmt.errors import SimulmtError
 from simulmt.model.asn import SortingStatistics
 from simulmt.train.batches import BatchPlan
-from simulmt.train.state import RunProgress
+from simulmt.train.run import RunProgress
 
 WINDOW = 100  # updates that the displayed speed is averaged over
 
@@ -66,7 +66,14 @@ class Monitor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+        try:
+            for curve in self._curves:
+                curve.close()
+        except OSError as error:
+            self._disable_curves(error)
 
     def start(self, update: int, max_updates: int, model: nn.Module, plan: BatchPlan) -> None:
         parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -188,16 +195,6 @@ class Monitor:
             self._console.print(message, style=style, markup=False, emoji=False, highlight=False)
         else:
             print(message, file=sys.stderr, flush=True)
-
-    def _close(self) -> None:
-        if self._bar:
-            self._bar.stop()
-            self._bar = None
-        try:
-            for curve in self._curves:
-                curve.close()
-        except OSError as error:
-            self._disable_curves(error)
 
 
 class _WeightsAndBiases:

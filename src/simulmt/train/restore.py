@@ -1,4 +1,4 @@
-"""Read the weights of a bundle back into a model.
+"""Initialise a model from a trained one: a finished run, or a bundle, whose weights are read back.
 
 A bundle stores weights in the order in which graph.py adds them. So its graphs are built again from a model of zeros,
 and the n-th weights added belong to the n-th stored. Names cannot tell: they change with every node that graph.py adds.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,26 +21,89 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from simulmt.errors import BundleError, ConfigError
+from simulmt.errors import BundleError, CheckpointError, ConfigError, VocabularyError
+from simulmt.model.ctc import CTCConfig
 from simulmt.model.layers import Attention, Embedding
-from simulmt.runtime.bundle import GRAPHS, Bundle, BundleConfig, Kind, find
+from simulmt.model.seq2seq import Seq2SeqConfig
+from simulmt.runtime.bundle import GRAPHS, MANIFEST, Bundle, BundleConfig, Kind, find, shipped_names
 from simulmt.train.graph import Array, Graph, Precision, build_graph
 from simulmt.train.systems import (
     InferenceModel,
     System,
     SystemConfig,
+    TrainableModel,
     build_model,
+    differing_side,
+    has_model,
+    load_model,
     mark_words,
     translator_of,
     vocabulary_checksums,
 )
 
+WORD_STARTS = "encoder.word_starts"  # tensor of models that see whole words
 SYSTEMS: Mapping[Kind, System] = {
     "ctc": "ctc",
     "transducer": "transducer",
     "wait-k": "wait-k",
     "full-sentence": "teacher",
 }
+
+
+def initialise_from(model: TrainableModel, path: Path, config: SystemConfig) -> None:
+    """Copy the weights that two models share from a trained one; raise CheckpointError if they do not fit.
+
+    `path` is a model, a finished run, a bundle or the name of a shipped one; `config` is that of the new model.
+    """
+    other, other_config = _load_initial(path)
+    _check_fit(path, config, other_config)
+    if type(model) is not type(other):
+        model, other = translator_of(model), translator_of(other)
+    elif config.system.endswith("+asn") and config.asn.norm != other_config.asn.norm:
+        raise CheckpointError(
+            f"{path}: its sorting network has asn.norm = '{other_config.asn.norm}', not '{config.asn.norm}', so "
+            "its weights do not fit; set asn.norm, or start from a ctc model"
+        )
+    try:
+        # Word starts are not weights: one model may see whole words and the other not.
+        weights = {name: tensor for name, tensor in other.state_dict().items() if not name.endswith(WORD_STARTS)}
+        own = {name: tensor for name, tensor in model.state_dict().items() if name.endswith(WORD_STARTS)}
+        model.load_state_dict(weights | own)
+    except RuntimeError as error:
+        detail = str(error).splitlines()[1].strip()
+        raise CheckpointError(f"{path}: cannot initialise from a model of different sizes: {detail}") from None
+
+
+def _load_initial(path: Path) -> tuple[TrainableModel, SystemConfig]:
+    """Read a trained model, or else a bundle."""
+    if not has_model(path) and (str(path) in shipped_names() or (path / MANIFEST).exists()):
+        return load_bundle(path)
+    if not path.exists():
+        names = ", ".join(shipped_names())
+        raise CheckpointError(f"{path}: no such model; give a finished run, a bundle or the name of one ({names})")
+    return load_model(path)
+
+
+def _check_fit(path: Path, config: SystemConfig, other: SystemConfig) -> None:
+    """Raise VocabularyError or CheckpointError unless a model can be initialised from another."""
+    if side := differing_side(config.vocabulary_sha256, other.vocabulary_sha256):
+        vocabularies = "DIR" if has_model(path) else path
+        raise VocabularyError(
+            f"{path}: was trained with a {side} vocabulary that differs from that of the data; prepare the data "
+            f"with the vocabularies of the model (simulmt prepare --vocabularies {vocabularies})"
+        )
+    network, other_network = config.network(), other.network()
+    if type(network) is not type(other_network):
+        raise CheckpointError(f"{path}: cannot initialise {config.system} from {other.system}; change `system`")
+    sizes, other_sizes = _sizes(network), _sizes(other_network)
+    if differing := [name for name, size in sizes.items() if size != other_sizes[name]]:
+        listed = ", ".join(f"{name} = {other_sizes[name]} (not {sizes[name]})" for name in differing)
+        raise CheckpointError(f"{path}: cannot initialise from a model of different sizes; its [model] has {listed}")
+
+
+def _sizes(network: CTCConfig | Seq2SeqConfig) -> dict[str, int]:
+    """Return the settings of a network that must agree: all whole numbers."""
+    return {name: value for name, value in asdict(network).items() if type(value) is int}
 
 
 def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]:
