@@ -140,7 +140,7 @@ def test_updates_are_the_plain_arithmetic(data: Path, dataset: Dataset, tmp_path
         for number in (2 * update - 2, 2 * update - 1):
             torch.manual_seed(settings.seed * 1_000_003 + number)
             batch = store.batch(plan.rows(number))
-            losses.append(model.loss(batch.source, batch.source_lengths, batch.target, batch.target_lengths))
+            losses.append(model.loss(batch))
         mean = sum(loss.total for loss in losses) / sum(loss.tokens for loss in losses)
         optimizer.zero_grad()
         mean.backward()  # type: ignore[union-attr]

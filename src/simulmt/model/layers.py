@@ -28,6 +28,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Batch(NamedTuple):
+    """Padded sentence pairs; each side ends in END, lengths are CPU tensors."""
+
+    source: Int[Tensor, "B S"]
+    source_lengths: Int[Tensor, " B"]
+    target: Int[Tensor, "B T"]
+    target_lengths: Int[Tensor, " B"]
+
+
 class KeysValues(NamedTuple):
     """Projected keys and values, [B heads L D/heads] each."""
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from simulmt.config import require
 from simulmt.model.layers import (
+    Batch,
     DecoderLayer,
     Embedding,
     Encoder,
@@ -102,16 +103,9 @@ class Seq2SeqModel(nn.Module):
         states = self._states(source, source_lengths, target, delay)
         return states @ self.target_embedding.weight.T
 
-    def loss(
-        self,
-        source: Int[Tensor, "B S"],
-        source_lengths: Int[Tensor, " B"],
-        target: Int[Tensor, "B T"],
-        target_lengths: Int[Tensor, " B"],
-        delay: int | None = None,
-        smoothing: float = 0.1,
-    ) -> Loss:
-        """Return the summed cross entropy of a batch; lengths are CPU tensors, targets end in END."""
+    def loss(self, batch: Batch, delay: int | None = None, smoothing: float = 0.1) -> Loss:
+        """Return the summed cross entropy of a batch."""
+        source, source_lengths, target, target_lengths = batch
         states = self._states(source, source_lengths, target, delay).flatten(0, 1)[:, None]  # [B*T 1 D]
         inside = length_mask(target_lengths, target.shape[1], target.device)
         weights = torch.ones_like(target, dtype=torch.float32) if inside is None else inside.float()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,20 +19,10 @@ from torch import Tensor
 
 from simulmt.data.store import TokenStore
 from simulmt.errors import TrainingError
+from simulmt.model.layers import Batch
 from simulmt.text import PAD
 
 TARGET_BUCKET = 4  # granularity of target lengths when sorting
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Sentence pairs with END; tokens on the device, lengths on the CPU."""
-
-    rows: NDArray[np.int64]  # which pairs of the store
-    source: Int[Tensor, "B S"]
-    source_lengths: Int[Tensor, " B"]
-    target: Int[Tensor, "B T"]
-    target_lengths: Int[Tensor, " B"]
 
 
 class DeviceStore:
@@ -55,15 +44,15 @@ class DeviceStore:
         on_device = torch.from_numpy(rows).to(self.device, non_blocking=True)
         source = _gather(*self._source, on_device, int(source_lengths.max()))
         target = _gather(*self._target, on_device, int(target_lengths.max()))
-        return Batch(rows, source, source_lengths, target, target_lengths)
+        return Batch(source, source_lengths, target, target_lengths)
 
-    def by_length(self, batch_tokens: int) -> Iterator[Batch]:
-        """Yield every pair once, longest source first, for decoding; `Batch.rows` restores the order."""
+    def by_length(self, batch_tokens: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+        """Yield every pair once, longest source first, for decoding: the rows of each batch, and the batch."""
         order = np.argsort(-self.source_lengths, kind="stable")
         start = 0
         while start < len(order):
             stop = start + max(1, batch_tokens // int(self.source_lengths[order[start]]))
-            yield self.batch(order[start:stop])
+            yield order[start:stop], self.batch(order[start:stop])
             start = stop
 
 
