@@ -120,8 +120,8 @@ def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]
             weights = iter(stored.weights)
             build_graph(name, model, config.longest, config.precision, partial(_Reader, weights, found))
             if next(weights, None) is not None:
-                raise _UnknownGraphError
-    except (_UnknownGraphError, LookupError, ValueError, ZeroDivisionError, ConfigError):
+                raise ValueError("more weights stored than the graph has")
+    except (LookupError, ValueError, ZeroDivisionError, ConfigError):
         raise BundleError(
             f"{bundle.directory}: its graphs are not those that this version of simulmt exports; start from the run "
             "that it was exported from"
@@ -131,10 +131,6 @@ def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]
             parameter.copy_(found[parameter])
     mark_words(model, bundle.source)
     return model, system
-
-
-class _UnknownGraphError(Exception):
-    """A stored graph has other weights than the one built from its sizes."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +190,7 @@ class _Reader(Graph):
         if _holds_weights(np.asarray(value)):
             stored = next(self._stored, None)
             if stored is None or (stored.shape, stored.dtype) != (value.shape, value.dtype):
-                raise _UnknownGraphError
+                raise ValueError("weights of other shapes stored than the graph has")
             self._read.append(stored)
         return super().constant(value)
 

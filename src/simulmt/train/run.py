@@ -157,11 +157,11 @@ class Checkpoint:
     state: dict[str, Any]
 
 
+@dataclass(frozen=True)
 class CheckpointFolder:
     """Checkpoints of a run: the last few, and those still needed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def save(self, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Write a checkpoint; a failure leaves earlier ones untouched and no partial files."""
