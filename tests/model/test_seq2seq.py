@@ -67,7 +67,7 @@ def test_encode_and_steps_are_forward_also_with_padding(causal: bool, delay: int
         step, state = model.step(token, state, delay)
         logits.append(step)
     assert_same(torch.stack(logits, 1), model(source, source_lengths, target, delay))
-    assert state.written == target.shape[1]
+    assert state.past[0].length == target.shape[1]
 
 
 @torch.no_grad()

@@ -184,11 +184,7 @@ class _GreedyState(NamedTuple):
 
 
 def _greedy_wait_k(
-    model: Seq2SeqModel,
-    source: Int[Tensor, "B S"],
-    source_lengths: Int[Tensor, " B"],
-    config: BeamConfig,
-    delay: int,
+    model: Seq2SeqModel, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], config: BeamConfig, delay: int
 ) -> list[list[Hypothesis]]:
     """Decode greedily under wait-k; if END is predicted before the source is read, read a token instead.
 

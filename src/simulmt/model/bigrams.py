@@ -52,10 +52,7 @@ def inference_path_loss(model: CTCModel, batch: Batch, delay: int = 1) -> Loss:
 
 
 def bigram_loss(
-    frames: Float[Tensor, "B U D"],
-    table: Float[Tensor, "V D"],
-    alignments: Alignments,
-    chunk: int = FRAMES_PER_CHUNK,
+    frames: Float[Tensor, "B U D"], table: Float[Tensor, "V D"], alignments: Alignments, chunk: int = FRAMES_PER_CHUNK
 ) -> Loss:
     """Return 1 - F1 of each sentence, weighted by its labels; sentences without labels or frames count zero."""
     lengths = alignments.label_lengths
@@ -161,11 +158,7 @@ class _LabelsAndSame(torch.autograd.Function):
 
 
 def _gradients_without_labels(
-    rows: _Rows,
-    after: Float[Tensor, "B U"],
-    before: Float[Tensor, "B U"],
-    shrink: Float[Tensor, "B U"],
-    chunk: int,
+    rows: _Rows, after: Float[Tensor, "B U"], before: Float[Tensor, "B U"], shrink: Float[Tensor, "B U"], chunk: int
 ) -> tuple[Float[Tensor, "B U D"], Float[Tensor, "V D"]]:
     """Return the gradients of frames and table through symbols that are not labels of the sentence."""
     grad_frames, grad_table = torch.empty_like(rows.frames), torch.zeros_like(rows.table, dtype=after.dtype)

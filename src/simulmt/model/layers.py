@@ -102,11 +102,7 @@ class Attention(nn.Module):
         return KeysValues(self._split(keys), self._split(values))
 
     def forward(
-        self,
-        x: Float[Tensor, "B N D"],
-        context: KeysValues,
-        mask: Tensor | None = None,
-        causal: bool = False,
+        self, x: Float[Tensor, "B N D"], context: KeysValues, mask: Tensor | None = None, causal: bool = False
     ) -> Float[Tensor, "B N D"]:
         queries = self._split(self.query(x))
         mixed = F.scaled_dot_product_attention(queries, *context, attn_mask=mask, is_causal=causal)

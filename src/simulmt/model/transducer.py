@@ -250,7 +250,8 @@ class _SentenceChunk:
         del a, b
         self.sums = wide_product(self.exp_a, self.exp_b.mT).clamp(min=TINY)  # [B U C]
         normalisers = self.top_a + self.top_b.mT + self.sums.log()
-        negative, self.posteriors = forward_backward(self._blank() - normalisers, self._label() - normalisers, lattice)
+        blank = self.label_a[:, :, :1] + self.label_b[:, None, :, 0]  # [B U C]
+        negative, self.posteriors = forward_backward(blank - normalisers, self._label() - normalisers, lattice)
         self.negative = negative.sum()
         self.visits = self.posteriors.blank + self.posteriors.label  # [B U C]
         mean_a, mean_b = (
@@ -263,9 +264,6 @@ class _SentenceChunk:
     def _gather_columns(self, scores: Float[Tensor, "B X V"]) -> Float[Tensor, "B X K"]:
         columns = self.columns[:, None, :].expand(-1, scores.shape[1], -1)
         return at_least_float32(scores.gather(-1, columns))
-
-    def _blank(self) -> Float[Tensor, "B U C"]:
-        return self.label_a[:, :, :1] + self.label_b[:, None, :, 0]
 
     def _label(self) -> Float[Tensor, "B U C"]:
         """Return the scores of the next label; the last column is unused."""

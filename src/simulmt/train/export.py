@@ -67,8 +67,19 @@ def export(
     """Write a bundle; `card` (data, scores, licences) is added to its README, `development` is (source, reference)."""
     if directory.exists():
         raise BundleError(f"{directory}: already exists; remove it or choose another directory")
-    with replacing_directory(directory) as new, TemporaryDirectory(prefix=".", dir=directory.parent) as exact:
-        return _export_checked(trained, new, Path(exact), config, card, development)
+    has_words = bool(trained.words) or not trained.target.spaced  # whose Latin words are copied from the source
+    require(has_words or not config.rules.unknown_word, "the rule unknown_word needs TrainedModel.words")
+    described = _describe(trained.model, config)
+    is_exact = config.precision == "fp32"
+    with replacing_directory(directory) as new, TemporaryDirectory(prefix=".", dir=directory.parent) as other:
+        exact = _write(trained, new if is_exact else Path(other), replace(described, precision="fp32"))
+        checks = check_fp32(trained, exact)
+        if not is_exact:
+            small = _write(trained, new, described)
+            checks |= check_int8(trained, exact, small, development, config.least_agreement, config.most_bleu_lost)
+        described = replace(described, checks=checks)
+        write_description(new, described, _card(described, card))
+    return described
 
 
 def export_run(
@@ -141,28 +152,6 @@ def _check_options(model: InferenceModel, config: ExportConfig, tune_penalty: bo
         len(config.blank_penalties) in (0, len(config.delays)),
         f"{len(config.blank_penalties)} blank penalties: give one for each delay of the model ({trained})",
     )
-
-
-def _export_checked(
-    trained: TrainedModel,
-    directory: Path,
-    exact_directory: Path,
-    config: ExportConfig,
-    card: str,
-    development: Sequence[tuple[str, str]],
-) -> BundleConfig:
-    has_words = bool(trained.words) or not trained.target.spaced  # whose Latin words are copied from the source
-    require(has_words or not config.rules.unknown_word, "the rule unknown_word needs TrainedModel.words")
-    described = _describe(trained.model, config)
-    is_exact = config.precision == "fp32"
-    exact = _write(trained, directory if is_exact else exact_directory, replace(described, precision="fp32"))
-    checks = check_fp32(trained, exact)
-    if not is_exact:
-        small = _write(trained, directory, described)
-        checks |= check_int8(trained, exact, small, development, config.least_agreement, config.most_bleu_lost)
-    described = replace(described, checks=checks)
-    write_description(directory, described, _card(described, card))
-    return described
 
 
 def _describe(model: InferenceModel, config: ExportConfig) -> BundleConfig:

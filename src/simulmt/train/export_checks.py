@@ -18,9 +18,7 @@ from simulmt.errors import BundleError
 from simulmt.model.ctc import CTCModel
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
-from simulmt.runtime.bundle import (
-    Bundle,
-)
+from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.caches import Array
 from simulmt.runtime.ctc import CTCDecoder, CTCSentence
 from simulmt.runtime.decoding import Due, Written, log_softmax
@@ -166,29 +164,28 @@ def _log_probabilities(
     trained: TrainedModel, bundle: Bundle, pairs: Sequence[TokenPair], delay: int | None
 ) -> Iterator[tuple[Array, Array]]:
     """Yield the log-probabilities of each sentence by the trained model and by the bundle."""
-    if isinstance(trained.model, CTCModel):
-        assert delay is not None, "a CTC model has a delay"
-        compared = _ctc_log_probabilities(trained, CTCDecoder(bundle, threads=0), pairs, delay)
-        if isinstance(trained.model, TransducerModel):
-            return _with_context(trained.model, TransducerDecoder(bundle, threads=0), compared)
-        return compared
-    return _seq2seq_log_probabilities(trained.model, Seq2SeqDecoder(bundle, threads=0), pairs, delay)
+    model = trained.model
+    if isinstance(model, Seq2SeqModel):
+        return _seq2seq_log_probabilities(model, Seq2SeqDecoder(bundle, threads=0), pairs, delay)
+    assert delay is not None, "a CTC model has a delay"
+    sources = [source for source, _ in pairs]
+    compared = _ctc_log_probabilities(model, CTCDecoder(bundle, threads=0), trained.source, sources, delay)
+    if isinstance(model, TransducerModel):
+        return _with_context(model, TransducerDecoder(bundle, threads=0), compared)
+    return compared
 
 
 def _ctc_log_probabilities(
-    trained: TrainedModel, decoder: CTCDecoder, pairs: Sequence[TokenPair], delay: int
+    model: CTCModel, decoder: CTCDecoder, tokenizer: Tokenizer, sources: Sequence[list[int]], delay: int
 ) -> Iterator[tuple[Array, Array]]:
-    assert isinstance(trained.model, CTCModel)
-    for start in range(0, len(pairs), BATCH_SIZE):
-        group = [source for source, _ in pairs[start : start + BATCH_SIZE]]
-        for tokens, found in zip(group, _ctc_found(decoder, trained.source, group, delay), strict=True):
-            yield _ctc_expected(trained.model, tokens, delay, decoder.config.blank_penalty(delay)), found
+    for start in range(0, len(sources), BATCH_SIZE):
+        group = sources[start : start + BATCH_SIZE]
+        for tokens, found in zip(group, _ctc_found(decoder, tokenizer, group, delay), strict=True):
+            yield _ctc_expected(model, tokens, delay, decoder.config.blank_penalty(delay)), found
 
 
 def _with_context(
-    model: TransducerModel,
-    decoder: TransducerDecoder,
-    compared: Iterator[tuple[Array, Array]],
+    model: TransducerModel, decoder: TransducerDecoder, compared: Iterator[tuple[Array, Array]]
 ) -> Iterator[tuple[Array, Array]]:
     """Add the label context to the scores of frames; both use what the trained model writes."""
     embedding, table = model.target_embedding.weight, model.context.table

@@ -42,7 +42,6 @@ from simulmt.train.systems import (
     TrainableModel,
     TrainingConfig,
     build_model,
-    mark_words,
     save_model,
     translator_of,
     vocabulary_checksums,
@@ -76,7 +75,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     model = build_model(system)
     if newest is None and config.init is not None:
         initialise_from(model, config.init, system)
-    mark_words(model, dataset.source_tokenizer)
+    translator_of(model).encoder.mark_words(dataset.source_tokenizer.word_starts)
     state = RunState.start(model.to(world.device).train(), settings)
     if newest is not None:
         # The teacher and wait-k have the same tensors, so loading one as the other would not fail.

@@ -22,32 +22,22 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from simulmt.errors import BundleError, CheckpointError, ConfigError, VocabularyError
-from simulmt.model.ctc import CTCConfig
 from simulmt.model.layers import Attention, Embedding
-from simulmt.model.seq2seq import Seq2SeqConfig
-from simulmt.runtime.bundle import GRAPHS, MANIFEST, Bundle, BundleConfig, Kind, find, shipped_names
+from simulmt.runtime.bundle import GRAPHS, MANIFEST, Bundle, BundleConfig, find, shipped_names
 from simulmt.train.graph import Array, Graph, Precision, build_graph
 from simulmt.train.systems import (
     InferenceModel,
-    System,
     SystemConfig,
     TrainableModel,
     build_model,
     differing_side,
     has_model,
     load_model,
-    mark_words,
     translator_of,
     vocabulary_checksums,
 )
 
 WORD_STARTS = "encoder.word_starts"  # tensor of models that see whole words
-SYSTEMS: Mapping[Kind, System] = {
-    "ctc": "ctc",
-    "transducer": "transducer",
-    "wait-k": "wait-k",
-    "full-sentence": "teacher",
-}
 
 
 def initialise_from(model: TrainableModel, path: Path, config: SystemConfig) -> None:
@@ -95,15 +85,12 @@ def _check_fit(path: Path, config: SystemConfig, other: SystemConfig) -> None:
     network, other_network = config.network(), other.network()
     if type(network) is not type(other_network):
         raise CheckpointError(f"{path}: cannot initialise {config.system} from {other.system}; change `system`")
-    sizes, other_sizes = _sizes(network), _sizes(other_network)
+    sizes, other_sizes = (  # all whole numbers must agree
+        {name: value for name, value in asdict(each).items() if type(value) is int} for each in (network, other_network)
+    )
     if differing := [name for name, size in sizes.items() if size != other_sizes[name]]:
         listed = ", ".join(f"{name} = {other_sizes[name]} (not {sizes[name]})" for name in differing)
         raise CheckpointError(f"{path}: cannot initialise from a model of different sizes; its [model] has {listed}")
-
-
-def _sizes(network: CTCConfig | Seq2SeqConfig) -> dict[str, int]:
-    """Return the settings of a network that must agree: all whole numbers."""
-    return {name: value for name, value in asdict(network).items() if type(value) is int}
 
 
 def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]:
@@ -129,7 +116,7 @@ def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]
     with torch.no_grad():
         for parameter in filter(lambda each: each.requires_grad, model.parameters()):
             parameter.copy_(found[parameter])
-    mark_words(model, bundle.source)
+    model.encoder.mark_words(bundle.source.word_starts)
     return model, system
 
 
@@ -174,12 +161,7 @@ class _Reader(Graph):
     """Build a graph again, collecting what the stored weights say about the parameters of the model."""
 
     def __init__(
-        self,
-        stored: Iterator[Array],
-        found: dict[Tensor, Tensor],
-        heads: int,
-        width: int,
-        precision: Precision,
+        self, stored: Iterator[Array], found: dict[Tensor, Tensor], heads: int, width: int, precision: Precision
     ) -> None:
         super().__init__(heads, width, precision)
         self._stored, self._found = stored, found
@@ -256,7 +238,7 @@ def _system_config(bundle: Bundle, graphs: Mapping[str, StoredGraph]) -> SystemC
     config, vocabularies = bundle.config, (bundle.source.size, bundle.target.size)
     sizes = _frame_sizes(config, graphs, vocabularies[1]) if config.has_frames else _decoder_sizes(**graphs)
     return SystemConfig(
-        SYSTEMS[config.kind],
+        "teacher" if config.kind == "full-sentence" else config.kind,
         *vocabularies,
         model=sizes,
         delays=config.delays or (1,),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, TypeVar
@@ -63,8 +63,10 @@ TOO_LONG, NO_TRANSLATION, MISHEARD = "too_long", "no_translation", "misheard"
 SPOKEN_LINES = 200  # lines per shard of recognised speech; a few minutes
 SHARD_LINES = {"cuda": 65_536, "cpu": 2_048}  # lines per shard of translation; a few seconds
 SHORTEST = 8  # tokens; shorter sentences count as this long, to bound the number of sentences in a batch
-T = TypeVar("T")
 LOCK_ATTEMPTS = 100  # another process may delete the folder before the lock file is opened
+
+T = TypeVar("T")
+Work = Callable[[Sequence[T]], Sequence[Rewritten]]
 
 
 @dataclass(frozen=True)
@@ -226,19 +228,12 @@ def recognised_corpus(
             return Dropped(MISHEARD, pair.line)
         return transcript, pair.target
 
-    return rewrite(
-        job,
-        lambda: sample_pairs(source, target, config.share, config.seed),
-        lambda pairs: [*map(recognise, pairs)],
-        report,
-    )
+    lines = partial(sample_pairs, source, target, config.share, config.seed)
+    return rewrite(job, lines, lambda pairs: [*map(recognise, pairs)], report)
 
 
 def rewrite(
-    job: Job,
-    lines: Callable[[], Iterable[T]],
-    work: Callable[[Sequence[T]], Sequence[Rewritten]],
-    progress: Report = lambda _: None,
+    job: Job, lines: Callable[[], Iterable[T]], work: Work[T], progress: Report = lambda _: None
 ) -> dict[str, Any]:
     """Run or resume a job, and return its record when the result is complete.
 
@@ -257,12 +252,7 @@ def rewrite(
 
 
 def _make_shards(
-    job: Job,
-    lines: Callable[[], Iterable[T]],
-    work: Callable[[Sequence[T]], Sequence[Rewritten]],
-    progress: Report,
-    folder: Path,
-    wanted: set[int] | None,
+    job: Job, lines: Callable[[], Iterable[T]], work: Work[T], progress: Report, folder: Path, wanted: set[int] | None
 ) -> set[int]:
     """Make all missing shards; return those that other processes are making.
 
@@ -292,11 +282,8 @@ def _shard_table(results: Sequence[Rewritten], first: int) -> dict[str, Any]:
     for line, result in enumerate(results, start=first + 1):
         if isinstance(result, Dropped):
             left.setdefault(result.reason, []).append(result.line or line)
-    return {
-        "lines": len(results),
-        "left": left,
-        "pairs": [result for result in results if not isinstance(result, Dropped)],
-    }
+    pairs = [result for result in results if not isinstance(result, Dropped)]
+    return {"lines": len(results), "left": left, "pairs": pairs}
 
 
 def _merge(job: Job, folder: Path) -> dict[str, Any]:

@@ -142,11 +142,6 @@ def build_model(config: SystemConfig) -> TrainableModel:
     return SortedCTCModel.build(translator, config.asn) if config.system.endswith("+asn") else translator
 
 
-def mark_words(model: TrainableModel, source: Tokenizer) -> None:
-    """Set which source pieces begin a word, for models that see whole words."""
-    translator_of(model).encoder.mark_words(source.word_starts)
-
-
 def translator_of(model: TrainableModel) -> InferenceModel:
     """Return the part that translates: for CTC+ASN, the model without its sorting network."""
     return model.translator if isinstance(model, SortedCTCModel) else model
