@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import safetensors
 import safetensors.torch
@@ -290,15 +290,19 @@ def _read(path: Path) -> dict[str, Any]:
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Lock a run directory; the lock is released when the process ends."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        opened = (directory / ".lock").open("w")
-    except OSError as error:
-        raise CheckpointError(f"{directory}: cannot be written: {error.strerror}") from None
-    with opened as file:
+    with open_to_lock(directory / ".lock") as file:
         if not lock(file, wait=False):
             raise TrainingError(f"{directory}: another process is training in this directory; wait for it or stop it")
         yield
+
+
+def open_to_lock(path: Path) -> TextIO:
+    """Open a lock file, creating its directory; a lock is released when the file is closed or the process ends."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w")
+    except OSError as error:
+        raise CheckpointError(f"{path.parent}: cannot be written: {error.strerror}") from None
 
 
 def describe_run(config: RunConfig, world: World) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from simulmt.model.asn import ASNConfig
 from simulmt.runtime.bundle import shipped_names
 from simulmt.train.loop import system_config, train
 from simulmt.train.monitor import Monitor
-from simulmt.train.run import differences, flat, record_run
+from simulmt.train.run import differences, flat, open_to_lock, record_run
 from simulmt.train.systems import RunConfig
 from simulmt.train.world import World, join_world
 
@@ -174,7 +174,7 @@ def _check(config: RunConfig, space: SearchSpace) -> None:
 def _open_storage(directory: Path) -> Iterator[RDBStorage]:
     path = directory / "study.db"
     try:
-        with _lock(directory / LOCK):
+        with _lock(directory):
             storage = RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}})
         try:
             yield storage
@@ -189,7 +189,7 @@ def _join_study(storage: RDBStorage, config: RunConfig, directory: Path, setting
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     # Scores during warm-up are not informative.
     pruner = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_warmup_steps=config.training.warmup_updates)
-    with _lock(directory / LOCK):
+    with _lock(directory):
         study = optuna.create_study(
             storage=storage, study_name=STUDY, direction="maximize", pruner=pruner, load_if_exists=True
         )
@@ -212,7 +212,7 @@ def _claim_trial(
     study: optuna.Study, storage: RDBStorage, directory: Path, settings: SweepConfig
 ) -> tuple[optuna.Trial, TextIO] | None:
     """Claim and lock an interrupted or new trial; return None if all are taken."""
-    with _lock(directory / LOCK):
+    with _lock(directory):
         trials = _trials(study)
         for known in trials:
             if known.state == TrialState.RUNNING and (lock := _lock_free(_run_directory(directory, known.number))):
@@ -222,7 +222,7 @@ def _claim_trial(
         if len(trials) >= settings.trials:
             return None
         trial = study.ask()
-        return trial, _lock(_run_directory(directory, trial.number) / LOCK)
+        return trial, _lock(_run_directory(directory, trial.number))
 
 
 def _run_trial(
@@ -279,21 +279,16 @@ def _run_directory(directory: Path, number: int) -> Path:
     return directory / f"trial-{number:04d}"
 
 
-def _lock(path: Path) -> TextIO:
-    """Return an open, locked file; the lock is released when the file is closed or the process ends."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-        lock(file)
-    except OSError as error:
-        raise CheckpointError(f"{path.parent}: cannot be written: {error.strerror}") from None
+def _lock(directory: Path) -> TextIO:
+    """Wait for the lock of a sweep or trial; return the open file."""
+    file = open_to_lock(directory / LOCK)
+    lock(file)
     return file
 
 
-def _lock_free(run: Path) -> TextIO | None:
+def _lock_free(directory: Path) -> TextIO | None:
     """Lock a trial, or return None if another process holds it."""
-    run.mkdir(exist_ok=True)
-    file = (run / LOCK).open("w")
+    file = open_to_lock(directory / LOCK)
     if lock(file, wait=False):
         return file
     file.close()
