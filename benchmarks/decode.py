@@ -30,7 +30,7 @@ from simulmt.model.layers import Attention, DecoderLayer, EncoderLayer, FeedForw
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.text import END, SPECIAL_SYMBOLS, START
 from simulmt.train.loop import precision
-from simulmt.train.settings import TrainingConfig
+from simulmt.train.systems import TrainingConfig
 
 Tokens = list[list[int]]
 

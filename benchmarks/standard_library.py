@@ -28,7 +28,7 @@ from simulmt.config import as_table, as_toml
 from simulmt.data.formats import read_elements
 from simulmt.errors import DataError
 from simulmt.files import lock
-from simulmt.train.settings import TrainingConfig
+from simulmt.train.systems import TrainingConfig
 
 UNIT = """<tu tuid="{0}"><tuv xml:lang="de"><seg>Der {0}. Satz ist <bpt i="1"/>so lang<ept i="1"/> wie die anderen \
 und steht in einer Zeile.</seg></tuv>

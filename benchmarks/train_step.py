@@ -26,9 +26,10 @@ from torch import Tensor
 from simulmt.model import asn
 from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCConfig, CTCModel
+from simulmt.model.layers import Batch
 from simulmt.text import BLANK, END
 from simulmt.train.loop import compile_layers, precision
-from simulmt.train.settings import TrainingConfig
+from simulmt.train.systems import TrainingConfig
 
 PEAK_BF16 = 790e12  # FLOP/s of a large matrix product measured on one H200
 
@@ -67,7 +68,7 @@ def build(size: Size, device: torch.device) -> SortedCTCModel:
     return SortedCTCModel.build(CTCModel.build(config), ASNConfig(layers=size.sorter_layers)).to(device).train()
 
 
-def data(size: Size, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def data(size: Size, device: torch.device) -> Batch:
     """Sentences of one source length, targets between three quarters of it and all of it."""
     torch.manual_seed(2)
     source = torch.randint(6, size.vocabulary, (size.sentences, size.length))
@@ -76,7 +77,7 @@ def data(size: Size, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tens
     positions = torch.arange(size.length)
     target = target.masked_fill(positions == lengths[:, None] - 1, END).masked_fill(positions >= lengths[:, None], 0)
     source_lengths = torch.full((size.sentences,), size.length)
-    return source.to(device), source_lengths, target.to(device), lengths
+    return Batch(source.to(device), source_lengths, target.to(device), lengths)
 
 
 def plain_sinkhorn(X: Tensor, iterations: int) -> Tensor:
@@ -86,10 +87,10 @@ def plain_sinkhorn(X: Tensor, iterations: int) -> Tensor:
     return X.exp()
 
 
-def plain_loss(model: SortedCTCModel, batch: tuple[Tensor, Tensor, Tensor, Tensor], smoothing: float = 0.1) -> Tensor:
-    source, source_lengths, target, target_lengths = batch
+def plain_loss(model: SortedCTCModel, batch: Batch, smoothing: float = 0.1) -> Tensor:
+    _, source_lengths, target, target_lengths = batch
     with mock.patch.object(asn, "sinkhorn", plain_sinkhorn):
-        H, Z = model.sort(source, source_lengths, target, target_lengths)
+        H, Z = model.sort(batch)
     frames = model.translator.frames(Z.to(H.dtype) @ H)
     log_probs = model.translator.logits(frames).float().log_softmax(-1)
     frame_lengths = source_lengths * model.translator.mu
@@ -99,12 +100,12 @@ def plain_loss(model: SortedCTCModel, batch: tuple[Tensor, Tensor, Tensor, Tenso
     return (1 - smoothing) * ctc - smoothing * log_probs.mean(-1).sum()
 
 
-def our_loss(model: SortedCTCModel, batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
-    return model.loss(*batch).total
+def our_loss(model: SortedCTCModel, batch: Batch) -> Tensor:
+    return model.loss(batch).total
 
 
 def measure(
-    loss_of: Callable[[SortedCTCModel, tuple[Tensor, Tensor, Tensor, Tensor]], Tensor],
+    loss_of: Callable[[SortedCTCModel, Batch], Tensor],
     model: SortedCTCModel,
     size: Size,
     device: torch.device,
@@ -117,7 +118,7 @@ def measure(
     def step() -> Tensor:
         torch.manual_seed(3)
         with precision(TrainingConfig(), device):
-            loss = loss_of(model, batch) / float(batch[3].sum())
+            loss = loss_of(model, batch) / float(batch.target_lengths.sum())
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
         optimizer.step()

@@ -19,7 +19,8 @@ from simulmt.runtime.bundle import Kind
 from simulmt.runtime.stream import Commit, Translator, load
 from simulmt.text import BLANK, END, MASK, Tokenizer
 from simulmt.train import export as exporting
-from simulmt.train.export import ExportConfig, TrainedModel, export
+from simulmt.train.export import ExportConfig, export
+from simulmt.train.export_checks import TrainedModel
 from simulmt.train.graph import Precision
 
 DELAYS = (1, 2, 3, 5)
@@ -64,7 +65,7 @@ def translator(
 ) -> Translator:
     """Export without the slow comparison with PyTorch, which test_export.py and test_stream.py make."""
     path = directory / (name or f"{kind}-{precision}")
-    with patch.object(exporting, "_check_fp32", return_value={"fp32_largest_difference": 0.0}):
+    with patch.object(exporting, "check_fp32", return_value={"fp32_largest_difference": 0.0}):
         export(model, path, export_config(kind, precision, **settings))
     return load(path, threads=1)
 

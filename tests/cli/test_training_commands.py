@@ -344,10 +344,10 @@ class TestFromTextToTranslation:
         checked: list[str] = []
 
         def refuse(*arguments: Any) -> None:
-            checked.extend(source for source, _ in arguments[-1])
+            checked.extend(source for source, _ in arguments[3])
             raise BundleError("enough")
 
-        monkeypatch.setattr("simulmt.train.export._check_bleu", refuse)
+        monkeypatch.setattr("simulmt.train.export_checks._check_bleu", refuse)
         call(*f"export run --data data-upper --output upper --development 5 {LANGUAGES}".split(), capture=capsys)
         assert checked == sources[:5]
 

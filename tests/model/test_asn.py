@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from simulmt.errors import ConfigError, VocabularyError
 from simulmt.model.asn import ASNConfig, SortedCTCModel, SortingNetwork, SortingStatistics, exclude_padding, sinkhorn
 from simulmt.model.ctc import CTCConfig, CTCModel
-from simulmt.model.layers import NormPlacement
+from simulmt.model.layers import Batch, NormPlacement
 from simulmt.text import END, MASK, PAD
 
 from .helpers import assert_same, gradients, pad, parameter_count, randomise, sum_gradients
@@ -37,9 +37,9 @@ def make_model(delta: float = 0.3, gamma: float = 0.5, norm: NormPlacement = "pr
     return randomise(SortedCTCModel.build(make_translator(), ASNConfig(layers=2, delta=delta, gamma=gamma, norm=norm)))
 
 
-def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def batch() -> Batch:
     (source, source_lengths), (target, target_lengths) = (pad(side) for side in zip(*PAIRS, strict=True))
-    return source, source_lengths, target, target_lengths
+    return Batch(source, source_lengths, target, target_lengths)
 
 
 def random_scores(*shape: int, seed: int = 0, spread: float = 2.0) -> Tensor:
@@ -329,7 +329,7 @@ def test_the_order_of_the_target_matters_and_its_padding_does_not() -> None:
     source, one = torch.tensor([[7, 8, 9]]), torch.tensor([3])
 
     def sort_by(target: list[int], length: int) -> Tensor:
-        return model.sort(source, one, torch.tensor([target]), torch.tensor([length]))[1]
+        return model.sort(Batch(source, one, torch.tensor([target]), torch.tensor([length])))[1]
 
     assert (sort_by([6, 7, END], 3) - sort_by([7, 6, END], 3)).abs().max() > 1e-3
     assert_same(sort_by([6, 7, END], 3), sort_by([6, 7, END, 9, 9], 3), 1e-5)
@@ -340,10 +340,10 @@ def test_with_everything_hidden_only_the_length_of_the_target_is_seen() -> None:
     targets = [torch.tensor([[6, 7, END]]), torch.tensor([[10, 11, END]])]
     for gamma, same in ((1.0, True), (0.0, False)):
         model = make_model(delta=0.0, gamma=gamma).train()
-        first, second = (model.sort(source, three, target, three)[1] for target in targets)
+        first, second = (model.sort(Batch(source, three, target, three))[1] for target in targets)
         assert torch.equal(first, second) == same
-        trained = model.sort(source, three, targets[0], three)[1]
-        assert torch.equal(trained, model.eval().sort(source, three, targets[0], three)[1]) != same
+        trained = model.sort(Batch(source, three, targets[0], three))[1]
+        assert torch.equal(trained, model.eval().sort(Batch(source, three, targets[0], three))[1]) != same
 
 
 # CTC over sorted states
@@ -357,7 +357,7 @@ def test_the_identity_sorts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(model.sorter, "forward", identity)
     for delay in (1, 3):
-        sorted_loss, plain = (part.loss(*batch(), delay=delay) for part in (model, model.translator))
+        sorted_loss, plain = (part.loss(batch(), delay=delay) for part in (model, model.translator))
         assert_same(sorted_loss, plain)
         found, expected = (gradients(model.translator, loss.total) for loss in (sorted_loss, plain))
         assert_same(found, expected)
@@ -371,18 +371,15 @@ def test_row_r_of_z_says_which_state_becomes_position_r(
     monkeypatch.setattr(model.sorter, "forward", lambda *_: torch.eye(3)[permutation][None])
     source, target, three = torch.tensor([[7, 8, 9]]), torch.tensor([[6, 7, END]]), torch.tensor([3])
     H = model.translator.encoder(source)
-    expected = model.translator.loss_of_states(H[:, permutation], three, target, three, 0.1)
-    assert_same(model.loss(source, three, target, three), expected)
+    batch = Batch(source, three, target, three)
+    assert_same(model.loss(batch), model.translator.loss_of_states(H[:, permutation], batch, 0.1))
 
 
 @pytest.mark.parametrize("delay", [1, 2, 4])
 def test_a_padded_batch_is_the_sum_of_its_sentences(delay: int) -> None:
     model = make_model()
-    together = model.loss(*batch(), delay=delay)
-    alone = [
-        model.loss(torch.tensor([x]), torch.tensor([len(x)]), torch.tensor([y]), torch.tensor([len(y)]), delay)
-        for x, y in PAIRS
-    ]
+    together = model.loss(batch(), delay=delay)
+    alone = [model.loss(Batch(*pad([x]), *pad([y])), delay) for x, y in PAIRS]
     for field, parts in zip(together, zip(*alone, strict=True), strict=True):
         assert_same(field, torch.stack(parts).sum(0), 1e-5)  # Z is in single precision, always
     assert together.skipped.item() == 1
@@ -395,7 +392,7 @@ def test_a_padded_batch_is_the_sum_of_its_sentences(delay: int) -> None:
 def test_gradients_reach_every_parameter(norm: NormPlacement) -> None:
     torch.manual_seed(0)
     model = make_model(norm=norm).train()
-    found = gradients(model, model.loss(*batch()).total)
+    found = gradients(model, model.loss(batch()).total)
     names = [name for name, _ in model.named_parameters()]
     without = [name for name, gradient in zip(names, found, strict=True) if not gradient.abs().max() > 1e-12]
     assert without == []
@@ -425,11 +422,11 @@ def test_parameter_count_of_the_paper() -> None:
 def test_tokens_outside_the_vocabularies_are_named(bad: int) -> None:
     model, good, wrong, one = make_model(), torch.tensor([[6]]), torch.tensor([[bad]]), torch.tensor([1])
     with pytest.raises(VocabularyError, match=f"source token id {bad} "):
-        model.loss(wrong, one, good, one)
+        model.loss(Batch(wrong, one, good, one))
     with pytest.raises(VocabularyError, match=f"target token id {bad} "):
-        model.loss(good, one, wrong, one)
+        model.loss(Batch(good, one, wrong, one))
     with pytest.raises(ConfigError, match="delay k must be at least 1, got 0"):
-        model.loss(good, one, good, one, delay=0)
+        model.loss(Batch(good, one, good, one), delay=0)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from simulmt.model.bigrams import bigram_loss, inference_path_loss
 from simulmt.model.ctc import Alignments, CTCConfig, CTCModel
+from simulmt.model.layers import Batch
 from simulmt.text import BLANK, END
 
 from .helpers import randomise
@@ -98,9 +99,8 @@ def test_a_model_has_it_on_the_inference_path() -> None:
     source, lengths = torch.tensor([[6, 7, 8], [6, 5, 0]]), torch.tensor([3, 2])
     target, target_lengths = torch.tensor([[A, B, END], [C, END, 0]]), torch.tensor([3, 2])
     expected = loss_of(model(source, lengths, 2), [[A, B, END], [C, END]], [6, 4])
-    torch.testing.assert_close(
-        inference_path_loss(model, source, lengths, target, target_lengths, delay=2).total, expected
-    )
+    batch = Batch(source, lengths, target, target_lengths)
+    torch.testing.assert_close(inference_path_loss(model, batch, delay=2).total, expected)
 
 
 def test_in_chunks_it_is_the_loss_of_plain_probabilities_and_so_are_its_gradients() -> None:

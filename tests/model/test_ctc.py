@@ -16,6 +16,7 @@ from torch import Tensor
 
 from simulmt.errors import ConfigError, VocabularyError
 from simulmt.model.ctc import Alignments, CTCConfig, CTCModel, alignment_likelihood, ctc_loss
+from simulmt.model.layers import Batch
 from simulmt.model.output import Loss, at_least_float32
 from simulmt.text import BLANK, END
 
@@ -302,7 +303,7 @@ def test_loss_and_gradients_are_those_of_the_logits(mu: int, delay: int) -> None
     source, source_lengths = pad([[7, 8, 9, 10], [11, 12], [6, 7, 8]])
     targets = [[6, 7, 7, END], [8, END], [9, 9, 9, 9, 10, END]]  # the first fits from mu = 2, the last from mu = 3
     target, target_lengths = pad(targets)
-    loss = model.loss(source, source_lengths, target, target_lengths, delay, smoothing=0.1)
+    loss = model.loss(Batch(source, source_lengths, target, target_lengths), delay, smoothing=0.1)
     logits = model(source, source_lengths, delay)
     expected = plain_loss(logits, targets, (source_lengths * mu).tolist(), 0.1)
     assert_same(loss.total, expected)
@@ -315,11 +316,8 @@ def test_a_padded_batch_is_the_sum_of_its_sentences(delay: int) -> None:
     model = make_model()
     pairs = [([7, 8, 9, 10, 6], [6, 7, 7, END]), ([11], [8, END]), ([6, 7], [6, 6, 6, 6, END]), ([6, 12, 8], [END])]
     (source, source_lengths), (target, target_lengths) = (pad(side) for side in zip(*pairs, strict=True))
-    together = model.loss(source, source_lengths, target, target_lengths, delay)
-    alone = [
-        model.loss(torch.tensor([x]), torch.tensor([len(x)]), torch.tensor([y]), torch.tensor([len(y)]), delay)
-        for x, y in pairs
-    ]
+    together = model.loss(Batch(source, source_lengths, target, target_lengths), delay)
+    alone = [model.loss(Batch(*pad([x]), *pad([y])), delay) for x, y in pairs]
     for field, parts in zip(together, zip(*alone, strict=True), strict=True):
         assert_same(field, torch.stack(parts).sum(0))
     assert together.skipped.item() == 1
@@ -329,8 +327,8 @@ def test_a_padded_batch_is_the_sum_of_its_sentences(delay: int) -> None:
 
 def test_dropout_is_the_only_chance_in_training() -> None:
     model = make_model().train()
-    batch = (*pad([[7, 8, 9]]), *pad([[6, END]]))
-    assert model.loss(*batch).total == model.loss(*batch).total
+    batch = Batch(*pad([[7, 8, 9]]), *pad([[6, END]]))
+    assert model.loss(batch).total == model.loss(batch).total
 
 
 def test_inference_never_loads_the_sorting_network() -> None:
@@ -354,9 +352,9 @@ def test_tokens_outside_the_vocabularies_are_named(bad: int) -> None:
     with pytest.raises(VocabularyError, match=f"source token id {bad} "):
         model(wrong, one)
     with pytest.raises(VocabularyError, match=f"source token id {bad} "):
-        model.loss(wrong, one, good, one)
+        model.loss(Batch(wrong, one, good, one))
     with pytest.raises(VocabularyError, match=f"target token id {bad} "):
-        model.loss(good, one, wrong, one)
+        model.loss(Batch(good, one, wrong, one))
 
 
 @pytest.mark.parametrize("delay", [0, -1])
@@ -365,7 +363,7 @@ def test_a_delay_below_one_is_refused(delay: int) -> None:
     with pytest.raises(ConfigError, match=f"got {delay}"):
         model(token, one, delay)
     with pytest.raises(ConfigError, match=f"got {delay}"):
-        model.loss(token, one, token, one, delay)
+        model.loss(Batch(token, one, token, one), delay)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from simulmt.model.asn import ASNConfig, SortedCTCModel, sinkhorn
 from simulmt.model.bigrams import bigram_loss
 from simulmt.model.ctc import Alignments, CTCConfig, CTCModel, alignment_likelihood, ctc_loss
+from simulmt.model.layers import Batch
 from simulmt.model.output import Loss, softmax_rows
 from simulmt.model.risk import policy_gradient
 from simulmt.model.transducer import Lattice, forward_backward, transducer_loss
@@ -99,9 +100,9 @@ def test_sorted_model_loss_is_the_cpus() -> None:
     model = SortedCTCModel.build(translator, ASNConfig(layers=1)).eval()
     source, target = torch.randint(6, 100, (4, 12)), torch.randint(6, 100, (4, 10))
     lengths = torch.tensor([12, 12, 8, 3]), torch.tensor([10, 8, 10, 2])
-    exact = model.loss(source, lengths[0], target, lengths[1], delay=2).total.detach()
+    exact = model.loss(Batch(source, lengths[0], target, lengths[1]), delay=2).total.detach()
     model.cuda()
-    found = model.loss(source.cuda(), lengths[0], target.cuda(), lengths[1], delay=2).total.detach()
+    found = model.loss(Batch(source.cuda(), lengths[0], target.cuda(), lengths[1]), delay=2).total.detach()
     assert relative_error(found, exact) < 1e-5
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from simulmt.model.layers import Batch
 from simulmt.model.risk import (
     RiskConfig,
     SampledTranslations,
@@ -136,7 +137,7 @@ def test_the_gradient_is_that_of_the_sampled_symbols(monkeypatch: pytest.MonkeyP
     rewards, drawn = torch.randn(symbols.shape, dtype=torch.float64), SampledTranslations.of(symbols)
     monkeypatch.setattr("simulmt.model.risk.compute_advantages", lambda *_: rewards)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(risk_loss(model, source, lengths[0], target, lengths[1]).total, trained)
+    found = torch.autograd.grad(risk_loss(model, Batch(source, lengths[0], target, lengths[1])).total, trained)
     plain = torch.zeros((), dtype=torch.float64)
     for b, n, u in torch.cartesian_prod(*map(torch.arange, symbols.shape)).tolist():
         if u < lengths[0][b] * model.mu:
@@ -161,7 +162,7 @@ def test_it_learns_to_write_a_reordered_reference_in_its_own_order() -> None:
         source = torch.randint(6, 16, (32, 4))
         target = torch.cat([source.flip(1), torch.full((32, 1), END)], 1)
         lengths = torch.full((32,), 4), torch.full((32,), 5)
-        loss = risk_loss(model, source, lengths[0], target, lengths[1], config=RiskConfig(samples=8))
+        loss = risk_loss(model, Batch(source, lengths[0], target, lengths[1]), config=RiskConfig(samples=8))
         optimizer.zero_grad()
         (loss.total / loss.tokens).backward()
         optimizer.step()

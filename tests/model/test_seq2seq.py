@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from simulmt.errors import ConfigError, VocabularyError
+from simulmt.model.layers import Batch
 from simulmt.model.output import project_and_loss
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.text import END, START
@@ -30,9 +31,9 @@ def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(6, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def batch() -> Batch:
     (source, source_lengths), (target, target_lengths) = (pad(side) for side in zip(*PAIRS, strict=True))
-    return source, source_lengths, target, target_lengths
+    return Batch(source, source_lengths, target, target_lengths)
 
 
 def inputs_of(target: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ def test_encode_and_steps_are_forward_also_with_padding(causal: bool, delay: int
         step, state = model.step(token, state, delay)
         logits.append(step)
     assert_same(torch.stack(logits, 1), model(source, source_lengths, target, delay))
-    assert state.written == target.shape[1]
+    assert state.past[0].length == target.shape[1]
 
 
 @torch.no_grad()
@@ -116,7 +117,7 @@ def test_a_word_depends_on_exactly_the_source_and_target_its_policy_allows(causa
 def test_the_loss_is_cross_entropy_without_padding(causal: bool, delay: int | None, smoothing: float) -> None:
     model = make_model(causal)
     source, source_lengths, target, target_lengths = batch()
-    loss = model.loss(source, source_lengths, target, target_lengths, delay, smoothing)
+    loss = model.loss(Batch(source, source_lengths, target, target_lengths), delay, smoothing)
     logits = model(source, source_lengths, target, delay).transpose(1, 2)
     labels = target.where(torch.arange(target.shape[1]) < target_lengths[:, None], -100)
     expected = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
@@ -131,17 +132,14 @@ def test_a_padding_symbol_inside_a_target_counts_as_any_other() -> None:
     source, target, three = torch.tensor([[6, 7, 8]]), torch.tensor([[6, 0, END]]), torch.tensor([3])
     logits = model(source, three, target)
     expected = F.cross_entropy(logits[0], target[0], label_smoothing=0.1, reduction="sum")
-    assert_same(model.loss(source, three, target, three).total, expected)
+    assert_same(model.loss(Batch(source, three, target, three)).total, expected)
 
 
 @pytest.mark.parametrize(("causal", "delay"), [(False, None), (True, 1), (True, 2), (True, 5)])
 def test_a_padded_batch_is_the_sum_of_its_sentences(causal: bool, delay: int | None) -> None:
     model = make_model(causal)
-    together = model.loss(*batch(), delay=delay)
-    alone = [
-        model.loss(torch.tensor([x]), torch.tensor([len(x)]), torch.tensor([y]), torch.tensor([len(y)]), delay)
-        for x, y in PAIRS
-    ]
+    together = model.loss(batch(), delay=delay)
+    alone = [model.loss(Batch(*pad([x]), *pad([y])), delay) for x, y in PAIRS]
     for field, parts in zip(together, zip(*alone, strict=True), strict=True):
         assert_same(field, torch.stack(parts).sum(0))
     summed = sum_gradients([gradients(model, loss.total) for loss in alone])
@@ -154,7 +152,7 @@ def test_the_loss_never_stores_all_logits(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("simulmt.model.seq2seq.project_and_loss", partial(project_and_loss, chunk=7))
     source, target, lengths = torch.full((2, 3), 6), torch.full((2, 20), 7), torch.tensor([3, 3])
     with Allocations(2 * 20 * 500) as allocations:
-        model.loss(source, lengths, target, torch.tensor([20, 20])).total.backward()
+        model.loss(Batch(source, lengths, target, torch.tensor([20, 20]))).total.backward()
     assert allocations.operations == []
     assert allocations.largest == 7 * 500
 
@@ -181,13 +179,13 @@ def test_tokens_outside_the_vocabularies_are_named(bad: int) -> None:
     with pytest.raises(VocabularyError, match=f"source token id {bad} "):
         model(wrong, one, good)
     with pytest.raises(VocabularyError, match=f"source token id {bad} "):
-        model.loss(wrong, one, good, one)
+        model.loss(Batch(wrong, one, good, one))
     with pytest.raises(VocabularyError, match=f"source token id {bad} "):
         model.encode(wrong, one, 1)
     with pytest.raises(VocabularyError, match=f"target token id {bad} "):
         model(good, one, wrong)
     with pytest.raises(VocabularyError, match=f"target token id {bad} "):
-        model.loss(good, one, wrong, one)
+        model.loss(Batch(good, one, wrong, one))
 
 
 @pytest.mark.parametrize("delay", [0, -4])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulmt.config import build, override
 from simulmt.recipe.plan import Recipe, Stage
-from simulmt.train.settings import RunConfig
+from simulmt.train.systems import RunConfig
 
 
 def training_configurations(recipe: Recipe) -> dict[str, RunConfig]:

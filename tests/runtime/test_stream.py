@@ -27,7 +27,7 @@ from simulmt.runtime.rules import Context, DecodingRules, RulesConfig, SourcePre
 from simulmt.runtime.stream import Commit, Lag, Stream, StreamState, Translator, load
 from simulmt.text import BLANK, END, Tokenizer, split_words
 from simulmt.text.segmentation import SENTENCE_ENDS, ends_sentence
-from simulmt.train.export import TrainedModel
+from simulmt.train.export_checks import TrainedModel
 from tiny_models import (
     DELAYS,
     LONGEST,

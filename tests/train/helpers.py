@@ -18,9 +18,8 @@ from simulmt.model.asn import ASNConfig, SortingStatistics
 from simulmt.train.batches import BatchPlan
 from simulmt.train.loop import Outcome, train
 from simulmt.train.monitor import Monitor, UpdateReport
-from simulmt.train.settings import RunConfig, TrainingConfig
-from simulmt.train.state import RunProgress
-from simulmt.train.systems import System
+from simulmt.train.run import RunProgress
+from simulmt.train.systems import RunConfig, System, TrainingConfig
 from simulmt.train.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))

@@ -22,10 +22,11 @@ from simulmt.errors import CheckpointError, ConfigError, VocabularyError
 from simulmt.eval.results import OracleScore, SortedSentence, read_records
 from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCConfig, CTCModel
+from simulmt.model.layers import Batch
 from simulmt.text import BLANK, END, Tokenizer
 from simulmt.train import analysis
 from simulmt.train.analysis import BLANK_LABEL, Sorter, align_words, heat_map, oracle_order, sort_pairs, viterbi
-from simulmt.train.record import record_run
+from simulmt.train.run import record_run
 
 from .helpers import ALONE, run, tiny
 
@@ -98,7 +99,7 @@ def test_viterbi_puts_a_blank_between_equal_labels() -> None:
 def translated_alone(sorter: Sorter, pair: tuple[str, str], delay: int, penalty: float, oracle: bool) -> str:
     source, target = (torch.tensor([tokens]) for tokens in sorter.encode(*pair))
     lengths = torch.tensor([source.shape[1]]), torch.tensor([target.shape[1]])
-    H, Z = sorter.model.sort(source, lengths[0], target, lengths[1], delay)
+    H, Z = sorter.model.sort(Batch(source, lengths[0], target, lengths[1]), delay)
     translator = sorter.model.translator
     logits = translator.logits(translator.frames(Z.double() @ H if oracle else H))[0]
     logits[:, BLANK] -= penalty
@@ -158,8 +159,8 @@ class FirstComesLast:
             mu=mu, frames=lambda H: H, logits=self.logits, target_embedding=SimpleNamespace(weight=torch.zeros(1))
         )
 
-    def sort(self, source: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        N = source.shape[1]
+    def sort(self, batch: Batch, *_: Any) -> tuple[Tensor, Tensor]:
+        N = batch.source.shape[1]
         Z = torch.eye(N)[[*range(1, N - 1), 0, N - 1] if N > 1 else [0]]
         return torch.arange(N, dtype=torch.float32)[None, :, None], 0.7 * Z[None] + 0.3 / N
 

@@ -118,7 +118,7 @@ def test_rules_see_what_a_stream_has_read(dataset: Dataset, whole_words: bool) -
     model.encoder.mark_words(source.word_starts)
     rules, store = RecordingRules(target.pieces), DeviceStore(dataset.dev, CPU)
     scores_by_blank_penalty(model, store, 2, [0.0], [["-"] * len(store)], target, 150, rules)
-    in_order = dict(zip((int(row) for batch in store.by_length(150) for row in batch.rows), rules.sources, strict=True))
+    in_order = dict(zip((int(row) for rows, _ in store.by_length(150) for row in rows), rules.sources, strict=True))
     for number, (sentence,) in enumerate(sentences(dataset)):
         stream = SentenceState(whole_words)
         for word in source.split_to_word_tokens(sentence.tolist()[:-1]):

@@ -15,7 +15,9 @@ from simulmt.runtime.bundle import Bundle, Kind
 from simulmt.runtime.rules import Context, RulesConfig, SourcePrefix
 from simulmt.text import Tokenizer
 from simulmt.train import export as module
-from simulmt.train.export import ExportConfig, TrainedModel, export
+from simulmt.train import export_checks
+from simulmt.train.export import ExportConfig, export
+from simulmt.train.export_checks import TOLERANCE, TrainedModel
 from simulmt.train.graph import Graph, Precision, build_graph
 from tiny_models import export_config, trained
 
@@ -124,7 +126,7 @@ def test_a_model_that_is_very_sure_of_itself_may_be_exported(
     with torch.no_grad():
         sure.model.target_embedding.weight *= 300
     described = export(sure, tmp_path / "bundle", export_config("ctc", "fp32"))
-    assert described.checks["fp32_largest_difference"] > module.TOLERANCE
+    assert described.checks["fp32_largest_difference"] > TOLERANCE
 
 
 @pytest.mark.parametrize("error", [1e-2, math.nan])
@@ -184,7 +186,7 @@ def test_int8_that_loses_bleu_is_not_written(
     network: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter([20.0, 19.0])
-    monkeypatch.setattr(module, "bleu", lambda *_: next(scores))
+    monkeypatch.setattr(export_checks, "bleu", lambda *_: next(scores))
     with pytest.raises(BundleError, match=r"export failed: int8 loses 1\.00 BLEU"):
         export(network, tmp_path / "bundle", export_config("ctc", "int8"), development=DEVELOPMENT)
     assert list(tmp_path.iterdir()) == []

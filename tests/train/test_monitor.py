@@ -12,7 +12,7 @@ from simulmt.errors import SimulmtError
 from simulmt.model.asn import SortingStatistics
 from simulmt.train.batches import BatchPlan
 from simulmt.train.monitor import Monitor, UpdateReport, memory_gib
-from simulmt.train.state import RunProgress
+from simulmt.train.run import RunProgress
 
 from .helpers import run, tiny
 

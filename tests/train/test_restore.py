@@ -22,10 +22,11 @@ from simulmt.runtime.bundle import SHIPPED, Bundle, Kind, write_description
 from simulmt.runtime.stream import load
 from simulmt.text import Tokenizer
 from simulmt.train.decode import bleu
-from simulmt.train.export import TrainedModel, export
+from simulmt.train.export import export
+from simulmt.train.export_checks import TrainedModel
 from simulmt.train.graph import EMBEDDING_LEVELS, WEIGHT_LEVELS, Precision
-from simulmt.train.restore import load_bundle
-from simulmt.train.systems import System, SystemConfig, build_model, initialise_from
+from simulmt.train.restore import initialise_from, load_bundle
+from simulmt.train.systems import System, SystemConfig, build_model
 from tiny_models import export_config, reference, trained
 
 from .helpers import Recorder, run, same, snapshot, tiny
@@ -211,7 +212,7 @@ def test_a_run_comes_before_a_shipped_bundle_of_the_same_name(tmp_path: Path, mo
     Path("toy").mkdir()
     initialise_from(build_model(config), Path("toy"), config)  # a directory without a model
     Path("toy/model.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="toy: no trained model"):
+    with pytest.raises(CheckpointError, match=r"toy: damaged model: .*model\.safetensors"):
         initialise_from(build_model(config), Path("toy"), config)
 
 

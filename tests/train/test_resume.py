@@ -24,13 +24,10 @@ import safetensors.torch
 import torch
 
 from simulmt.errors import CheckpointError
-from simulmt.train.checkpoint import CheckpointFolder
 from simulmt.train.loop import Outcome
 from simulmt.train.monitor import UpdateReport
-from simulmt.train.record import record_run
-from simulmt.train.settings import RunConfig
-from simulmt.train.state import RunProgress
-from simulmt.train.systems import load_model
+from simulmt.train.run import CheckpointFolder, RunProgress, record_run
+from simulmt.train.systems import RunConfig, load_model
 
 from .helpers import ALONE, Recorder, fork, outcome_of, run, tiny
 

@@ -24,13 +24,11 @@ from simulmt.config import build
 from simulmt.errors import CheckpointError, ConfigError, TrainingError
 from simulmt.model.asn import ASNConfig
 from simulmt.train import sweep as sweep_module
-from simulmt.train import sweep_report
-from simulmt.train.checkpoint import CheckpointFolder
 from simulmt.train.loop import Outcome
 from simulmt.train.monitor import Monitor
-from simulmt.train.settings import RunConfig, TrainingConfig
-from simulmt.train.sweep import UNPRUNED_TRIALS, SweepConfig, sweep
-from simulmt.train.sweep_report import NAMES, SearchSpace, run_toml, with_parameters
+from simulmt.train.run import CheckpointFolder
+from simulmt.train.sweep import NAMES, UNPRUNED_TRIALS, SearchSpace, SweepConfig, run_toml, sweep, with_parameters
+from simulmt.train.systems import RunConfig, TrainingConfig
 from simulmt.train.world import World
 
 from .helpers import fork, same, tiny
@@ -76,7 +74,7 @@ def config(data: Path) -> RunConfig:
 def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
     stub = Stub()
     monkeypatch.setattr(sweep_module, "train", stub)
-    monkeypatch.setattr(sweep_report, "plot_study", lambda *_: None)  # slow
+    monkeypatch.setattr(sweep_module, "plot_study", lambda *_: None)  # slow
     return stub
 
 

@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
 
 from simulmt.errors import CheckpointError, ConfigError, VocabularyError
 from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCModel
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.text import Tokenizer
+from simulmt.train.restore import initialise_from
 from simulmt.train.systems import (
     System,
     SystemConfig,
+    TrainableModel,
     build_model,
     check_vocabularies,
-    initialise_from,
     load_model,
     save_model,
     translator_of,
@@ -42,12 +42,12 @@ def config_of(system: System, **changes: Any) -> SystemConfig:
     return SystemConfig(system, 50, 60, model, **{"asn": ASNConfig(layers=2, tau=0.5), "delays": (1, 3), **changes})
 
 
-def fresh(config: SystemConfig, seed: int) -> nn.Module:
+def fresh(config: SystemConfig, seed: int) -> TrainableModel:
     torch.manual_seed(seed)
     return build_model(config)
 
 
-def saved(system: System, directory: Path, seed: int = 1, **changes: Any) -> nn.Module:
+def saved(system: System, directory: Path, seed: int = 1, **changes: Any) -> TrainableModel:
     config = config_of(system, **changes)
     model = fresh(config, seed)
     save_model(model, config, directory, {"dev_bleu": 12.5})
@@ -109,7 +109,7 @@ def test_a_sorted_model_starts_from_all_weights_of_a_plain_one(tmp_path: Path) -
     other = saved("ctc", tmp_path)
     model = fresh(config_of("ctc+asn"), seed=2)
     before = snapshot(model)
-    initialise_from(model, tmp_path)
+    initialise_from(model, tmp_path, config_of("ctc+asn"))
     after = snapshot(model)
     shared = {name.removeprefix("translator."): after[name] for name in after if name.startswith("translator.")}
     assert same(shared, snapshot(other))
@@ -121,7 +121,7 @@ def test_a_sorted_model_starts_from_all_weights_of_a_plain_one(tmp_path: Path) -
 def test_a_plain_model_starts_from_a_sorted_one(tmp_path: Path) -> None:
     other = saved("ctc+asn", tmp_path)
     model = fresh(config_of("ctc"), seed=2)
-    initialise_from(model, tmp_path)
+    initialise_from(model, tmp_path, config_of("ctc"))
     assert same(snapshot(model), snapshot(translator_of(other)))
 
 
@@ -136,7 +136,7 @@ def test_a_sorted_model_does_not_start_from_one_of_another_norm_placement(tmp_pa
 def test_a_sorted_model_starts_from_all_of_another_sorted_one(tmp_path: Path) -> None:
     other = saved("ctc+asn", tmp_path)
     model = fresh(config_of("ctc+asn"), seed=2)
-    initialise_from(model, tmp_path)
+    initialise_from(model, tmp_path, config_of("ctc+asn"))
     assert same(snapshot(model), snapshot(other))
 
 
@@ -146,9 +146,10 @@ def test_a_model_that_sees_words_whole_starts_from_one_that_does_not_and_back(
     system: System, theirs: bool, ours: bool, tmp_path: Path
 ) -> None:
     other = saved(system, tmp_path, model={"whole_words": theirs})
-    model = fresh(config_of("ctc+asn", model={"whole_words": ours}), seed=2)
+    config = config_of("ctc+asn", model={"whole_words": ours})
+    model = fresh(config, seed=2)
     translator_of(model).encoder.mark_words([token % 2 == 0 for token in range(50)])
-    initialise_from(model, tmp_path)
+    initialise_from(model, tmp_path, config)
     found, expected = (snapshot(translator_of(each)) for each in (model, other))
     assert ("encoder.word_starts" in found) == ours
     if ours:
@@ -164,8 +165,9 @@ def test_a_model_of_other_sizes_or_kind_cannot_be_started_from(
     system: System, model: dict[str, int], tmp_path: Path
 ) -> None:
     saved(system, tmp_path, model=model)
+    config = config_of("ctc+asn", model={"layers": 6})
     with pytest.raises(CheckpointError, match=f"{tmp_path}: cannot initialise"):
-        initialise_from(fresh(config_of("ctc+asn", model={"layers": 6}), seed=2), tmp_path)
+        initialise_from(fresh(config, seed=2), tmp_path, config)
 
 
 def break_json(directory: Path, change: Any) -> None:

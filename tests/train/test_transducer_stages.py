@@ -15,8 +15,7 @@ from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.stream import load
 from simulmt.runtime.transducer import TransducerDecoder
 from simulmt.train.export import ExportConfig, export_run
-from simulmt.train.settings import RunConfig
-from simulmt.train.systems import load_model, translator_of
+from simulmt.train.systems import RunConfig, load_model, translator_of
 
 from .helpers import run, tiny
 

@@ -178,7 +178,7 @@ def _check_commands(plan: Recipe, workspace: Workspace, program: Any) -> dict[st
 
 
 def _code(handler: Callable[..., Any]) -> str:
-    from simulmt.recipe.code import code_hash
+    from simulmt.recipe.state import code_hash
 
     return code_hash(handler.__module__, handler.__name__)
 

@@ -139,8 +139,8 @@ def train(
     with needs_extra("simulmt train", "train"):
         from simulmt.train.loop import train as train_run
         from simulmt.train.monitor import Monitor
-        from simulmt.train.record import exclusive, record_run
-        from simulmt.train.settings import RunConfig
+        from simulmt.train.run import exclusive, record_run
+        from simulmt.train.systems import RunConfig
         from simulmt.train.world import join_world
 
     settings = RunConfig.read(require_file(config), assignments or ())
@@ -168,9 +168,9 @@ def sweep(
     """Search the sorting network's hyperparameters: tau, delta, gamma, M, l, mu."""
     with needs_extra("simulmt sweep", "train"):
         from simulmt.config import build, override
-        from simulmt.train.settings import RunConfig
         from simulmt.train.sweep import SweepConfig
         from simulmt.train.sweep import sweep as run_sweep
+        from simulmt.train.systems import RunConfig
 
     settings = build(SweepConfig, {"trials": trials, "seed": seed, "space": override({}, space or ())}, "--space")
     outcome = run_sweep(RunConfig.read(require_file(config), assignments or ()), output, settings, device)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from simulmt.config import require
 from simulmt.model.ctc import CTCModel
-from simulmt.model.layers import DecoderLayer, NormPlacement, check_tokens, compiled_on_gpu, length_mask
+from simulmt.model.layers import Batch, DecoderLayer, NormPlacement, check_tokens, compiled_on_gpu, length_mask
 from simulmt.model.output import Loss
 from simulmt.text import END, MASK, PAD
 
@@ -123,28 +123,14 @@ class SortedCTCModel(nn.Module):
         )
         return SortedCTCModel(translator, sorter)
 
-    def loss(
-        self,
-        source: Int[Tensor, "B S"],
-        source_lengths: Int[Tensor, " B"],
-        target: Int[Tensor, "B T"],
-        target_lengths: Int[Tensor, " B"],
-        delay: int = 1,
-        smoothing: float = 0.1,
-    ) -> Loss:
-        """Return the translator's loss of the sorted states; lengths are CPU tensors, targets end in END."""
-        H, Z = self.sort(source, source_lengths, target, target_lengths, delay)
-        return self.translator.loss_of_states(Z.to(H.dtype) @ H, source_lengths, target, target_lengths, smoothing)
+    def loss(self, batch: Batch, delay: int = 1, smoothing: float = 0.1) -> Loss:
+        """Return the translator's loss of the sorted states."""
+        H, Z = self.sort(batch, delay)
+        return self.translator.loss_of_states(Z.to(H.dtype) @ H, batch, smoothing)
 
-    def sort(
-        self,
-        source: Int[Tensor, "B S"],
-        source_lengths: Int[Tensor, " B"],
-        target: Int[Tensor, "B T"],
-        target_lengths: Int[Tensor, " B"],
-        delay: int = 1,
-    ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B S S"]]:
+    def sort(self, batch: Batch, delay: int = 1) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B S S"]]:
         """Return the states in source order and the matrix Z that sorts them."""
+        source, source_lengths, target, target_lengths = batch
         embedding = self.translator.target_embedding
         check_tokens(source, self.translator.encoder.embedding.num_embeddings, "source")
         check_tokens(target, embedding.num_embeddings, "target")

@@ -69,12 +69,12 @@ class SamplingConfig:
         require(self.top_k >= 0, f"top_k must not be negative, got {self.top_k}")
 
 
+@dataclass(frozen=True)
 class Sampler:
     """Perturb logits so that their argmax is a sample from their softmax (the Gumbel-max trick)."""
 
-    def __init__(self, config: SamplingConfig, generator: torch.Generator) -> None:
-        self.config = config
-        self.generator = generator
+    config: SamplingConfig
+    generator: torch.Generator
 
     def __call__(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
         logits = at_least_float32(logits) / self.config.temperature
@@ -107,9 +107,6 @@ class _Search(NamedTuple):
     visible: Bool[Tensor, "B K C"]  # which cached positions belong to which unfinished hypothesis
     done_tokens: Int[Tensor, "B K L"]
     done_scores: Float[Tensor, "B K"]  # length-normalised; -inf where there is none yet
-
-    def keep(self, rows: Int[Tensor, " R"]) -> _Search:
-        return _Search(*(field[rows] for field in self))
 
     def is_done(self, length: int) -> Bool[Tensor, " B"]:
         """Return which sentences have K finished hypotheses or have reached the length limit."""
@@ -167,7 +164,7 @@ def beam_search(
                 break
             if len(rows) <= COMPACT_BELOW * len(search.sentence):
                 found.record(search)
-                search, state = search.keep(rows), _keep(state, rows)
+                search, state = _Search(*(field[rows] for field in search)), _keep(state, rows)
     found.record(search)
     return found.hypotheses(best)
 
@@ -185,16 +182,9 @@ class _GreedyState(NamedTuple):
     ended: Bool[Tensor, " B"]
     visible: Bool[Tensor, "B 1 C"]  # which cached positions belong to the translation
 
-    def keep(self, rows: Int[Tensor, " R"]) -> _GreedyState:
-        return _GreedyState(*(field[rows] for field in self))
-
 
 def _greedy_wait_k(
-    model: Seq2SeqModel,
-    source: Int[Tensor, "B S"],
-    source_lengths: Int[Tensor, " B"],
-    config: BeamConfig,
-    delay: int,
+    model: Seq2SeqModel, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], config: BeamConfig, delay: int
 ) -> list[list[Hypothesis]]:
     """Decode greedily under wait-k; if END is predicted before the source is read, read a token instead.
 
@@ -235,7 +225,7 @@ def _greedy_wait_k(
             if len(unfinished) == 0:
                 break
             if len(unfinished) <= COMPACT_BELOW * len(rows.sentence):
-                rows, state = rows.keep(unfinished), _keep(state, unfinished)
+                rows, state = _GreedyState(*(field[unfinished] for field in rows)), _keep(state, unfinished)
     return found.hypotheses(best=1)
 
 

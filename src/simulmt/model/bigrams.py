@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from simulmt.model.ctc import Alignments, CTCModel
-from simulmt.model.layers import check_tokens, compiled_on_gpu
+from simulmt.model.layers import Batch, check_tokens, compiled_on_gpu
 from simulmt.model.output import (
     FRAMES_PER_CHUNK,
     Loss,
@@ -43,32 +43,24 @@ from simulmt.text import BLANK
 BEGIN = -1  # precedes the first label; not in the vocabulary
 
 
-def inference_path_loss(
-    model: CTCModel,
-    source: Int[Tensor, "B S"],
-    source_lengths: Int[Tensor, " B"],
-    target: Int[Tensor, "B T"],
-    target_lengths: Int[Tensor, " B"],
-    delay: int = 1,
-) -> Loss:
+def inference_path_loss(model: CTCModel, batch: Batch, delay: int = 1) -> Loss:
     """Return the bigram loss on the inference path, in source order."""
-    check_tokens(target, model.target_embedding.num_embeddings, "target")
-    frames = model.frames(model.encode(source, source_lengths, delay))
-    alignments = Alignments.of(target, target_lengths, source_lengths * model.mu)
+    check_tokens(batch.target, model.target_embedding.num_embeddings, "target")
+    frames = model.frames(model.encode(batch.source, batch.source_lengths, delay))
+    alignments = Alignments.of(batch.target, batch.target_lengths, batch.source_lengths * model.mu)
     return bigram_loss(frames, model.target_embedding.weight, alignments)
 
 
 def bigram_loss(
-    frames: Float[Tensor, "B U D"],
-    table: Float[Tensor, "V D"],
-    alignments: Alignments,
-    chunk: int = FRAMES_PER_CHUNK,
+    frames: Float[Tensor, "B U D"], table: Float[Tensor, "V D"], alignments: Alignments, chunk: int = FRAMES_PER_CHUNK
 ) -> Loss:
     """Return 1 - F1 of each sentence, weighted by its labels; sentences without labels or frames count zero."""
     lengths = alignments.label_lengths
     inside = torch.arange(frames.shape[1], device=frames.device) < alignments.frame_lengths[:, None]  # [B U]
-    log_probs, same = _labels_and_same(frames, table, alignments.columns, inside, chunk)
-    with torch.autocast(frames.device.type, enabled=False):
+    with autocast_disabled(frames) as (frames,):
+        log_probs, same = _LabelsAndSame.apply(  # type: ignore[no-untyped-call]
+            frames, table, alignments.columns, inside, chunk
+        )
         matched, written = _matched_and_written(log_probs, same, inside, alignments)
     f1 = 2 * matched / (written + lengths).clamp(min=1e-6)
     counted = (lengths > 0) & (alignments.frame_lengths > 0)
@@ -116,23 +108,11 @@ def _occurrences(
     return inside & ~equal.tril(-1).any(-1), equal.sum(-1).to(torch.float32)
 
 
-def _labels_and_same(
-    frames: Float[Tensor, "B U D"],
-    table: Float[Tensor, "V D"],
-    columns: Int[Tensor, "B C"],
-    inside: Bool[Tensor, "B U"],
-    chunk: int = FRAMES_PER_CHUNK,
-) -> tuple[Float[Tensor, "B U C"], Float[Tensor, "B U"]]:
-    """Return log-probabilities of the label columns, and of adjacent frames showing the same non-blank symbol.
-
-    The former are undefined on padding.
-    """
-    with autocast_disabled(frames) as (frames,):
-        return _LabelsAndSame.apply(frames, table, columns, inside, chunk)  # type: ignore[no-untyped-call]
-
-
 class _LabelsAndSame(torch.autograd.Function):
-    """With p_i the softmax of frame i and same_i the sum of p_i(v) p_{i+1}(v), the gradient by a logit of frame i is
+    """Compute log-probabilities of the label columns, undefined on padding, [B U C], and the probability that a frame
+    and the next show the same non-blank symbol, [B U].
+
+    With p_i the softmax of frame i and same_i the sum of p_i(v) p_{i+1}(v), the gradient by a logit of frame i is
 
         p_i(v) * (g_i p_{i+1}(v) + g_{i-1} p_{i-1}(v) - s_i),   s_i = g_i same_i + g_{i-1} same_{i-1} + d_i summed
 
@@ -178,11 +158,7 @@ class _LabelsAndSame(torch.autograd.Function):
 
 
 def _gradients_without_labels(
-    rows: _Rows,
-    after: Float[Tensor, "B U"],
-    before: Float[Tensor, "B U"],
-    shrink: Float[Tensor, "B U"],
-    chunk: int,
+    rows: _Rows, after: Float[Tensor, "B U"], before: Float[Tensor, "B U"], shrink: Float[Tensor, "B U"], chunk: int
 ) -> tuple[Float[Tensor, "B U D"], Float[Tensor, "V D"]]:
     """Return the gradients of frames and table through symbols that are not labels of the sentence."""
     grad_frames, grad_table = torch.empty_like(rows.frames), torch.zeros_like(rows.table, dtype=after.dtype)
@@ -206,10 +182,7 @@ class _Rows:
 
     def chunks(self, size: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Yield logits and normalisers in chunks of rows, and their softmax with one extra row on either side."""
-        frames, weights = (
-            F.pad(self.frames, (0, 0, 1, 1)),
-            F.pad(self.weights, (1, 1)),
-        )  # with zero weight
+        frames, weights = F.pad(self.frames, (0, 0, 1, 1)), F.pad(self.weights, (1, 1))  # with zero weight
         for start in range(0, len(self.frames), size):
             stop = min(start + size, len(self.frames))
             logits = frames[start : stop + 2] @ self.table.T

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from simulmt.config import require
-from simulmt.model.layers import Embedding, Encoder, check_sizes, check_tokens, length_mask
+from simulmt.model.layers import Batch, Embedding, Encoder, check_sizes, check_tokens, length_mask
 from simulmt.model.output import FRAMES_PER_CHUNK, Loss, at_least_float32, project_and_loss
 from simulmt.text import BLANK
 
@@ -61,15 +61,9 @@ class CTCModel(nn.Module):
 
     @staticmethod
     def build(config: CTCConfig) -> CTCModel:
+        sizes = (config.width, config.inner, config.heads, config.layers, config.dropout)
         encoder = Encoder(
-            config.source_vocabulary,
-            config.width,
-            config.inner,
-            config.heads,
-            config.layers,
-            config.dropout,
-            whole_words=config.whole_words,
-            look_ahead_layer=config.look_ahead_layer,
+            config.source_vocabulary, *sizes, whole_words=config.whole_words, look_ahead_layer=config.look_ahead_layer
         )
         return CTCModel(encoder, config.target_vocabulary, config.mu)
 
@@ -93,30 +87,15 @@ class CTCModel(nn.Module):
         check_tokens(source, self.encoder.embedding.num_embeddings, "source")
         return self.encoder(source, length_mask(source_lengths, source.shape[1], source.device), delay)
 
-    def loss(
-        self,
-        source: Int[Tensor, "B S"],
-        source_lengths: Int[Tensor, " B"],
-        target: Int[Tensor, "B T"],
-        target_lengths: Int[Tensor, " B"],
-        delay: int = 1,
-        smoothing: float = 0.1,
-    ) -> Loss:
-        """Return the summed loss of a batch; lengths are CPU tensors, targets end in END."""
-        check_tokens(target, self.target_embedding.num_embeddings, "target")
-        H = self.encode(source, source_lengths, delay)
-        return self.loss_of_states(H, source_lengths, target, target_lengths, smoothing)
+    def loss(self, batch: Batch, delay: int = 1, smoothing: float = 0.1) -> Loss:
+        """Return the summed loss of a batch."""
+        check_tokens(batch.target, self.target_embedding.num_embeddings, "target")
+        H = self.encode(batch.source, batch.source_lengths, delay)
+        return self.loss_of_states(H, batch, smoothing)
 
-    def loss_of_states(
-        self,
-        H: Float[Tensor, "B S D"],
-        source_lengths: Int[Tensor, " B"],
-        target: Int[Tensor, "B T"],
-        target_lengths: Int[Tensor, " B"],
-        smoothing: float,
-    ) -> Loss:
+    def loss_of_states(self, H: Float[Tensor, "B S D"], batch: Batch, smoothing: float) -> Loss:
         """Return the loss of states, in encoder order or sorted."""
-        alignments = Alignments.of(target, target_lengths, source_lengths * self.mu)
+        alignments = Alignments.of(batch.target, batch.target_lengths, batch.source_lengths * self.mu)
         return ctc_loss(self.frames(H), self.target_embedding.weight, alignments, smoothing)
 
 

@@ -28,6 +28,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Batch(NamedTuple):
+    """Padded sentence pairs; each side ends in END, lengths are CPU tensors."""
+
+    source: Int[Tensor, "B S"]
+    source_lengths: Int[Tensor, " B"]
+    target: Int[Tensor, "B T"]
+    target_lengths: Int[Tensor, " B"]
+
+
 class KeysValues(NamedTuple):
     """Projected keys and values, [B heads L D/heads] each."""
 
@@ -93,11 +102,7 @@ class Attention(nn.Module):
         return KeysValues(self._split(keys), self._split(values))
 
     def forward(
-        self,
-        x: Float[Tensor, "B N D"],
-        context: KeysValues,
-        mask: Tensor | None = None,
-        causal: bool = False,
+        self, x: Float[Tensor, "B N D"], context: KeysValues, mask: Tensor | None = None, causal: bool = False
     ) -> Float[Tensor, "B N D"]:
         queries = self._split(self.query(x))
         mixed = F.scaled_dot_product_attention(queries, *context, attn_mask=mask, is_causal=causal)
@@ -269,7 +274,7 @@ class Encoder(nn.Module):
         """Return the mask of the layer that looks ahead, or None if it is causal or full attention."""
         length = source.shape[1]
         if self.word_starts is not None:
-            return _below(self.seen(source, delay), length)
+            return torch.arange(length, device=source.device) < self.seen(source, delay)[:, None, :, None]  # [B 1 S S]
         return look_ahead_mask(length, length, 0, delay, source.device) if self.causal and delay > 1 else None
 
 
@@ -285,11 +290,6 @@ def look_ahead_mask(
     """Mask for query t, starting at `first_query`, to attend to keys up to t + delay - 1."""
     t = torch.arange(first_query, first_query + queries, device=device)
     return torch.arange(keys, device=device)[None, :] < (t + delay)[:, None]
-
-
-def _below(counts: Int[Tensor, "B Q"], keys: int) -> Bool[Tensor, "B 1 Q keys"]:
-    """Return a mask that is True on the first counts[b, q] keys."""
-    return torch.arange(keys, device=counts.device) < counts[:, None, :, None]
 
 
 def sinusoids(positions: Int[Tensor, "*N"], width: int) -> Float[Tensor, "*N D"]:

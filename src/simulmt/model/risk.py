@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from simulmt.config import require
-from simulmt.model.layers import check_tokens, compiled_on_gpu
+from simulmt.model.layers import Batch, check_tokens, compiled_on_gpu
 from simulmt.model.output import GradientsInForward, Loss, at_least_float32, autocast_disabled, sentence_chunks
 from simulmt.model.transducer import TransducerModel, wide_product
 from simulmt.text import BLANK, PAD, SPACE
@@ -69,15 +69,13 @@ DEFAULT = RiskConfig()
 
 def risk_loss(
     model: TransducerModel,
-    source: Int[Tensor, "B S"],
-    source_lengths: Int[Tensor, " B"],
-    target: Int[Tensor, "B T"],
-    target_lengths: Int[Tensor, " B"],
+    batch: Batch,
     delay: int = 1,
     config: RiskConfig = DEFAULT,
     weights: Float[Tensor, "2 V"] | None = None,
 ) -> Loss:
     """Return 1 - F of sampled translations, weighted by the number of labels of each sentence."""
+    source, source_lengths, target, target_lengths = batch
     check_tokens(target, model.target_embedding.num_embeddings, "target")
     frames = model.frames(model.encode(source, source_lengths, delay))
     frame_lengths, lengths = ((each.to(source.device)) for each in (source_lengths * model.mu, target_lengths))

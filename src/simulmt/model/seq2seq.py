@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from simulmt.config import require
 from simulmt.model.layers import (
+    Batch,
     DecoderLayer,
     Embedding,
     Encoder,
@@ -60,11 +60,6 @@ class DecoderState(NamedTuple):
     past: tuple[KeyValueBuffer, ...]  # the target tokens written so far, per layer
     source_mask: Tensor | None  # [B S], True on tokens; None without padding
 
-    @property
-    def written(self) -> int:
-        """Number of target tokens written, over all hypotheses."""
-        return self.past[0].length
-
 
 class Pace(NamedTuple):
     """Positions of the sentences of a batch, if they differ."""
@@ -102,22 +97,19 @@ class Seq2SeqModel(nn.Module):
         states = self._states(source, source_lengths, target, delay)
         return states @ self.target_embedding.weight.T
 
-    def loss(
-        self,
-        source: Int[Tensor, "B S"],
-        source_lengths: Int[Tensor, " B"],
-        target: Int[Tensor, "B T"],
-        target_lengths: Int[Tensor, " B"],
-        delay: int | None = None,
-        smoothing: float = 0.1,
-    ) -> Loss:
-        """Return the summed cross entropy of a batch; lengths are CPU tensors, targets end in END."""
+    def loss(self, batch: Batch, delay: int | None = None, smoothing: float = 0.1) -> Loss:
+        """Return the summed cross entropy of a batch."""
+        source, source_lengths, target, target_lengths = batch
         states = self._states(source, source_lengths, target, delay).flatten(0, 1)[:, None]  # [B*T 1 D]
         inside = length_mask(target_lengths, target.shape[1], target.device)
         weights = torch.ones_like(target, dtype=torch.float32) if inside is None else inside.float()
         weights = weights.flatten()[:, None].to(at_least_float32(states).dtype)
-        align = partial(_label_likelihood, weights=weights)
         labels = target.flatten()[:, None]
+
+        def align(log_probs: Float[Tensor, "N 1 1"]) -> tuple[Float[Tensor, ""], Float[Tensor, "N 1 1"]]:
+            """Return the negative log-likelihood and posterior of frames with one known label each."""
+            return -(log_probs[:, :, 0] * weights).sum(), weights[:, :, None]
+
         total, negative = project_and_loss(states, self.target_embedding.weight, labels, weights, align, smoothing)
         tokens = torch.as_tensor(int(target_lengths.sum()), device=target.device)
         return Loss(total, negative, tokens, torch.zeros_like(tokens))
@@ -160,7 +152,7 @@ class Seq2SeqModel(nn.Module):
         S = state.context[0].length
         position: int | Tensor
         if pace is None:
-            position = state.written // K
+            position = state.past[0].length // K
             mask = _context_mask(state.source_mask, 1, S, position, delay, token.device)
         else:
             position = pace.written.repeat_interleave(K)[:, None]
@@ -172,13 +164,6 @@ class Seq2SeqModel(nn.Module):
             past.append(own)
         logits = self.final_norm(x).flatten(0, 1) @ self.target_embedding.weight.T
         return logits, state._replace(past=tuple(past))
-
-
-def _label_likelihood(
-    log_probs: Float[Tensor, "N 1 1"], weights: Float[Tensor, "N 1"]
-) -> tuple[Float[Tensor, ""], Float[Tensor, "N 1 1"]]:
-    """Return the negative log-likelihood and posterior of frames with one known label each."""
-    return -(log_probs[:, :, 0] * weights).sum(), weights[:, :, None]
 
 
 def _context_mask(

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from simulmt.config import require
 from simulmt.model.ctc import CTCConfig, CTCModel
-from simulmt.model.layers import Encoder, compiled_on_gpu
+from simulmt.model.layers import Batch, Encoder, compiled_on_gpu
 from simulmt.model.output import (
     GradientsInForward,
     Loss,
@@ -66,9 +66,7 @@ class LabelContext(nn.Module):
         self.dropout = dropout
         self.expand = nn.Linear(symbols * width, inner)
         self.contract = nn.Linear(inner, rank)
-        self.table = nn.Parameter(
-            torch.zeros(vocabulary, rank)
-        )  # zero: initially the scores do not depend on the context
+        self.table = nn.Parameter(torch.zeros(vocabulary, rank))  # zero: at first the context does not matter
         for linear in (self.expand, self.contract):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
@@ -101,26 +99,13 @@ class TransducerModel(CTCModel):
     def build(config: CTCConfig) -> TransducerModel:
         assert isinstance(config, TransducerConfig)
         plain = CTCModel.build(config)
-        context = LabelContext(
-            config.target_vocabulary,
-            config.width,
-            config.context_symbols,
-            config.context_inner,
-            config.context_rank,
-            config.dropout,
-        )
+        sizes = (config.context_symbols, config.context_inner, config.context_rank)
+        context = LabelContext(config.target_vocabulary, config.width, *sizes, config.dropout)
         return TransducerModel(plain.encoder, config.target_vocabulary, config.mu, context)
 
-    def loss_of_states(
-        self,
-        H: Float[Tensor, "B S D"],
-        source_lengths: Int[Tensor, " B"],
-        target: Int[Tensor, "B T"],
-        target_lengths: Int[Tensor, " B"],
-        smoothing: float,
-    ) -> Loss:
+    def loss_of_states(self, H: Float[Tensor, "B S D"], batch: Batch, smoothing: float) -> Loss:
         """Return the transducer loss of states, in encoder order or sorted."""
-        lattice = Lattice.of(target, target_lengths, source_lengths * self.mu)
+        lattice = Lattice.of(batch.target, batch.target_lengths, batch.source_lengths * self.mu)
         embedding = self.target_embedding.weight
         contexts = self.context(self.context.mask_tokens(self.context.histories(lattice.labels)), embedding)
         return transducer_loss(self.frames(H), embedding, contexts, self.context.table, lattice, smoothing)
@@ -265,7 +250,8 @@ class _SentenceChunk:
         del a, b
         self.sums = wide_product(self.exp_a, self.exp_b.mT).clamp(min=TINY)  # [B U C]
         normalisers = self.top_a + self.top_b.mT + self.sums.log()
-        negative, self.posteriors = _align(self._blank() - normalisers, self._label() - normalisers, lattice)
+        blank = self.label_a[:, :, :1] + self.label_b[:, None, :, 0]  # [B U C]
+        negative, self.posteriors = forward_backward(blank - normalisers, self._label() - normalisers, lattice)
         self.negative = negative.sum()
         self.visits = self.posteriors.blank + self.posteriors.label  # [B U C]
         mean_a, mean_b = (
@@ -278,9 +264,6 @@ class _SentenceChunk:
     def _gather_columns(self, scores: Float[Tensor, "B X V"]) -> Float[Tensor, "B X K"]:
         columns = self.columns[:, None, :].expand(-1, scores.shape[1], -1)
         return at_least_float32(scores.gather(-1, columns))
-
-    def _blank(self) -> Float[Tensor, "B U C"]:
-        return self.label_a[:, :, :1] + self.label_b[:, None, :, 0]
 
     def _label(self) -> Float[Tensor, "B U C"]:
         """Return the scores of the next label; the last column is unused."""
@@ -351,7 +334,7 @@ def wide_product(x: Tensor, y: Tensor) -> Tensor:
     return at_least_float32(x @ y)
 
 
-def _align(
+def forward_backward(
     blank: Float[Tensor, "B U C"], label: Float[Tensor, "B U C"], lattice: Lattice
 ) -> tuple[Float[Tensor, " B"], Posteriors]:
     """Return the negative log-likelihood of each sentence over all alignments, and the posteriors of its cells.
@@ -362,14 +345,7 @@ def _align(
         from simulmt.model import triton_kernels
 
         return triton_kernels.transducer_forward_backward(blank, label, *lattice[1:])
-    return forward_backward(blank, label, lattice)
-
-
-def forward_backward(
-    blank: Float[Tensor, "B U C"], label: Float[Tensor, "B U C"], lattice: Lattice
-) -> tuple[Float[Tensor, " B"], Posteriors]:
-    """`_align` in plain PyTorch: forward recursion over frames; posteriors by automatic differentiation."""
-    with torch.enable_grad():
+    with torch.enable_grad():  # posteriors by automatic differentiation of the forward recursion
         blank, label = blank.detach().requires_grad_(), label.detach().requires_grad_()
         B, U, C = blank.shape
         alpha = torch.full((B, C), -torch.inf, dtype=blank.dtype, device=blank.device)

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -97,7 +97,8 @@ def run_stages(
     with _running() as running:
         while waiting or running:
             open_names = {status.stage.name for status in waiting} | {stage.name for stage in running}
-            for status in _ready(waiting, open_names)[: jobs - len(running)]:
+            ready = [status for status in waiting if not open_names.intersection(status.stage.needs)]
+            for status in ready[: jobs - len(running)]:
                 waiting.remove(status)
                 running.append(_start(status, workspace, program, context.Process))
                 view.started(running[-1])
@@ -117,12 +118,8 @@ def run_stages(
     return not failed
 
 
-def _ready(waiting: Sequence[StageStatus], open_names: Collection[str]) -> list[StageStatus]:
-    return [status for status in waiting if not set(status.stage.needs) & set(open_names)]
-
-
 def _dependents(waiting: Sequence[StageStatus], failed: set[str]) -> list[StageStatus]:
-    """Return the waiting stages that depend on a failed one, directly or not, and mark them as failed."""
+    """Return the waiting stages that depend on a failed one, directly or not, and add them to `failed`."""
     found = []
     for status in waiting:
         if failed & set(status.stage.needs):
@@ -157,13 +154,9 @@ def _signal(process: ForkServerProcess, number: int) -> None:
 def _start(
     status: StageStatus, workspace: Workspace, program: Program, process: type[ForkServerProcess]
 ) -> RunningStage:
-    directory = workspace.directory(status.stage.name)
-    words = workspace.command_line(status.stage)
-    started = process(
-        target=_run_stage,
-        args=(directory, status.inputs, words, program, status.stage.processes),
-        name=status.stage.name,
-    )
+    stage, directory = status.stage, workspace.directory(status.stage.name)
+    arguments = (directory, status.inputs, workspace.command_line(stage), program, stage.processes)
+    started = process(target=_run_stage, args=arguments, name=stage.name)
     started.start()
     return RunningStage(status, started, directory / LOG)
 

@@ -3,10 +3,16 @@
 The directory of a finished stage holds `stage.json`: its inputs by hash, and the files it produced. The record contains
 no paths of the machine, so a stage run elsewhere can be copied here. A stage in progress has `begun.json`; the result
 it will replace is kept as `.NAME.old` until it is finished.
+
+Inputs include the source code of the command (`code_hash`), found by parsing imports without executing them. Command
+handlers import lazily, so in modules of `cli` only code reachable from the handler counts. Other modules count as a
+whole, with the data files next to them and everything they import; comments, docstrings and formatting do not. So
+editing the report does not make a trained model stale.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import shutil
@@ -24,6 +30,9 @@ from simulmt.recipe.plan import Recipe, Stage, Workspace, settings_file
 RECORD, BEGUN, LOG = "stage.json", "begun.json", "stage.log"
 MISSING = "missing"  # in place of the hash of a missing file
 LABELS = {"done": "done", "new": "to do", "begun": "unfinished", "stale": "out of date"}
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT.name
+COMMANDS = f"{PACKAGE}.cli"
 
 
 @dataclass(frozen=True)
@@ -113,9 +122,10 @@ def _status(stage: Stage, inputs: Inputs, directory: Path, record: Record | None
 
 def _why_stale(directory: Path, inputs: Inputs, record: Record) -> Iterator[str]:
     yield from inputs.changes_since(record.inputs)
-    yield from (
-        f"{name} is missing or damaged" for name, size in record.files.items() if _size(directory / name) != size
-    )
+    for name, size in record.files.items():
+        path = directory / name
+        if not path.is_file() or path.stat().st_size != size:
+            yield f"{name} is missing or damaged"
 
 
 def check_runnable(todo: Sequence[StageStatus], statuses: Mapping[str, StageStatus], workspace: Workspace) -> None:
@@ -153,20 +163,17 @@ def is_foreign(directory: Path) -> bool:
 def begin(directory: Path, inputs: Inputs, can_resume: bool) -> None:
     """Prepare the directory of a stage, keeping unfinished work only if the command can resume it."""
     if not (can_resume and _read(directory / BEGUN, Inputs) == inputs):
-        _start_over(directory, inputs)
+        # Start with an empty directory, so that old and new files never mix; a finished result is kept aside.
+        aside = _aside(directory) if (directory / RECORD).exists() else None
+        with replacing_directory(directory, f".{directory.name}.unfinished", aside) as new:
+            _write(new / BEGUN, inputs)
     for name, table in inputs.settings.items():
         settings_file(directory, name).write_text(as_toml(table), encoding="utf-8")
 
 
-def _start_over(directory: Path, inputs: Inputs) -> None:
-    """Start with an empty directory, so that old and new files never mix; a finished result is kept aside."""
-    aside = _hidden_sibling(directory, "old") if (directory / RECORD).exists() else None
-    with replacing_directory(directory, f".{directory.name}.unfinished", aside) as new:
-        _write(new / BEGUN, inputs)
-
-
-def _hidden_sibling(directory: Path, kind: str) -> Path:
-    return directory.with_name(f".{directory.name}.{kind}")
+def _aside(directory: Path) -> Path:
+    """Return where the previous result of a stage is kept until it is replaced."""
+    return directory.with_name(f".{directory.name}.old")
 
 
 def finish(
@@ -184,7 +191,7 @@ def finish(
         fsync(directory / name)
     _write(directory / RECORD, Record(inputs, sizes, round(seconds, 1), round(cpu_seconds, 1), finished))
     (directory / BEGUN).unlink()
-    shutil.rmtree(_hidden_sibling(directory, "old"), ignore_errors=True)
+    shutil.rmtree(_aside(directory), ignore_errors=True)
 
 
 def _is_ignored(name: Path, ignored: Set[str]) -> bool:
@@ -210,10 +217,6 @@ def _write(path: Path, content: Inputs | Record) -> None:
     write_whole(path, json.dumps(as_table(content), indent=1, ensure_ascii=False) + "\n")
 
 
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
-
-
 def _given_hash(workspace: Workspace, name: str, earlier: Inputs | None) -> str:
     """Return the hash of an input file, or the recorded one if the stage was run elsewhere and the file is not here."""
     if path := workspace.find_input(name):
@@ -237,3 +240,101 @@ def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
             yield from _differences(f"{name}.{key}", before.get(key), now.get(key))
     elif before != now:
         yield f"{name} changed from {before} to {now}"
+
+
+@cache
+def code_hash(module: str, handler: str, root: Path = ROOT) -> str:
+    """Hash a command handler and all modules it imports, directly or not."""
+    parts = dict[str, str]()
+    queue = [(module, handler)]
+    while queue:
+        name, member = queue.pop()
+        is_whole = not name.startswith(COMMANDS)
+        key = name if is_whole else f"{name}:{member}"
+        if key not in parts:
+            parts[key], imports = _module_code(name, root) if is_whole else _member_code(name, member, root)
+            queue += imports
+    digest = hashlib.sha256()
+    for key, code in sorted(parts.items()):
+        digest.update(f"{key} {code}\n".encode())
+    return digest.hexdigest()
+
+
+@cache
+def _module_code(module: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
+    """Return the code of a module, with hashes of the data files next to it, such as templates, and its imports."""
+    path, tree = _parse_module(module, root)
+    files = sorted(file for file in path.parent.iterdir() if file.is_file() and file.suffix not in (".py", ".pyc"))
+    hashes = "".join(f" {file.name} {sha256(file)}" for file in files)
+    return _serialise(tree) + hashes, list(_imports(tree, root))
+
+
+def _member_code(module: str, member: str, root: Path) -> tuple[str, list[tuple[str, str]]]:
+    """Return the code of a member and of the members of its module that it uses, and their imports."""
+    _, tree = _parse_module(module, root)
+    members = {name: node for statement in tree.body for name, node in _members(statement)}
+    reached = set[str]()
+    queue = [member]
+    while queue:
+        name = queue.pop()
+        if name in members and name not in reached:
+            reached.add(name)
+            queue += [node.id for node in ast.walk(members[name]) if isinstance(node, ast.Name)]
+    nodes = [members[name] for name in members if name in reached]
+    return _serialise(nodes), [found for node in nodes for found in _imports(node, root)]
+
+
+def _serialise(part: object) -> str:
+    """Serialise an AST without docstrings; unlike `ast.dump`, the same in every version of Python."""
+    if isinstance(part, list):
+        return f"[{','.join(map(_serialise, part))}]"
+    if not isinstance(part, ast.AST):
+        return repr(part)
+    fields = dict(ast.iter_fields(part))
+    if isinstance(part, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        fields["body"] = part.body[ast.get_docstring(part, clean=False) is not None :]
+    # Skip empty fields: newer versions of Python add some.
+    parts = (f"{name}={_serialise(value)}" for name, value in fields.items() if value not in (None, []))
+    return f"{type(part).__name__}({','.join(parts)})"
+
+
+def _members(statement: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
+    """Yield the names a top-level statement defines, each with its defining node."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        yield statement.name, statement
+    elif isinstance(statement, ast.Assign):
+        yield from ((target.id, statement) for target in statement.targets if isinstance(target, ast.Name))
+    elif isinstance(statement, ast.ImportFrom):
+        for alias in statement.names:
+            yield alias.asname or alias.name, ast.ImportFrom(statement.module, [alias], statement.level)
+
+
+def _imports(node: ast.AST, root: Path) -> Iterator[tuple[str, str]]:
+    """Yield modules of this package imported anywhere below a node, each with the imported member."""
+    for statement in ast.walk(node):
+        if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            for alias in statement.names:
+                below = f"{statement.module}.{alias.name}"
+                if _module_path(below, root):
+                    yield below, ""
+                # The top-level package only re-exports.
+                elif statement.module != PACKAGE and _module_path(statement.module, root):
+                    yield statement.module, alias.name
+        elif isinstance(statement, ast.Import):
+            yield from ((alias.name, "") for alias in statement.names if _module_path(alias.name, root))
+
+
+@cache
+def _parse_module(module: str, root: Path) -> tuple[Path, ast.Module]:
+    path = _module_path(module, root)
+    assert path is not None, f"{module} not found"
+    return path, ast.parse(path.read_bytes())
+
+
+@cache
+def _module_path(module: str, root: Path) -> Path | None:
+    """Return the file of a module of this package, or None for any other module."""
+    package, *names = module.split(".")
+    below = root.joinpath(*names)
+    candidates = (below / "__init__.py", below.with_suffix(".py"))
+    return next((path for path in candidates if path.is_file()), None) if package == PACKAGE else None

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import sentencepiece
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -24,6 +25,7 @@ from simulmt.config import require
 from simulmt.data.alignment import Link
 from simulmt.errors import CheckpointError
 from simulmt.model.asn import SortedCTCModel, SortingStatistics
+from simulmt.model.layers import Batch
 from simulmt.text import BLANK, END, PAD, Tokenizer
 from simulmt.train.batches import DeviceStore
 from simulmt.train.decode import collapse
@@ -34,6 +36,7 @@ BLANK_LABEL = "·"  # of a blank frame
 
 FloatArray = NDArray[np.float32]
 Words = Sequence[str]
+_Pieces = Sequence[tuple[int, list[int]]]  # tokens of a sentence without END, and the 1-based words each is part of
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,13 +106,13 @@ def oracle_order(
     translator = sorter.model.translator
     results: list[list[str]] = [[""] * len(pairs), [""] * len(pairs)]
     matrices = []
-    for batch in _batches(sorter, encoded, delay):
-        matrices.append((batch.Z, batch.lengths))
-        frames = (batch.lengths * translator.mu).tolist()
-        for texts, states in zip(results, (batch.Z.to(batch.H.dtype) @ batch.H, batch.H), strict=True):
+    for numbers, lengths, H, Z in _batches(sorter, encoded, delay):
+        matrices.append((Z, lengths))
+        frames = (lengths * translator.mu).tolist()
+        for texts, states in zip(results, (Z.to(H.dtype) @ H, H), strict=True):
             logits = translator.logits(translator.frames(states))
             logits[:, :, BLANK] -= blank_penalty
-            for number, tokens in zip(batch.numbers, collapse(logits.argmax(-1), frames), strict=True):
+            for number, tokens in zip(numbers, collapse(logits.argmax(-1), frames), strict=True):
                 texts[number] = sorter.target.decode(tokens)
     oracle, default = results
     return OracleOrder(oracle, default, SortingStatistics.of(matrices))
@@ -120,12 +123,9 @@ def sorting_statistics(
     model: SortedCTCModel, store: DeviceStore, delay: int, batch_tokens: int = 4096
 ) -> SortingStatistics:
     """Measure the distance of Z from the identity on a token store."""
-    batches = (
-        (model.sort(each.source, each.source_lengths, each.target, each.target_lengths, delay)[1], each.source_lengths)
-        for each in store.by_length(batch_tokens)
-    )
+    batches = store.by_length(batch_tokens)
     with evaluation_mode(model):
-        return SortingStatistics.of(batches)
+        return SortingStatistics.of((model.sort(each, delay)[1], each.source_lengths) for _, each in batches)
 
 
 def sort_pairs(sorter: Sorter, pairs: Sequence[tuple[str, str]], delay: int) -> list[Sorting]:
@@ -151,8 +151,8 @@ def align_words(
     """
     sources = _pieces(sorter.source, [source for source, _ in pairs])
     targets = _pieces(sorter.target, [target for _, target in pairs])
-    encoded = [([*s.tokens, END], [*t.tokens, END]) for s, t in zip(sources, targets, strict=True)]
-    sortings = _sort(sorter, encoded, delay, identity)
+    tokens = ([[*(token for token, _ in pieces), END] for pieces in side] for side in (sources, targets))
+    sortings = _sort(sorter, list(zip(*tokens, strict=True)), delay, identity)
     return [_links(*each) for each in zip(sortings, sources, targets, strict=True)]
 
 
@@ -184,49 +184,36 @@ def viterbi(scores: NDArray[Any], labels: Sequence[int]) -> list[int] | None:
     return path[::-1]
 
 
-class _Batch(NamedTuple):
-    numbers: list[int]
-    lengths: Tensor
-    H: Tensor  # [B S D]
-    Z: Tensor  # [B S S]
-
-
-class _Pieces(NamedTuple):
-    """Tokens of a sentence without END, and the 1-based words that each is part of."""
-
-    tokens: list[int]
-    words: list[list[int]]
-
-
 @torch.inference_mode()
 def _sort(
     sorter: Sorter, encoded: Sequence[tuple[list[int], list[int]]], delay: int, identity: bool = False
 ) -> list[Sorting]:
     translator, sortings = sorter.model.translator, {}
-    for batch in _batches(sorter, encoded, delay):
+    for numbers, _, H, Z in _batches(sorter, encoded, delay):
         if identity:
-            batch = batch._replace(Z=torch.eye(batch.Z.shape[1], device=batch.Z.device).expand_as(batch.Z))
-        logits = translator.logits(translator.frames(batch.Z.to(batch.H.dtype) @ batch.H))
-        for row, number in enumerate(batch.numbers):
+            Z = torch.eye(Z.shape[1], device=Z.device).expand_as(Z)
+        logits = translator.logits(translator.frames(Z.to(H.dtype) @ H))
+        for row, number in enumerate(numbers):
             source, target = encoded[number]
             # Every path has one symbol per frame, so unnormalised logits rank paths like log-probabilities.
             scores = logits[row, : len(source) * translator.mu, [BLANK, *target]].float().cpu().numpy()
-            Z = batch.Z[row, : len(source), : len(source)].cpu().numpy()
-            sortings[number] = Sorting(source, target, Z, viterbi(scores, target), translator.mu)
+            own = Z[row, : len(source), : len(source)].cpu().numpy()
+            sortings[number] = Sorting(source, target, own, viterbi(scores, target), translator.mu)
     return [sortings[number] for number in range(len(encoded))]
 
 
-def _batches(sorter: Sorter, encoded: Sequence[tuple[list[int], list[int]]], delay: int) -> Iterator[_Batch]:
-    """Yield batches of sentences of similar length, longest first."""
+def _batches(
+    sorter: Sorter, encoded: Sequence[tuple[list[int], list[int]]], delay: int
+) -> Iterator[tuple[list[int], Tensor, Float[Tensor, "B S D"], Float[Tensor, "B S S"]]]:
+    """Yield batches of sentences of similar length, longest first: their numbers, source lengths, H and Z."""
     order = sorted(range(len(encoded)), key=lambda number: -len(encoded[number][0]))
     device = sorter.model.translator.target_embedding.weight.device
     while order:
         count = max(1, BATCH_TOKENS // len(encoded[order[0]][0]))
         numbers, order = order[:count], order[count:]
-        source, source_lengths = _padded([encoded[number][0] for number in numbers], device)
-        target, target_lengths = _padded([encoded[number][1] for number in numbers], device)
-        H, Z = sorter.model.sort(source, source_lengths, target, target_lengths, delay)
-        yield _Batch(numbers, source_lengths, H, Z)
+        source, target = (_padded(side, device) for side in zip(*(encoded[number] for number in numbers), strict=True))
+        H, Z = sorter.model.sort(Batch(*source, *target), delay)
+        yield numbers, source[1], H, Z
 
 
 def _padded(sentences: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -243,22 +230,19 @@ def _links(sorting: Sorting, source: _Pieces, target: _Pieces) -> set[Link] | No
     links: set[Link] = set()
     for frame, label in enumerate(sorting.path):
         column = int(nearest[frame // sorting.mu])
-        if 1 <= label <= len(target.tokens) and column < len(source.tokens):
-            links.update((i, j) for i in source.words[column] for j in target.words[label - 1])
+        if 1 <= label <= len(target) and column < len(source):
+            links.update((i, j) for i in source[column][1] for j in target[label - 1][1])
     return links
 
 
 def _pieces(tokenizer: Tokenizer, sentences: Sequence[Words]) -> list[_Pieces]:
     if tokenizer.spaced:
-        return [_pieces_of_words(tokenizer, words) for words in sentences]
+        return [
+            [(token, [number]) for number, word in enumerate(words, start=1) for token in tokenizer.encode(word)]
+            for words in sentences
+        ]
     processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
     return [_pieces_of_text(processor, words) for words in sentences]
-
-
-def _pieces_of_words(tokenizer: Tokenizer, words: Words) -> _Pieces:
-    """Map pieces to words for a vocabulary with spaces."""
-    pieces = [(token, [number]) for number, word in enumerate(words, start=1) for token in tokenizer.encode(word)]
-    return _Pieces([token for token, _ in pieces], [numbers for _, numbers in pieces])
 
 
 def _pieces_of_text(processor: sentencepiece.SentencePieceProcessor, words: Words) -> _Pieces:
@@ -267,7 +251,8 @@ def _pieces_of_text(processor: sentencepiece.SentencePieceProcessor, words: Word
     # As strings, unknown pieces show their text, so that the lengths add up.
     ends = list(accumulate(map(len, processor.encode(text, out_type=str))))
     spans = zip([0, *ends], ends, strict=False)
-    return _Pieces(processor.encode(text), [sorted({*owners[start:end]} - {0}) for start, end in spans])
+    words_of = [sorted({*owners[start:end]} - {0}) for start, end in spans]
+    return list(zip(processor.encode(text), words_of, strict=True))
 
 
 def _without_spaces(words: Words) -> tuple[str, list[int]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,20 +19,10 @@ from torch import Tensor
 
 from simulmt.data.store import TokenStore
 from simulmt.errors import TrainingError
+from simulmt.model.layers import Batch
 from simulmt.text import PAD
 
 TARGET_BUCKET = 4  # granularity of target lengths when sorting
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Sentence pairs with END; tokens on the device, lengths on the CPU."""
-
-    rows: NDArray[np.int64]  # which pairs of the store
-    source: Int[Tensor, "B S"]
-    source_lengths: Int[Tensor, " B"]
-    target: Int[Tensor, "B T"]
-    target_lengths: Int[Tensor, " B"]
 
 
 class DeviceStore:
@@ -55,15 +44,15 @@ class DeviceStore:
         on_device = torch.from_numpy(rows).to(self.device, non_blocking=True)
         source = _gather(*self._source, on_device, int(source_lengths.max()))
         target = _gather(*self._target, on_device, int(target_lengths.max()))
-        return Batch(rows, source, source_lengths, target, target_lengths)
+        return Batch(source, source_lengths, target, target_lengths)
 
-    def by_length(self, batch_tokens: int) -> Iterator[Batch]:
-        """Yield every pair once, longest source first, for decoding; `Batch.rows` restores the order."""
+    def by_length(self, batch_tokens: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+        """Yield every pair once, longest source first, for decoding: the rows of each batch, and the batch."""
         order = np.argsort(-self.source_lengths, kind="stable")
         start = 0
         while start < len(order):
             stop = start + max(1, batch_tokens // int(self.source_lengths[order[start]]))
-            yield self.batch(order[start:stop])
+            yield order[start:stop], self.batch(order[start:stop])
             start = stop
 
 
@@ -71,22 +60,15 @@ class BatchPlan:
     """The infinite sequence of training batches: which pairs are in batch g."""
 
     def __init__(
-        self,
-        source_lengths: NDArray[np.int64],
-        target_lengths: NDArray[np.int64],
-        batch_tokens: int,
-        seed: int,
+        self, source_lengths: NDArray[np.int64], target_lengths: NDArray[np.int64], batch_tokens: int, seed: int
     ) -> None:
         if not len(source_lengths):
             raise TrainingError("the training store is empty: see in its manifest why pairs were dropped")
         self._source_lengths, self._target_lengths = source_lengths, target_lengths
         self._seed = seed
         self._cuts = cut_by_length(np.bincount(source_lengths), batch_tokens)
-        self._epoch = -1
-        self._rows: NDArray[np.int64] = np.empty(0, np.int64)
-        self._order: NDArray[np.int64] = np.empty(0, np.int64)
         self._thread = ThreadPoolExecutor(1)
-        self._next: Future[tuple[NDArray[np.int64], NDArray[np.int64]]] | None = None
+        self._shuffled: dict[int, Future[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}  # this epoch and the next
 
     @property
     def batches_per_epoch(self) -> int:
@@ -95,23 +77,19 @@ class BatchPlan:
     def rows(self, number: int) -> NDArray[np.int64]:
         """Return the pairs of batch `number`, counted from 0 over all epochs."""
         epoch, index = divmod(number, self.batches_per_epoch)
-        if epoch != self._epoch:
-            self._start_epoch(epoch)
-        cut = self._order[index]
-        return self._rows[self._cuts[cut] : self._cuts[cut + 1]]
+        if self._shuffled.keys() != {epoch, epoch + 1}:
+            self._shuffled = {
+                each: self._shuffled.get(each) or self._thread.submit(self._shuffle, each)
+                for each in (epoch, epoch + 1)
+            }
+        rows, order = self._shuffled[epoch].result()
+        return rows[self._cuts[order[index]] : self._cuts[order[index] + 1]]
 
     def padding_share(self) -> float:
         """Return the share of padding among source positions over an epoch."""
         ordered = np.sort(self._source_lengths)
         longest = ordered[self._cuts[1:] - 1]
         return 1.0 - float(ordered.sum() / (longest * np.diff(self._cuts)).sum())
-
-    def _start_epoch(self, epoch: int) -> None:
-        """Start an epoch, and shuffle the next one in the background."""
-        is_next = self._next is not None and epoch == self._epoch + 1
-        self._rows, self._order = self._next.result() if self._next and is_next else self._shuffle(epoch)
-        self._epoch = epoch
-        self._next = self._thread.submit(self._shuffle, epoch + 1)
 
     def _shuffle(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Sort by source length, coarse target length, and at random, with one integer key."""

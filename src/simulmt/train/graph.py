@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import onnx
@@ -271,10 +271,7 @@ class Graph:
         return f"v{self._count}"
 
 
-class Builder(Protocol):
-    """What makes an empty graph: Graph, or a subclass with more arguments bound."""
-
-    def __call__(self, heads: int, width: int, precision: Precision) -> Graph: ...
+Builder = Callable[[int, int, Precision], Graph]  # from heads, width and precision to an empty graph
 
 
 def build_graph(

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -23,30 +24,30 @@ from simulmt.errors import CheckpointError, TrainingError
 from simulmt.model.asn import SortedCTCModel
 from simulmt.model.bigrams import inference_path_loss
 from simulmt.model.ctc import CTCModel
-from simulmt.model.layers import DecoderLayer, EncoderLayer
+from simulmt.model.layers import Batch, DecoderLayer, EncoderLayer
 from simulmt.model.output import Loss
 from simulmt.model.risk import risk_loss
+from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
 from simulmt.train.analysis import sorting_statistics
-from simulmt.train.batches import Batch, BatchPlan, BatchQueue, DeviceStore, draw_delay
-from simulmt.train.checkpoint import CheckpointFolder, average
+from simulmt.train.batches import BatchPlan, BatchQueue, DeviceStore, draw_delay
 from simulmt.train.decode import bleu, translate_store
 from simulmt.train.monitor import Monitor, UpdateReport
-from simulmt.train.settings import RunConfig, TrainingConfig
-from simulmt.train.state import RunProgress, RunState
+from simulmt.train.restore import initialise_from
+from simulmt.train.run import CheckpointFolder, RunProgress, RunState
 from simulmt.train.systems import (
+    FINAL,
+    RunConfig,
     SystemConfig,
     TrainableModel,
+    TrainingConfig,
     build_model,
-    initialise_from,
-    mark_words,
     save_model,
     translator_of,
     vocabulary_checksums,
 )
 from simulmt.train.world import World
 
-FINAL = "final"  # subdirectory of a run that holds the trained model
 MAX_LOSS_RATIO = 5.0  # to the running average; updates with a larger loss are skipped
 
 
@@ -74,7 +75,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     model = build_model(system)
     if newest is None and config.init is not None:
         initialise_from(model, config.init, system)
-    mark_words(model, dataset.source_tokenizer)
+    translator_of(model).encoder.mark_words(dataset.source_tokenizer.word_starts)
     state = RunState.start(model.to(world.device).train(), settings)
     if newest is not None:
         # The teacher and wait-k have the same tensors, so loading one as the other would not fail.
@@ -90,6 +91,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
         monitor.warn(warning)
     compile_layers(model, settings, world.device)
     objective = world.distribute(_Objective(model, config, dataset.target_tokenizer.pieces))
+    validate = partial(_validate, model, dev, dataset, config, world)
     monitor.start(progress.update, settings.max_updates, model, plan)
 
     with _StopRequests(settings.max_minutes) as stop, monitor:
@@ -111,14 +113,14 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
             validating = update % settings.validate_every == 0 or update == settings.max_updates or out_of_time
             if validating:
                 with state.averaged_weights():
-                    scores = _validate(model, dev, dataset, config, world)
+                    scores = validate()
                     if isinstance(model, SortedCTCModel) and world.is_first:
                         with precision(settings, world.device):
                             monitor.sorting(update, sorting_statistics(model, dev, min(config.delays)))
                 progress.scores[str(update)] = sum(scores.values()) / len(scores)
                 monitor.validation(update, scores, max(progress.scores.values()))
             if (validating or interrupted) and world.is_first:
-                checkpoints.save(update, state.tensors(), {"system": config.system, **state.metadata()})
+                checkpoints.save(update, state.tensors(), {"system": config.system, "progress": asdict(progress)})
                 checkpoints.prune(set(progress.best(settings.keep_best)))
             if interrupted:
                 stop.handled = True
@@ -129,9 +131,13 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
 
     world.wait()  # until the last checkpoint is written
     best = checkpoints.intact(progress.best(settings.keep_best), monitor.warn)
-    outcome = _choose_final(best, state, checkpoints, dev, dataset, system, config, directory, world)
-    monitor.finish(outcome.update, outcome.score, outcome.model)
-    return outcome
+    chosen, scores = _choose_final(best, state, checkpoints, validate)
+    if world.is_first:
+        metadata = {"update": progress.update, "dev_bleu": scores, "chosen": chosen, "best_updates": best}
+        save_model(model, system, directory / FINAL, metadata)
+    world.wait()
+    monitor.finish(progress.update, scores[chosen], directory / FINAL)
+    return Outcome("finished", progress.update, scores[chosen], directory / FINAL)
 
 
 def system_config(config: RunConfig, dataset: Dataset) -> SystemConfig:
@@ -191,26 +197,22 @@ def precision(settings: TrainingConfig, device: torch.device) -> AbstractContext
 class _Objective(nn.Module):
     """Computes the loss in its forward pass, as DistributedDataParallel requires."""
 
-    def __init__(self, model: nn.Module, config: RunConfig, pieces: Sequence[str]) -> None:
+    def __init__(self, model: TrainableModel, config: RunConfig, pieces: Sequence[str]) -> None:
         super().__init__()
         self.model = model
         self.config = config
         self.weights = config.risk.weights(pieces).to(next(model.parameters()).device)
 
     def forward(self, batch: Batch, delay: int | None) -> Loss:
-        pairs = (batch.source, batch.source_lengths, batch.target, batch.target_lengths)
+        model, smoothing = self.model, self.config.training.smoothing
+        if isinstance(model, Seq2SeqModel):
+            return model.loss(batch, delay, smoothing)
+        assert delay is not None, "only a teacher has no delay"
         if self.config.objective == "bigrams":
-            return inference_path_loss(cast(CTCModel, self.model), *pairs, delay=delay or 1)
+            return inference_path_loss(cast(CTCModel, model), batch, delay)
         if self.config.objective == "risk":
-            return risk_loss(
-                cast(TransducerModel, self.model),
-                *pairs,
-                delay=delay or 1,
-                config=self.config.risk,
-                weights=self.weights,
-            )
-        smoothing = self.config.training.smoothing
-        return cast(TrainableModel, self.model).loss(*pairs, delay=delay, smoothing=smoothing)
+            return risk_loss(cast(TransducerModel, model), batch, delay, self.config.risk, self.weights)
+        return model.loss(batch, delay, smoothing)
 
 
 def _accumulate(
@@ -258,7 +260,7 @@ def _apply_update(state: RunState, update: int, loss: float, scale: float, setti
 
 
 def _validate(
-    model: nn.Module, dev: DeviceStore, dataset: Dataset, config: RunConfig, world: World
+    model: TrainableModel, dev: DeviceStore, dataset: Dataset, config: RunConfig, world: World
 ) -> dict[str, float]:
     """Return the greedy BLEU of the development set by delay."""
     scores = {}
@@ -272,31 +274,18 @@ def _validate(
 
 
 def _choose_final(
-    best: list[int],
-    state: RunState,
-    checkpoints: CheckpointFolder,
-    dev: DeviceStore,
-    dataset: Dataset,
-    system: SystemConfig,
-    config: RunConfig,
-    directory: Path,
-    world: World,
-) -> Outcome:
-    """Write the trained model: the best checkpoint or the average of the best, whichever scores higher."""
-    candidates = {"best": best[:1], "average of the best": best}
+    best: list[int], state: RunState, checkpoints: CheckpointFolder, validate: Callable[[], dict[str, float]]
+) -> tuple[str, dict[str, float]]:
+    """Load the best checkpoint or the average of the best, whichever scores higher; return its name and all scores."""
     scores, weights = {}, {}
-    for name, updates in candidates.items():
-        weights[name] = average(checkpoints, updates, state.validated_prefix)
+    for name, updates in {"best": best[:1], "average of the best": best}.items():
+        weights[name] = checkpoints.average(updates, state.validated_prefix)
         state.model.load_state_dict(weights[name])
-        by_delay = _validate(state.model, dev, dataset, config, world)
+        by_delay = validate()
         scores[name] = sum(by_delay.values()) / len(by_delay)
     chosen = max(scores, key=lambda name: scores[name])
     state.model.load_state_dict(weights[chosen])
-    if world.is_first:
-        metadata = {"update": state.progress.update, "dev_bleu": scores, "chosen": chosen, "best_updates": best}
-        save_model(state.model, system, directory / FINAL, metadata)
-    world.wait()
-    return Outcome("finished", state.progress.update, scores[chosen], directory / FINAL)
+    return chosen, scores
 
 
 def _should_stop_early(progress: RunProgress, settings: TrainingConfig) -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 from simulmt.errors import SimulmtError
 from simulmt.model.asn import SortingStatistics
 from simulmt.train.batches import BatchPlan
-from simulmt.train.state import RunProgress
+from simulmt.train.run import RunProgress
 
 WINDOW = 100  # updates that the displayed speed is averaged over
 
@@ -51,11 +51,14 @@ class Monitor:
     def __init__(
         self, directory: Path, quiet: bool = False, wandb_project: str | None = None, log_every: int = 100
     ) -> None:
-        self._directory = directory
         self._quiet = quiet
         self._log_every = log_every
         self._console = Console(stderr=True)
-        self._curves: list[Scalars] = [] if quiet else [_tensorboard(directory)]
+        self._curves: list[Scalars] = []
+        if not quiet:
+            from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+
+            self._curves.append(SummaryWriter(str(directory / "tensorboard")))
         if wandb_project and not quiet:
             self._curves.append(_WeightsAndBiases(wandb_project, directory.name))
         self._recent: deque[tuple[float, UpdateReport]] = deque(maxlen=WINDOW)
@@ -66,7 +69,14 @@ class Monitor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+        try:
+            for curve in self._curves:
+                curve.close()
+        except OSError as error:
+            self._disable_curves(error)
 
     def start(self, update: int, max_updates: int, model: nn.Module, plan: BatchPlan) -> None:
         parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -90,8 +100,9 @@ class Monitor:
             self._bar.update(self._task, completed=report.update, status=self._status(report, totals))
         if report.update % self._log_every == 0:
             if not self._bar:
-                position = f"update {report.update}/{self._max_updates}"
-                self._print(f"{position}  {self._status(report, totals)}{self._time_left(report)}")
+                seconds = self.speed().get("seconds_per_update")
+                left = f"  {seconds * (self._max_updates - report.update) / 60:.0f} min left at most" if seconds else ""
+                self._print(f"update {report.update}/{self._max_updates}  {self._status(report, totals)}{left}")
             for tag, value in self._scalars(report, totals).items():
                 self._record(f"train/{tag}", value, report.update)
 
@@ -119,7 +130,7 @@ class Monitor:
     def stopped(self, update: int) -> None:
         self._print(f"stopped after update {update}; run the same command to resume")
 
-    def finish(self, update: int, score: float | None, model: Path | None) -> None:
+    def finish(self, update: int, score: float, model: Path) -> None:
         self._print(f"finished after update {update}: dev BLEU {score:.2f}; the model is in {model}")
         self._print(
             f"next: simulmt export {model} --data DATA --output BUNDLE --source-language XX --target-language YY, "
@@ -164,11 +175,6 @@ class Monitor:
             parts.append(f"{totals.skipped_sentences} sentences too long for their source skipped")
         return "  ".join([*parts, f"{memory_gib():.1f} GiB"])
 
-    def _time_left(self, report: UpdateReport) -> str:
-        speed = self.speed()
-        minutes = speed.get("seconds_per_update", 0.0) * (self._max_updates - report.update) / 60
-        return f"  {minutes:.0f} min left at most" if speed else ""
-
     def _record(self, tag: str, value: float, update: int) -> None:
         try:
             for curve in self._curves:
@@ -189,16 +195,6 @@ class Monitor:
         else:
             print(message, file=sys.stderr, flush=True)
 
-    def _close(self) -> None:
-        if self._bar:
-            self._bar.stop()
-            self._bar = None
-        try:
-            for curve in self._curves:
-                curve.close()
-        except OSError as error:
-            self._disable_curves(error)
-
 
 class _WeightsAndBiases:
     def __init__(self, project: str, name: str) -> None:
@@ -213,12 +209,6 @@ class _WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
-
-
-def _tensorboard(directory: Path) -> Scalars:
-    from torch.utils.tensorboard import SummaryWriter  # here, because it takes a second to import
-
-    return SummaryWriter(str(directory / "tensorboard"))
 
 
 def memory_gib() -> float:

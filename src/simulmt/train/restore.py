@@ -1,4 +1,4 @@
-"""Read the weights of a bundle back into a model.
+"""Initialise a model from a trained one: a finished run, or a bundle, whose weights are read back.
 
 A bundle stores weights in the order in which graph.py adds them. So its graphs are built again from a model of zeros,
 and the n-th weights added belong to the n-th stored. Names cannot tell: they change with every node that graph.py adds.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,26 +21,76 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from simulmt.errors import BundleError, ConfigError
+from simulmt.errors import BundleError, CheckpointError, ConfigError, VocabularyError
 from simulmt.model.layers import Attention, Embedding
-from simulmt.runtime.bundle import GRAPHS, Bundle, BundleConfig, Kind, find
+from simulmt.runtime.bundle import GRAPHS, MANIFEST, Bundle, BundleConfig, find, shipped_names
 from simulmt.train.graph import Array, Graph, Precision, build_graph
 from simulmt.train.systems import (
     InferenceModel,
-    System,
     SystemConfig,
+    TrainableModel,
     build_model,
-    mark_words,
+    differing_side,
+    has_model,
+    load_model,
     translator_of,
     vocabulary_checksums,
 )
 
-SYSTEMS: Mapping[Kind, System] = {
-    "ctc": "ctc",
-    "transducer": "transducer",
-    "wait-k": "wait-k",
-    "full-sentence": "teacher",
-}
+WORD_STARTS = "encoder.word_starts"  # tensor of models that see whole words
+
+
+def initialise_from(model: TrainableModel, path: Path, config: SystemConfig) -> None:
+    """Copy the weights that two models share from a trained one; raise CheckpointError if they do not fit.
+
+    `path` is a model, a finished run, a bundle or the name of a shipped one; `config` is that of the new model.
+    """
+    other, other_config = _load_initial(path)
+    _check_fit(path, config, other_config)
+    if type(model) is not type(other):
+        model, other = translator_of(model), translator_of(other)
+    elif config.system.endswith("+asn") and config.asn.norm != other_config.asn.norm:
+        raise CheckpointError(
+            f"{path}: its sorting network has asn.norm = '{other_config.asn.norm}', not '{config.asn.norm}', so "
+            "its weights do not fit; set asn.norm, or start from a ctc model"
+        )
+    try:
+        # Word starts are not weights: one model may see whole words and the other not.
+        weights = {name: tensor for name, tensor in other.state_dict().items() if not name.endswith(WORD_STARTS)}
+        own = {name: tensor for name, tensor in model.state_dict().items() if name.endswith(WORD_STARTS)}
+        model.load_state_dict(weights | own)
+    except RuntimeError as error:
+        detail = str(error).splitlines()[1].strip()
+        raise CheckpointError(f"{path}: cannot initialise from a model of different sizes: {detail}") from None
+
+
+def _load_initial(path: Path) -> tuple[TrainableModel, SystemConfig]:
+    """Read a trained model, or else a bundle."""
+    if not has_model(path) and (str(path) in shipped_names() or (path / MANIFEST).exists()):
+        return load_bundle(path)
+    if not path.exists():
+        names = ", ".join(shipped_names())
+        raise CheckpointError(f"{path}: no such model; give a finished run, a bundle or the name of one ({names})")
+    return load_model(path)
+
+
+def _check_fit(path: Path, config: SystemConfig, other: SystemConfig) -> None:
+    """Raise VocabularyError or CheckpointError unless a model can be initialised from another."""
+    if side := differing_side(config.vocabulary_sha256, other.vocabulary_sha256):
+        vocabularies = "DIR" if has_model(path) else path
+        raise VocabularyError(
+            f"{path}: was trained with a {side} vocabulary that differs from that of the data; prepare the data "
+            f"with the vocabularies of the model (simulmt prepare --vocabularies {vocabularies})"
+        )
+    network, other_network = config.network(), other.network()
+    if type(network) is not type(other_network):
+        raise CheckpointError(f"{path}: cannot initialise {config.system} from {other.system}; change `system`")
+    sizes, other_sizes = (  # all whole numbers must agree
+        {name: value for name, value in asdict(each).items() if type(value) is int} for each in (network, other_network)
+    )
+    if differing := [name for name, size in sizes.items() if size != other_sizes[name]]:
+        listed = ", ".join(f"{name} = {other_sizes[name]} (not {sizes[name]})" for name in differing)
+        raise CheckpointError(f"{path}: cannot initialise from a model of different sizes; its [model] has {listed}")
 
 
 def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]:
@@ -57,8 +107,8 @@ def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]
             weights = iter(stored.weights)
             build_graph(name, model, config.longest, config.precision, partial(_Reader, weights, found))
             if next(weights, None) is not None:
-                raise _UnknownGraphError
-    except (_UnknownGraphError, LookupError, ValueError, ZeroDivisionError, ConfigError):
+                raise ValueError("more weights stored than the graph has")
+    except (LookupError, ValueError, ZeroDivisionError, ConfigError):
         raise BundleError(
             f"{bundle.directory}: its graphs are not those that this version of simulmt exports; start from the run "
             "that it was exported from"
@@ -66,12 +116,8 @@ def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]
     with torch.no_grad():
         for parameter in filter(lambda each: each.requires_grad, model.parameters()):
             parameter.copy_(found[parameter])
-    mark_words(model, bundle.source)
+    model.encoder.mark_words(bundle.source.word_starts)
     return model, system
-
-
-class _UnknownGraphError(Exception):
-    """A stored graph has other weights than the one built from its sizes."""
 
 
 @dataclass(frozen=True)
@@ -115,12 +161,7 @@ class _Reader(Graph):
     """Build a graph again, collecting what the stored weights say about the parameters of the model."""
 
     def __init__(
-        self,
-        stored: Iterator[Array],
-        found: dict[Tensor, Tensor],
-        heads: int,
-        width: int,
-        precision: Precision,
+        self, stored: Iterator[Array], found: dict[Tensor, Tensor], heads: int, width: int, precision: Precision
     ) -> None:
         super().__init__(heads, width, precision)
         self._stored, self._found = stored, found
@@ -131,7 +172,7 @@ class _Reader(Graph):
         if _holds_weights(np.asarray(value)):
             stored = next(self._stored, None)
             if stored is None or (stored.shape, stored.dtype) != (value.shape, value.dtype):
-                raise _UnknownGraphError
+                raise ValueError("weights of other shapes stored than the graph has")
             self._read.append(stored)
         return super().constant(value)
 
@@ -197,7 +238,7 @@ def _system_config(bundle: Bundle, graphs: Mapping[str, StoredGraph]) -> SystemC
     config, vocabularies = bundle.config, (bundle.source.size, bundle.target.size)
     sizes = _frame_sizes(config, graphs, vocabularies[1]) if config.has_frames else _decoder_sizes(**graphs)
     return SystemConfig(
-        SYSTEMS[config.kind],
+        "teacher" if config.kind == "full-sentence" else config.kind,
         *vocabularies,
         model=sizes,
         delays=config.delays or (1,),

@@ -1,21 +1,29 @@
 """Derive training text with models: distillation, pseudo references, back-translation, recognised speech.
 
 Each function writes PREFIX.source, PREFIX.target and PREFIX.json, the record of inputs, settings and dropped lines. A
-finished job returns at once, an interrupted one resumes (see simulmt.train.shards). Fast transforms, which need not
-resume, are in simulmt.data.transforms.
+finished job (see simulmt.data.derived) returns at once. Fast transforms, which need not resume, are in
+simulmt.data.transforms.
+
+`rewrite` processes a text in shards, resumes an interrupted job and is shared by any number of processes. Shards have a
+fixed size, so the result is the same bytes however often the work was interrupted and whichever processes took part.
+Finished shards are kept in PREFIX.shards until the job is finished. Processes coordinate by file locks, which are
+released when a process ends, so another one takes over its shard.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from functools import cache
-from itertools import chain, pairwise
+from functools import cache, partial
+from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, TextIO, TypeVar
 
 import numpy as np
 import torch
@@ -23,11 +31,24 @@ from numpy.typing import NDArray
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulmt.config import as_table, require
-from simulmt.data.corpus import Pair, file_sha256, read_lines
-from simulmt.data.derived import Dropped, Job, Report, Rewritten, finished
+from simulmt.data.corpus import Pair, read_lines
+from simulmt.data.derived import (
+    Dropped,
+    Job,
+    Progress,
+    Report,
+    Rewritten,
+    exclusive_lock,
+    finished,
+    publishing,
+    refuse_to_overwrite_inputs,
+    remove_previous,
+    writing,
+)
 from simulmt.data.speech_noise import unpunctuated
 from simulmt.data.transforms import EMPTY, sample_pairs
-from simulmt.errors import CheckpointError, ConfigError
+from simulmt.errors import ConfigError
+from simulmt.files import lock, write_whole
 from simulmt.model.beam import BeamConfig, Sampler, SamplingConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.speech.live import transcribe
@@ -36,14 +57,16 @@ from simulmt.speech.synthesis import random_voice, synthesise
 from simulmt.text import BACK_TRANSLATED, END, PAD, Tokenizer
 from simulmt.train.batches import cut_by_length
 from simulmt.train.loop import precision
-from simulmt.train.settings import TrainingConfig
-from simulmt.train.shards import rewrite
-from simulmt.train.systems import SystemConfig, check_vocabularies, load_model
+from simulmt.train.systems import TrainingConfig, check_vocabularies, find_model, load_model
 
 TOO_LONG, NO_TRANSLATION, MISHEARD = "too_long", "no_translation", "misheard"
 SPOKEN_LINES = 200  # lines per shard of recognised speech; a few minutes
 SHARD_LINES = {"cuda": 65_536, "cpu": 2_048}  # lines per shard of translation; a few seconds
 SHORTEST = 8  # tokens; shorter sentences count as this long, to bound the number of sentences in a batch
+LOCK_ATTEMPTS = 100  # another process may delete the folder before the lock file is opened
+
+T = TypeVar("T")
+Work = Callable[[Sequence[T]], Sequence[Rewritten]]
 
 
 @dataclass(frozen=True)
@@ -80,7 +103,18 @@ def translate_corpus(
     back-translation).
     """
     name = "backtranslate" if back else "distil" if config.delay is None else "pseudo"
-    job = _translation_job(name, model, vocabularies, text, prefix, config, device, overwrite)
+    directory = find_model(model)
+    refuse_to_overwrite_inputs(prefix, [directory / "model.json"])
+    settings = {**as_table(config), "device": device.type}
+    if config.sampling is None:
+        del settings["sampling"]  # as in the records of older versions
+    inputs = {
+        "model": directory / "model.safetensors",
+        "source vocabulary": vocabularies / "source.model",
+        "target vocabulary": vocabularies / "target.model",
+        "source": text,
+    }
+    job = Job.on_files(prefix, name, settings, inputs, overwrite, SHARD_LINES[device.type])
     translator = cache(lambda: CorpusTranslator.load(model, vocabularies, config, device))
     if finished(job) is None:
         translator()  # fail before anything is overwritten
@@ -94,54 +128,27 @@ def translate_corpus(
     return rewrite(job, lambda: read_lines(text), translate, report)
 
 
-def _translation_job(
-    name: str,
-    model: Path,
-    vocabularies: Path,
-    text: Path,
-    prefix: Path,
-    config: TranslationConfig,
-    device: torch.device,
-    overwrite: bool,
-) -> Job:
-    weights = _weights(model)
-    settings = {key: value for key, value in as_table(config).items() if (key, value) != ("sampling", None)}
-    metadata = {
-        "rewrite": name,
-        "settings": {**settings, "device": device.type},
-        "inputs": {
-            "model": file_sha256(weights),
-            **{f"{side} vocabulary": file_sha256(vocabularies / f"{side}.model") for side in ("source", "target")},
-            "source": file_sha256(text),
-        },
-    }
-    return Job(prefix, metadata, [text, weights, weights.with_name("model.json")], overwrite, SHARD_LINES[device.type])
-
-
+@dataclass(frozen=True, eq=False)
 class CorpusTranslator:
     """Batched translation with a trained encoder-decoder."""
 
-    def __init__(
-        self,
-        model: Seq2SeqModel,
-        source: Tokenizer,
-        target: Tokenizer,
-        config: TranslationConfig,
-        device: torch.device,
-    ) -> None:
-        self.model = model.to(device).eval()
-        self.source, self.target = source, target
-        self.config = config
-        self.device = device
+    model: Seq2SeqModel
+    source: Tokenizer
+    target: Tokenizer
+    config: TranslationConfig
+    device: torch.device
 
     @staticmethod
-    def load(model: Path, vocabularies: Path, config: TranslationConfig, device: torch.device) -> CorpusTranslator:
-        network, system = load_model(model)
+    def load(path: Path, vocabularies: Path, config: TranslationConfig, device: torch.device) -> CorpusTranslator:
+        model, system = load_model(path)
+        if config.delay is None and system.system != "teacher":
+            raise ConfigError(f"{path}: a {system.system} model, but distillation needs a teacher")
+        if config.delay is not None and system.system != "wait-k":
+            raise ConfigError(f"{path}: a {system.system} model, but pseudo references need a wait-k model")
         source, target = (Tokenizer.load(vocabularies / f"{side}.model") for side in ("source", "target"))
-        _check_system(model, system, config.delay)
-        check_vocabularies(model, system, vocabularies, source, target)
-        assert isinstance(network, Seq2SeqModel)
-        return CorpusTranslator(network, source, target, config, device)
+        check_vocabularies(path, system, vocabularies, source, target)
+        assert isinstance(model, Seq2SeqModel)
+        return CorpusTranslator(model.to(device).eval(), source, target, config, device)
 
     def __call__(self, lines: Sequence[str]) -> list[Rewritten]:
         """Translate lines; batches depend on the lines only, so results are reproducible."""
@@ -221,23 +228,97 @@ def recognised_corpus(
             return Dropped(MISHEARD, pair.line)
         return transcript, pair.target
 
-    return rewrite(
-        job,
-        lambda: sample_pairs(source, target, config.share, config.seed),
-        lambda pairs: [*map(recognise, pairs)],
-        report,
-    )
+    lines = partial(sample_pairs, source, target, config.share, config.seed)
+    return rewrite(job, lines, lambda pairs: [*map(recognise, pairs)], report)
 
 
-def _weights(model: Path) -> Path:
-    for path in (model / "model.safetensors", model / "final" / "model.safetensors"):
-        if path.exists():
-            return path
-    raise CheckpointError(f"{model}: no trained model found; a finished run has one in final/")
+def rewrite(
+    job: Job, lines: Callable[[], Iterable[T]], work: Work[T], progress: Report = lambda _: None
+) -> dict[str, Any]:
+    """Run or resume a job, and return its record when the result is complete.
+
+    `lines` reads the input; `work` maps the lines of a shard to as many results, in order.
+    """
+    with writing(job.prefix):
+        if finished(job) is None:
+            with exclusive_lock(job.prefix):
+                if finished(job) is None:  # another process may have finished it while this one waited
+                    remove_previous(job)
+        folder = job.path("shards") / job.identity
+        others = _make_shards(job, lines, work, progress, folder, wanted=None)
+        if others:
+            _make_shards(job, lines, work, progress, folder, wanted=others)
+        return _merge(job, folder)
 
 
-def _check_system(model: Path, system: SystemConfig, delay: int | None) -> None:
-    wanted: Literal["teacher", "wait-k"] = "teacher" if delay is None else "wait-k"
-    if system.system != wanted:
-        use = "distillation needs a teacher" if delay is None else "pseudo references need a wait-k model"
-        raise ConfigError(f"{model}: a {system.system} model, but {use}")
+def _make_shards(
+    job: Job, lines: Callable[[], Iterable[T]], work: Work[T], progress: Report, folder: Path, wanted: set[int] | None
+) -> set[int]:
+    """Make all missing shards; return those that other processes are making.
+
+    With `wanted`, wait for these shards and make those whose process was killed.
+    """
+    if finished(job) is not None:
+        return set()
+    began, made, others = time.perf_counter(), 0, set()
+    for number, part in enumerate(_chunks(lines(), job.shard_lines)):
+        path = folder / f"{number:06d}.json"
+        if path.exists() or (wanted is not None and number not in wanted):
+            continue
+        with _open_lock(path.with_suffix(".lock")) as file:
+            if not lock(file, wait=wanted is not None):
+                others.add(number)
+            elif not path.exists() and finished(job) is None:
+                write_whole(path, json.dumps(_shard_table(work(part), number * job.shard_lines), ensure_ascii=False))
+                made += len(part)
+                done = job.shard_lines * (len(list(folder.glob("[0-9]*.json"))) - 1) + len(part)
+                progress(Progress(done, made / (time.perf_counter() - began)))
+    return others
+
+
+def _shard_table(results: Sequence[Rewritten], first: int) -> dict[str, Any]:
+    """Return a shard as stored: its pairs, and the dropped lines, counted from 1, by reason."""
+    left: dict[str, list[int]] = {}
+    for line, result in enumerate(results, start=first + 1):
+        if isinstance(result, Dropped):
+            left.setdefault(result.reason, []).append(result.line or line)
+    pairs = [result for result in results if not isinstance(result, Dropped)]
+    return {"lines": len(results), "left": left, "pairs": pairs}
+
+
+def _merge(job: Job, folder: Path) -> dict[str, Any]:
+    """Join the shards in order."""
+    with exclusive_lock(job.prefix):
+        record = finished(job)
+        if record is None:
+            with publishing(job) as (record, source, target):
+                for path in sorted(folder.glob("[0-9]*.json")):
+                    _append(json.loads(path.read_bytes()), record, source, target)
+        shutil.rmtree(folder.parent, ignore_errors=True)
+    return record
+
+
+def _append(shard: dict[str, Any], record: dict[str, Any], source: BinaryIO, target: BinaryIO) -> None:
+    record["lines"] += shard["lines"]
+    record["kept"] += len(shard["pairs"])
+    for reason, lines in shard["left"].items():
+        record["left"].setdefault(reason, []).extend(lines)
+    source.writelines(f"{pair[0]}\n".encode() for pair in shard["pairs"])
+    target.writelines(f"{pair[1]}\n".encode() for pair in shard["pairs"])
+
+
+def _chunks(lines: Iterable[T], size: int) -> Iterator[list[T]]:
+    remaining = iter(lines)
+    while part := list(islice(remaining, size)):
+        yield part
+
+
+def _open_lock(path: Path, attempts: int = LOCK_ATTEMPTS) -> TextIO:
+    """Open a lock file; retry if another process deletes its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w")
+    except (FileNotFoundError, FileExistsError):  # FileExistsError if the folder vanishes during mkdir
+        if not attempts:
+            raise
+    return _open_lock(path, attempts - 1)

@@ -1,52 +1,109 @@
-"""Build, save and load the systems that the training loop trains.
+"""Configure, build, save and load the systems that can be trained.
 
-A trained model is a directory with `model.safetensors` and `model.json`: tensors and plain data, never pickle, so
-loading a model cannot run code. The directory is written atomically, like a checkpoint.
+A run is configured by one frozen dataclass, `RunConfig`, read from one TOML file. A trained model is a directory with
+`model.safetensors` and `model.json`: tensors and plain data, never pickle, so loading a model cannot run code. The
+directory is written atomically, like a checkpoint.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal
 
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from simulmt.config import as_table, build, require
+from simulmt.config import as_table, build, override, read_toml, require
 from simulmt.errors import CheckpointError, VocabularyError
 from simulmt.files import replacing_directory
 from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCConfig, CTCModel
-from simulmt.model.output import Loss
+from simulmt.model.risk import RiskConfig
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.model.transducer import TransducerConfig, TransducerModel
 from simulmt.text import Tokenizer
-from simulmt.train.checkpoint import SCRATCH
 
 System = Literal["ctc", "ctc+asn", "transducer", "transducer+asn", "wait-k", "teacher"]
+TrainableModel = CTCModel | SortedCTCModel | Seq2SeqModel
 InferenceModel = CTCModel | Seq2SeqModel  # the part of a system used at inference
-WORD_STARTS = "encoder.word_starts"  # tensor of models that see whole words
+FINAL = "final"  # subdirectory of a run that holds the trained model
+SCRATCH = ".checkpoint"  # fixed, so that leftovers of a killed run are found and removed
 
 
-class TrainableModel(Protocol):
-    """Protocol of trainable models: the summed loss of a batch."""
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Settings of the optimiser and the training loop; the defaults are the paper's."""
 
-    def loss(
-        self,
-        source: Tensor,
-        source_lengths: Tensor,
-        target: Tensor,
-        target_lengths: Tensor,
-        *,
-        delay: Any,
-        smoothing: float,
-    ) -> Loss: ...
+    batch_tokens: int = 8192  # source tokens in one forward pass on one device
+    update_tokens: int = 32_768  # source tokens in one update, over all devices, by accumulation
+    learning_rate: float = 5e-4
+    warmup_updates: int = 4000
+    cooldown: float = 0.0  # last share of max_updates, over which the learning rate decays to zero
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 1e-4
+    clip_norm: float = 10.0
+    smoothing: float = 0.1
+    max_updates: int = 300_000
+    validate_every: int = 500
+    patience: int = 25_000  # updates without a better validation score before stopping
+    keep_best: int = 5  # checkpoints kept by score, and averaged at the end
+    ema_decay: float = 0.0  # above 0: keep an exponential moving average of the weights; lower in the first updates
+    max_skipped: int = 20  # consecutive updates skipped for an infinite or exploding loss before training fails
+    seed: int = 1
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "yes", "no"] = "auto"
+    max_minutes: float = 0.0  # above 0: time limit; the next call resumes with a new one
+
+    def __post_init__(self) -> None:
+        counts = ("batch_tokens", "update_tokens", "max_updates", "validate_every", "patience", "keep_best")
+        for name in (*counts, "max_skipped"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("warmup_updates", "weight_decay", "seed", "max_minutes"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}")
+        require(all(0 <= beta < 1 for beta in self.betas), f"betas must be in 0..1, got {self.betas}")
+        require(0 <= self.cooldown <= 1, f"cooldown must be in 0..1, got {self.cooldown}")
+        for name in ("smoothing", "ema_decay"):
+            require(0 <= getattr(self, name) < 1, f"{name} must be in 0..1, got {getattr(self, name)}")
+        require(self.clip_norm > 0, f"clip_norm must be above 0, got {self.clip_norm}")
+        require(
+            self.batch_tokens <= self.update_tokens,
+            f"batch_tokens ({self.batch_tokens}) must not exceed update_tokens ({self.update_tokens})",
+        )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run: a system, its data and how to train it."""
+
+    system: System
+    data: Path  # data directory, written by `simulmt prepare`
+    init: Path | None = None  # finished run, or bundle by path or name, to initialise from
+    delays: tuple[int, ...] = (1,)  # k; if there are several, each batch draws one
+    model: dict[str, Any] = field(default_factory=dict)
+    asn: ASNConfig = field(default_factory=ASNConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    risk: RiskConfig = field(default_factory=RiskConfig)
+    # "bigrams" (for CTC, model/bigrams.py) and "risk" (for the transducer, model/risk.py) fine-tune a trained model on
+    # the path taken at inference.
+    objective: Literal["likelihood", "bigrams", "risk"] = "likelihood"
+
+    def __post_init__(self) -> None:
+        system = {"bigrams": "ctc", "risk": "transducer"}.get(self.objective)
+        if system is not None:
+            require(self.system == system, f'objective "{self.objective}" is for system "{system}", got {self.system}')
+            require(self.init is not None, f'objective "{self.objective}" needs init: a trained {system} model')
+
+    @staticmethod
+    def read(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
+        """Read a TOML file and apply `section.key=value` overrides."""
+        return build(RunConfig, override(read_toml(path), assignments), str(path))
 
 
 @dataclass(frozen=True)
@@ -67,11 +124,8 @@ class SystemConfig:
 
     def network(self) -> CTCConfig | Seq2SeqConfig:
         """Return the network configuration with vocabulary sizes; raise ConfigError on an unknown key in `model`."""
-        table = {
-            **self.model,
-            "source_vocabulary": self.source_vocabulary,
-            "target_vocabulary": self.target_vocabulary,
-        }
+        sizes = {"source_vocabulary": self.source_vocabulary, "target_vocabulary": self.target_vocabulary}
+        table = self.model | sizes
         if self.system in ("ctc", "ctc+asn"):
             return build(CTCConfig, table, "model")
         if self.system in ("transducer", "transducer+asn"):
@@ -79,7 +133,7 @@ class SystemConfig:
         return build(Seq2SeqConfig, {**table, "causal": self.system == "wait-k"}, "model")
 
 
-def build_model(config: SystemConfig) -> nn.Module:
+def build_model(config: SystemConfig) -> TrainableModel:
     """Build a freshly initialised network."""
     network = config.network()
     if isinstance(network, Seq2SeqConfig):
@@ -88,14 +142,9 @@ def build_model(config: SystemConfig) -> nn.Module:
     return SortedCTCModel.build(translator, config.asn) if config.system.endswith("+asn") else translator
 
 
-def mark_words(model: nn.Module, source: Tokenizer) -> None:
-    """Set which source pieces begin a word, for models that see whole words."""
-    translator_of(model).encoder.mark_words(source.word_starts)
-
-
-def translator_of(model: nn.Module) -> InferenceModel:
+def translator_of(model: TrainableModel) -> InferenceModel:
     """Return the part that translates: for CTC+ASN, the model without its sorting network."""
-    return cast(InferenceModel, model.translator if isinstance(model, SortedCTCModel) else model)
+    return model.translator if isinstance(model, SortedCTCModel) else model
 
 
 def vocabulary_checksums(source: Tokenizer, target: Tokenizer) -> tuple[str, str]:
@@ -111,83 +160,16 @@ def check_vocabularies(model: Path, config: SystemConfig, data: Path, source: To
         raise VocabularyError(
             f"{data}: vocabularies of {found} pieces, but {model} was trained with {expected}; {hint}"
         )
-    if other := _other_side(vocabulary_checksums(source, target), config.vocabulary_sha256):
+    if other := differing_side(vocabulary_checksums(source, target), config.vocabulary_sha256):
         raise VocabularyError(
             f"{data}: {other}.model is not the vocabulary that {model} was trained with, despite its size; {hint}"
         )
 
 
-def _other_side(found: tuple[str, str] | None, expected: tuple[str, str] | None) -> str | None:
+def differing_side(found: tuple[str, str] | None, expected: tuple[str, str] | None) -> str | None:
     """Return the side whose vocabularies differ, or None if there is none or checksums are unknown."""
     sides = zip(("source", "target"), found or (), expected or (), strict=False)
     return next((side for side, one, other in sides if one != other), None)
-
-
-def initialise_from(model: nn.Module, path: Path, config: SystemConfig | None = None) -> None:
-    """Copy the weights that two models share from a trained one; raise CheckpointError if they do not fit.
-
-    `path` is a model, a finished run, a bundle or the name of a shipped one. Given the configuration of the new model,
-    check that both have the same vocabularies and sizes.
-    """
-    other, other_config = _load_initial(path)
-    if config:
-        _check_fit(path, config, other_config)
-    if type(model) is not type(other):
-        model, other = translator_of(model), translator_of(other)
-    elif config and config.system.endswith("+asn") and config.asn.norm != other_config.asn.norm:
-        raise CheckpointError(
-            f"{path}: its sorting network has asn.norm = '{other_config.asn.norm}', not '{config.asn.norm}', so "
-            "its weights do not fit; set asn.norm, or start from a ctc model"
-        )
-    try:
-        # Word starts are not weights: one model may see whole words and the other not.
-        weights = {name: tensor for name, tensor in other.state_dict().items() if not name.endswith(WORD_STARTS)}
-        own = {name: tensor for name, tensor in model.state_dict().items() if name.endswith(WORD_STARTS)}
-        model.load_state_dict(weights | own)
-    except RuntimeError as error:
-        detail = str(error).splitlines()[1].strip()
-        raise CheckpointError(f"{path}: cannot initialise from a model of different sizes: {detail}") from None
-
-
-def _load_initial(path: Path) -> tuple[nn.Module, SystemConfig]:
-    """Read a trained model, or else a bundle."""
-    if _has_model(path):
-        return load_model(path)
-    from simulmt.runtime.bundle import MANIFEST, shipped_names
-    from simulmt.train.restore import load_bundle  # which imports this module
-
-    if str(path) in shipped_names() or (path / MANIFEST).exists():
-        return load_bundle(path)
-    if not path.exists():
-        names = ", ".join(shipped_names())
-        raise CheckpointError(f"{path}: no such model; give a finished run, a bundle or the name of one ({names})")
-    return load_model(path)
-
-
-def _has_model(directory: Path) -> bool:
-    return any((each / "model.json").exists() for each in (directory, directory / "final"))
-
-
-def _check_fit(path: Path, config: SystemConfig, other: SystemConfig) -> None:
-    """Raise VocabularyError or CheckpointError unless a model can be initialised from another."""
-    if side := _other_side(config.vocabulary_sha256, other.vocabulary_sha256):
-        vocabularies = "DIR" if _has_model(path) else path
-        raise VocabularyError(
-            f"{path}: was trained with a {side} vocabulary that differs from that of the data; prepare the data "
-            f"with the vocabularies of the model (simulmt prepare --vocabularies {vocabularies})"
-        )
-    network, other_network = config.network(), other.network()
-    if type(network) is not type(other_network):
-        raise CheckpointError(f"{path}: cannot initialise {config.system} from {other.system}; change `system`")
-    sizes, other_sizes = _sizes(network), _sizes(other_network)
-    if differing := [name for name, size in sizes.items() if size != other_sizes[name]]:
-        listed = ", ".join(f"{name} = {other_sizes[name]} (not {sizes[name]})" for name in differing)
-        raise CheckpointError(f"{path}: cannot initialise from a model of different sizes; its [model] has {listed}")
-
-
-def _sizes(network: CTCConfig | Seq2SeqConfig) -> dict[str, int]:
-    """Return the settings of a network that must agree: all whole numbers."""
-    return {name: value for name, value in asdict(network).items() if type(value) is int}
 
 
 def save_model(model: nn.Module, config: SystemConfig, directory: Path, metadata: Mapping[str, Any]) -> None:
@@ -203,10 +185,21 @@ def save_model(model: nn.Module, config: SystemConfig, directory: Path, metadata
         raise CheckpointError(f"{directory}: cannot write the model: {error}") from None
 
 
-def load_model(directory: Path) -> tuple[nn.Module, SystemConfig]:
-    """Read a trained model, in eval mode; `directory` is a model or a finished run."""
-    if not (directory / "model.json").exists() and _has_model(directory):
-        directory = directory / "final"
+def has_model(path: Path) -> bool:
+    """Return whether a directory is a trained model or a finished run."""
+    return any((each / "model.json").exists() for each in (path, path / FINAL))
+
+
+def find_model(path: Path) -> Path:
+    """Return the directory of a trained model, given it or a finished run."""
+    if not has_model(path):
+        raise CheckpointError(f"{path}: no trained model found; a finished run has one in {FINAL}/")
+    return path if (path / "model.json").exists() else path / FINAL
+
+
+def load_model(path: Path) -> tuple[TrainableModel, SystemConfig]:
+    """Read a trained model, in eval mode; `path` is a model or a finished run."""
+    directory = find_model(path)
     try:
         description = json.loads((directory / "model.json").read_text(encoding="utf-8"))
         tensors = safetensors.torch.load_file(directory / "model.safetensors")
@@ -214,8 +207,6 @@ def load_model(directory: Path) -> tuple[nn.Module, SystemConfig]:
         with torch.device("meta"):
             model = build_model(config)
         model.load_state_dict(tensors, assign=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{directory}: no trained model found; a finished run has one in final/") from None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{directory}: damaged model: {str(error).splitlines()[0]}") from None
     return model.eval(), config
