@@ -26,7 +26,7 @@ from simulmt.runtime.decoding import Written
 from simulmt.runtime.rules import Context, DecodingRules, RulesConfig, SourcePrefix
 from simulmt.runtime.stream import Commit, Lag, Stream, StreamState, Translator, load
 from simulmt.text import BLANK, END, Tokenizer, split_words
-from simulmt.text.segmentation import SENTENCE_ENDS, ends_sentence
+from simulmt.text.words import SENTENCE_ENDS, ends_sentence
 from simulmt.train.export import TrainedModel
 from tiny_models import (
     DELAYS,

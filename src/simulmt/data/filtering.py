@@ -14,9 +14,8 @@ from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
 from simulmt.data.derived import Dropped, Job, Report, Rewritten, write_pairs
 from simulmt.data.parallel import cores, map_chunks
 from simulmt.text import BACK_TRANSLATED
-from simulmt.text.languages import guess_language
 from simulmt.text.numbers import find_numbers, unmatched
-from simulmt.text.words import HAN
+from simulmt.text.words import HAN, guess_language
 
 NUMBERS, REPEATS, HELD_OUT = "numbers", "repeats", "held_out"  # reasons to drop a pair
 CHUNK_PAIRS = 4096  # about a second of work

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from simulmt.config import require
 from simulmt.runtime.stream import Stream
-from simulmt.text.segmentation import CLOSING, SENTENCE_ENDS
+from simulmt.text.words import CLOSING, SENTENCE_ENDS
 
 MARKS = f"{SENTENCE_ENDS},;:，、；："
 _ENDS, _MARKS = tuple(SENTENCE_ENDS), tuple(MARKS)

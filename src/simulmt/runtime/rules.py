@@ -30,8 +30,7 @@ import numpy as np
 
 from simulmt.config import require
 from simulmt.text import BLANK, END, SPACE, SPECIAL_SYMBOLS, Tokenizer
-from simulmt.text.segmentation import SENTENCE_ENDS
-from simulmt.text.words import COMBINING, HAN, LETTER, RARE_HAN
+from simulmt.text.words import COMBINING, HAN, LETTER, RARE_HAN, SENTENCE_ENDS
 
 Scores = np.ndarray[Any, np.dtype[Any]]
 

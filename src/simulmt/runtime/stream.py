@@ -37,7 +37,7 @@ from simulmt.runtime.rules import DoubledPunctuation
 from simulmt.runtime.seq2seq import Seq2SeqDecoder
 from simulmt.runtime.transducer import TransducerDecoder
 from simulmt.text import Detokenizer, WordSplitter
-from simulmt.text.segmentation import ends_sentence
+from simulmt.text.words import ends_sentence
 
 WHOLE_SENTENCE = sys.maxsize  # delay of a full-sentence model
 MAX_UNDO = 20  # sentences
