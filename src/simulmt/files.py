@@ -1,4 +1,4 @@
-"""Atomic writes of files and directories, checksums and locks."""
+"""Files and this process: atomic writes, checksums, locks, available cores."""
 
 from __future__ import annotations
 
@@ -92,3 +92,8 @@ def lock(file: TextIO, wait: bool = True) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -27,6 +27,7 @@ from random import Random
 from typing import NamedTuple, TextIO
 
 from simulmt.data.alignment import Link, format_pharaoh
+from simulmt.data.corpus import writing
 from simulmt.errors import ConfigError, DataError
 
 LONGEST = 25  # words in a source sentence, punctuation included; the shortest have 4
@@ -66,12 +67,10 @@ def write_corpus(
     pairs = _distinct(_pairs(_reversed_at(reorder), seed))
     if not overwrite:
         _refuse_to_overwrite(directory, splits)
-    try:
+    with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, count in splits.items():
             _write_split(directory, name, islice(pairs, count))
-    except OSError as error:
-        raise DataError(f"{directory}: cannot be written: {error.strerror}") from None
 
 
 def _require_count(name: str, count: int) -> None:

@@ -24,9 +24,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulmt.config import as_table, require
 from simulmt.data.corpus import Pair, file_sha256, read_lines
-from simulmt.data.derived import Dropped, Job, Report, Rewritten, finished
+from simulmt.data.derived import EMPTY, Dropped, Job, Report, Rewritten, finished
 from simulmt.data.speech_noise import unpunctuated
-from simulmt.data.transforms import EMPTY, sample_pairs
+from simulmt.data.transforms import sample_pairs
 from simulmt.errors import CheckpointError, ConfigError
 from simulmt.model.beam import BeamConfig, Sampler, SamplingConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel

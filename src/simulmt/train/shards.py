@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, TypeVar
 
+from simulmt.data.corpus import writing
 from simulmt.data.derived import (
     Dropped,
     Job,
@@ -28,7 +29,6 @@ from simulmt.data.derived import (
     finished,
     publishing,
     remove_previous,
-    writing,
 )
 from simulmt.files import lock, write_whole
 
