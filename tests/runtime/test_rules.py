@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulmt.errors import ConfigError
 from simulmt.runtime.bundle import SHIPPED, SOURCE, TARGET
-from simulmt.runtime.ctc import Collapse
+from simulmt.runtime.decoding import Collapse
 from simulmt.runtime.rules import (
     FILTERS,
     Context,

@@ -31,11 +31,9 @@ from simulmt.config import require
 from simulmt.errors import StreamError
 from simulmt.runtime.bundle import Bundle, Kind, find
 from simulmt.runtime.caches import Caches
-from simulmt.runtime.ctc import CTCDecoder
-from simulmt.runtime.decoding import SentenceState, Written
+from simulmt.runtime.decoding import CTCDecoder, SentenceState, TransducerDecoder, Written
 from simulmt.runtime.rules import DoubledPunctuation
 from simulmt.runtime.seq2seq import Seq2SeqDecoder
-from simulmt.runtime.transducer import TransducerDecoder
 from simulmt.text import Detokenizer, WordSplitter
 from simulmt.text.words import ends_sentence
 
