@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal, TypeVar
 from unicodedata import category
 
-from simulmt.data.corpus import ParallelFiles, read_lines, read_sentences
+from simulmt.data.corpus import ParallelFiles, read_lines, read_sentences, reading
 from simulmt.errors import ConfigError, DataError, SimulmtError, needs_extra
 from simulmt.text import split_words
 from simulmt.text.words import Unit
@@ -127,16 +127,13 @@ def parse_gold(line: str, base: int = 1, swapped: bool = False) -> tuple[set[Lin
 
 def read_alignments(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
     """Parse a file line by line; errors name file and line."""
-    try:
-        # Invalid bytes become a token that no parser accepts, so they are reported with their line.
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    yield parse(line)
-                except DataError as error:
-                    raise DataError(f"{path}:{number}: {error}") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    # Invalid bytes become a token that no parser accepts, so they are reported with their line.
+    with reading(path), path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield parse(line)
+            except DataError as error:
+                raise DataError(f"{path}:{number}: {error}") from None
 
 
 def _parse_link(token: str, base: int) -> tuple[Link, str]:

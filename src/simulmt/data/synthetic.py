@@ -240,7 +240,10 @@ class _SentenceGenerator:
 
     def _clause(self) -> _Part:
         """Generate a clause such as "the girl sings behind the house today" or "today the girl sings"."""
-        clause = self._existential() if self._chance(0.08) else self._plain_clause()
+        if self._chance(0.08):
+            clause = self._existential()
+        else:
+            clause = _Phrase(Construction.FIXED, (self._noun_phrase(), self._predicate()))
         while self._chance(0.4):
             place = _Phrase(Construction.ADPOSITION, (self._word("preposition"), self._noun_phrase()))
             clause = _Phrase(Construction.SETTING, (clause, place))
@@ -249,10 +252,6 @@ class _SentenceGenerator:
         if self._chance(0.1):
             return _Phrase(Construction.FIXED, (self._word("time"), clause))
         return clause
-
-    def _plain_clause(self) -> _Part:
-        subject, predicate = self._noun_phrase(), self._predicate()
-        return _Phrase(Construction.FIXED, (subject, predicate))
 
     def _existential(self) -> _Part:
         """Generate a clause such as "there is a house"."""

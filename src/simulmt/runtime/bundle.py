@@ -19,7 +19,6 @@ import ctypes
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -92,10 +91,8 @@ class BundleConfig:
             len(self.blank_penalties) in (0, len(self.delays)),
             f"blank_penalties must be one for each of the {len(self.delays)} delays",
         )
-
-        require(
-            all(map(math.isfinite, self.blank_penalties)), f"blank_penalties must be finite: {self.blank_penalties}"
-        )
+        finite = all(map(math.isfinite, self.blank_penalties))
+        require(finite, f"blank_penalties must be finite, got {self.blank_penalties}")
 
     @property
     def has_frames(self) -> bool:
@@ -173,9 +170,8 @@ class Bundle:
             path = self.directory / name
             if not path.is_file():
                 raise BundleError(f"{path}: missing; {self._hint()}")
-            if path.stat().st_size != entry["size"]:
-                found, expected = path.stat().st_size, entry["size"]
-                raise BundleError(f"{path}: damaged ({found} bytes, expected {expected}); {self._hint()}")
+            if (size := path.stat().st_size) != entry["size"]:
+                raise BundleError(f"{path}: damaged ({size} bytes, expected {entry['size']}); {self._hint()}")
 
     def _check_complete(self) -> None:
         graphs = [f"{graph}.{ending}" for graph in GRAPHS[self.config.kind] for ending in ("onnx", "weights")]
@@ -217,12 +213,9 @@ def collapse(start: int, size: int) -> int:
 
 
 def _blocks_of_this_process() -> dict[int, int]:
-    if sys.platform != "linux":
-        return {}
-    try:
+    with suppress(OSError):  # not on Linux, or not permitted
         return anonymous_blocks(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return {}
+    return {}
 
 
 def anonymous_blocks(maps: str) -> dict[int, int]:
