@@ -8,18 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simulmt.data import alignment
-from simulmt.data.alignment import (
-    Link,
-    UnitChoice,
-    alignment_words,
-    check_links,
-    find_unit,
-    format_pharaoh,
-    parse_pharaoh,
-    read_alignments,
-    read_word_pairs,
-    reorder_target,
-)
+from simulmt.data.alignment import Link, UnitChoice, alignment_words, find_unit
 from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines, writing
 from simulmt.data.derived import (
     EMPTY,
@@ -73,7 +62,8 @@ def _align(
 ) -> Path:
     def align() -> Iterator[str]:
         log(f"{links}: aligning with eflomal ...")
-        return map(format_pharaoh, alignment.align_with_eflomal(read_word_pairs(source, target, units)))
+        words = alignment.read_word_pairs(source, target, units)
+        return map(alignment.format_pharaoh, alignment.align_with_eflomal(words))
 
     metadata = {"source": file_sha256(source), "target": file_sha256(target), "units": [*units]}
     return write_once(links, metadata, overwrite, align)
@@ -97,7 +87,8 @@ def reorder_corpus(
     job = Job.on_files(prefix, "reorder", {"units": list(units)}, inputs, overwrite)
 
     def reordered() -> Iterator[Rewritten]:
-        pairs = ParallelFiles(source, target).pairs_with(links, read_alignments(links, parse_pharaoh))
+        alignments = alignment.read_alignments(links, alignment.parse_pharaoh)
+        pairs = ParallelFiles(source, target).pairs_with(links, alignments)
         return (_reorder(pair, aligned, links, units) for pair, aligned in pairs)
 
     return write_pairs(job, reordered, report)
@@ -107,8 +98,8 @@ def _reorder(pair: Pair, links: set[Link], path: Path, units: tuple[Unit, Unit])
     source, target = alignment_words(pair.source, units[0]), alignment_words(pair.target, units[1])
     if not source or not target:
         return Dropped(EMPTY)
-    check_links(path, pair.line, links, (source, target))
-    order = reorder_target(range(len(target)), links)
+    alignment.check_links(path, pair.line, links, (source, target))
+    order = alignment.reorder_target(range(len(target)), links)
     return pair.source, _write_units(target, order, pair.target)
 
 

@@ -245,7 +245,7 @@ class TransducerSentence(CTCSentence):
     def __init__(self, symbols: int, whole_words: bool = False) -> None:
         super().__init__(whole_words=whole_words)
         self.history: History = (START,) * symbols
-        self.context: tuple[History, Array] | None = None  # the scores [V] that a history adds, once computed
+        self.context: tuple[History, Array] = (), np.empty(0)  # a history and the scores [V] that it adds
 
     def write(self, frames: Array, due: Due) -> Written:
         """Return what the symbols [F] of a position write; equal symbols in a row are two."""
@@ -312,13 +312,13 @@ class TransducerDecoder(CTCDecoder):
         self, batch: Sequence[TransducerSentence], histories: Sequence[History], rows: Sequence[int], added: Array
     ) -> None:
         """Set `added` to the context scores of these rows; each sentence caches the scores of one history."""
-        unknown = [row for row in rows if batch[row].context is None or batch[row].context[0] != histories[row]]  # type: ignore[index]
+        unknown = [row for row in rows if batch[row].context[0] != histories[row]]
         if unknown:
             found = self.context_scores([histories[row] for row in unknown])
             for row, scores in zip(unknown, found, strict=True):
                 batch[row].context = (histories[row], scores)
         for row in rows:
-            added[row] = batch[row].context[1]  # type: ignore[index]
+            added[row] = batch[row].context[1]
 
 
 def after(history: History, symbol: int) -> History:

@@ -262,8 +262,7 @@ class Stream:
         if not self._recent:
             return None
         sentence, words = self._recent.pop()
-        separator = " " if self._translator.bundle.source.spaced else ""
-        return Undone(sentence, separator.join(words + unread))
+        return Undone(sentence, " ".join(words + unread))
 
     def take(self) -> list[Commit]:
         """Return the commits written since the last call."""
