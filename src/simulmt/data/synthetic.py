@@ -343,32 +343,14 @@ _TARGET_SOUNDS = _Sounds(
 )
 
 _CONTENT_WORDS = {
-    "person": 60,
-    "thing": 120,
-    "name": 40,
-    "transitive verb": 70,
-    "intransitive verb": 30,
-    "speech verb": 8,
-    "adjective": 60,
-    "adverb": 24,
-    "time": 12,
-    "number": 10,
-}
+    "person": 60, "thing": 120, "name": 40, "transitive verb": 70, "intransitive verb": 30, "speech verb": 8,
+    "adjective": 60, "adverb": 24, "time": 12, "number": 10,
+}  # fmt: skip
 _FUNCTION_WORDS = {
-    "article": 4,
-    "preposition": 12,
-    "linker": 3,
-    "agent marker": 1,
-    "copula": 1,
-    "auxiliary": 5,
-    "passive": 1,
-    "relative": 1,
-    "complementiser": 1,
-    "subordinator": 6,
-    "clause conjunction": 3,
-    "noun conjunction": 2,
+    "article": 4, "preposition": 12, "linker": 3, "agent marker": 1, "copula": 1, "auxiliary": 5, "passive": 1,
+    "relative": 1, "complementiser": 1, "subordinator": 6, "clause conjunction": 3, "noun conjunction": 2,
     "question": 1,
-}
+}  # fmt: skip
 _UNTRANSLATED = ("personal article", "expletive")
 _PARTICLES = ("assertion", "person classifier", "thing classifier")
 _PUNCTUATION = {"comma": ",", "full stop": ".", "question mark": "?"}

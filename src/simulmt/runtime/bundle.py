@@ -283,9 +283,7 @@ def write_system_configs(directory: Path) -> list[Path]:
 
 def _read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
     path = directory / MANIFEST
-    table = _read_json(path)
-    _check_format(path, table)
-    files = table.get("files")
+    files = _read_table(path).get("files")
     if not isinstance(files, dict) or not all(map(_is_entry, files.items())):
         raise BundleError(f"{path}: no list of files with size and sha256; copy or export the bundle again")
     return files
@@ -297,10 +295,8 @@ def _is_entry(item: tuple[str, Any]) -> bool:
 
 
 def _read_config(path: Path) -> BundleConfig:
-    table = _read_json(path)
-    _check_format(path, table)
     try:
-        return build(BundleConfig, _with_rules(table), str(path))
+        return build(BundleConfig, _with_rules(_read_table(path)), str(path))
     except ConfigError as error:
         raise BundleError(f"{error}; copy or export the bundle again") from None
 
@@ -319,17 +315,8 @@ def _with_rules(table: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _check_format(path: Path, table: Mapping[str, Any]) -> None:
-    found = table.get("format")
-    if not isinstance(found, int):
-        raise BundleError(f"{path}: no format version; not a simulmt bundle")
-    if found > FORMAT:
-        raise BundleError(
-            f"{path}: format {found}, but this simulmt reads up to {FORMAT}: pip install --upgrade simulmt"
-        )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_table(path: Path) -> dict[str, Any]:
+    """Read a JSON object with a format version that is not newer than ours."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -340,6 +327,11 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise BundleError(f"{path}: damaged (not JSON); copy or export the bundle again") from None
     if not isinstance(table, dict):
         raise BundleError(f"{path}: damaged (not a JSON object); copy or export the bundle again")
+    version = table.get("format")
+    if not isinstance(version, int):
+        raise BundleError(f"{path}: no format version; not a simulmt bundle")
+    if version > FORMAT:
+        raise BundleError(f"{path}: format {version}, but simulmt reads up to {FORMAT}: pip install --upgrade simulmt")
     return table
 
 
