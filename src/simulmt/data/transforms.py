@@ -59,10 +59,10 @@ def filter_corpus(
         inputs["held out"] = " ".join(map(file_sha256, held_out))
     metadata = {"rewrite": "filter", "settings": {"languages": [*languages]}, "inputs": inputs}
     job = Job(prefix, metadata, [source, target, *held_out], overwrite)
-    judge = partial(_judge, languages, HeldOut(chain.from_iterable(map(read_lines, held_out))))
+    work = partial(_filter_pairs, languages, HeldOut(chain.from_iterable(map(read_lines, held_out))))
 
     def filtered() -> Iterator[Rewritten]:
-        chunks = map_chunks(judge, ParallelFiles(source, target).pairs(), CHUNK_PAIRS, cores())
+        chunks = map_chunks(work, ParallelFiles(source, target).pairs(), CHUNK_PAIRS, cores())
         return chain.from_iterable(results for _, results in chunks)
 
     return write_pairs(job, filtered, report)
@@ -90,7 +90,7 @@ def _passages(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     return (words[start : start + SHARED_WORDS] for start in range(len(words) - SHARED_WORDS + 1))
 
 
-def _judge(languages: tuple[str, str], held_out: HeldOut, pairs: Sequence[Pair]) -> list[Rewritten]:
+def _filter_pairs(languages: tuple[str, str], held_out: HeldOut, pairs: Sequence[Pair]) -> list[Rewritten]:
     """Return each pair, or why it is dropped."""
     reasons = [(pair, _reason_to_drop(pair, languages, held_out)) for pair in pairs]
     return [Dropped(reason, pair.line) if reason else (pair.source, pair.target) for pair, reason in reasons]
