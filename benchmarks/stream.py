@@ -33,9 +33,18 @@ from onnx import TensorProto, helper
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.layers import KeysValues, look_ahead_mask
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
-from simulmt.runtime.bundle import FORMAT, SOURCE, TARGET, Bundle, BundleConfig, Kind, onnxruntime, write_description
-from simulmt.runtime.ctc import CTCDecoder
-from simulmt.runtime.memory import huge_pages
+from simulmt.runtime.bundle import (
+    FORMAT,
+    SOURCE,
+    TARGET,
+    Bundle,
+    BundleConfig,
+    Kind,
+    huge_pages,
+    onnxruntime,
+    write_description,
+)
+from simulmt.runtime.decoding import CTCDecoder
 from simulmt.runtime.seq2seq import Seq2SeqDecoder, longest_translation
 from simulmt.text import SPECIAL_SYMBOLS, Tokenizer, VocabularySpec
 from simulmt.train.graph import IR_VERSION, OPSET, Precision, ctc_graph, decoder_graph, encoder_graph
@@ -52,7 +61,7 @@ LOADING = """
 import sys, time
 from pathlib import Path
 from simulmt.runtime.bundle import Bundle
-from simulmt.runtime.ctc import CTCDecoder
+from simulmt.runtime.decoding import CTCDecoder
 before = time.perf_counter()
 decoder = CTCDecoder(Bundle(Path(sys.argv[1])), int(sys.argv[2]))
 loaded = time.perf_counter()

@@ -1,7 +1,9 @@
-"""Files under their name are whole or absent."""
+"""Files are written whole or not at all; the peak of memory."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,9 @@ def _fail_half_way(path: Path) -> None:
     with replacing(path) as file:
         file.write(b"half")
         raise RuntimeError
+
+
+def test_the_peak_counts_memory_that_was_freed() -> None:
+    program = "from simulmt.files import peak_memory_mb\nb'x' * len(range(200_000_000))\nprint(peak_memory_mb())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 190 < float(done.stdout) < 300

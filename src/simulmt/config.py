@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import re
 import tomllib
 import types
@@ -81,15 +82,7 @@ def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 
 def as_table(config: Any) -> dict[str, Any]:
     """Convert a dataclass to plain dicts, lists and scalars; the inverse of `build`."""
-    return _plain(dataclasses.asdict(config))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return json.loads(json.dumps(dataclasses.asdict(config), default=os.fspath))
 
 
 def _toml_value(text: str) -> Any:

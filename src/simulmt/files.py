@@ -1,9 +1,10 @@
-"""Atomic writes of files and directories, checksums and locks."""
+"""Files and this process: atomic writes, checksums, locks, available cores, peak memory."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,3 +93,21 @@ def lock(file: TextIO, wait: bool = True) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def peak_memory_mb() -> float | None:
+    """Return the peak resident memory of this process, or None if the system does not report it."""
+    status = Path("/proc/self/status")
+    if status.exists():  # unlike getrusage, it does not count the memory of the parent before exec
+        (peak,) = (line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) / 1000
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # in bytes, on macOS

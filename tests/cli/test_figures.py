@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from data.helpers import write
 from simulmt.cli import figures
-from simulmt.data import aligners
+from simulmt.data import alignment
 from simulmt.errors import ConfigError
 from simulmt.eval.results import Anticipation, read_records
 
@@ -61,7 +61,7 @@ def test_the_default_aligner_is_eflomal(
         given.append((pairs, *more))
         return [{(4, 1)}, {(1, 1)}]
 
-    monkeypatch.setattr(aligners, "align_with_eflomal", diagonal)
+    monkeypatch.setattr(alignment, "align_with_eflomal", diagonal)
     more = "--more-source", write(tmp_path / "m.en", ["x y"]), "--more-target", write(tmp_path / "m.zh", ["零"])
     shown = invoke(*text, *more)
     assert "50.0" in shown

@@ -20,8 +20,8 @@ from runtime.test_captions import parse_srt, parse_vtt
 from runtime.test_pipe import translation
 from simulmt.cli import app
 from simulmt.data import synthetic
-from simulmt.runtime import benchmark, demo, pipe
 from simulmt.runtime import bundle as bundle_module
+from simulmt.runtime import demo, pipe
 from simulmt.runtime.pipe import Arrival
 from simulmt.runtime.stream import Translator
 from simulmt.text import Tokenizer, split_words
@@ -418,8 +418,8 @@ class TestModels:
 class TestBench:
     @pytest.fixture(autouse=True)
     def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(benchmark, "SECONDS", 0.01)
-        monkeypatch.setattr(benchmark, "SAMPLES", 20)
+        monkeypatch.setattr(demo, "SECONDS", 0.01)
+        monkeypatch.setattr(demo, "SAMPLES", 20)
 
     def test_json(self, bundle: Path) -> None:
         done = CliRunner().invoke(app, ["bench", "--model", str(bundle), "--delay", "2", "--json"])

@@ -112,7 +112,7 @@ def test_reordering_by_given_links(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_reordering_by_links_of_its_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are kept, made once, and made anew for other text."""
-    from simulmt.data import aligners
+    from simulmt.data import alignment
 
     calls = []
 
@@ -120,7 +120,7 @@ def test_reordering_by_links_of_its_own(capsys: pytest.CaptureFixture[str], monk
         calls.append(len(pairs))
         return [{(len(source), 1), (1, len(target))} for source, target in pairs]
 
-    monkeypatch.setattr(aligners, "align_with_eflomal", straight_back)
+    monkeypatch.setattr(alignment, "align_with_eflomal", straight_back)
     for name, target in (("a", "B A\nD C\n"), ("b", "河桥\n船港\n")):
         Path(f"{name}.source").write_text("a b\nc d\n", encoding="utf-8")
         Path(f"{name}.target").write_text(target, encoding="utf-8")
@@ -142,10 +142,10 @@ GOLD = "0-0 1-1\n"
 def test_what_somebody_else_made_is_not_replaced(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ending: str, option: str
 ) -> None:
-    from simulmt.data import aligners
+    from simulmt.data import alignment
 
-    monkeypatch.setattr(aligners, "align_with_eflomal", lambda pairs: [{(1, 1)} for _ in pairs])
-    monkeypatch.setattr(aligners, "cut_chinese", lambda lines: ([*line] for line in lines))
+    monkeypatch.setattr(alignment, "align_with_eflomal", lambda pairs: [{(1, 1)} for _ in pairs])
+    monkeypatch.setattr(alignment, "cut_chinese", lambda lines: ([*line] for line in lines))
     for name, text in (("gold.source", "a b\n"), ("gold.target", "河桥\n"), ("l", "0-1 1-0\n")):
         Path(name).write_text(text, encoding="utf-8")
     command = f"rewrite reorder --source gold.source --target gold.target --output {ending}/gold {option}"
@@ -169,7 +169,7 @@ def test_cutting_does_not_replace_its_own_input(capsys: pytest.CaptureFixture[st
 
 
 def test_whoever_shares_the_work_aligns_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from simulmt.data import aligners
+    from simulmt.data import alignment
 
     calls = []
 
@@ -178,7 +178,7 @@ def test_whoever_shares_the_work_aligns_once(monkeypatch: pytest.MonkeyPatch) ->
         time.sleep(0.2)
         return [{(1, 1)} for _ in pairs]
 
-    monkeypatch.setattr(aligners, "align_with_eflomal", slowly_straight)
+    monkeypatch.setattr(alignment, "align_with_eflomal", slowly_straight)
     text = ["--source", "text/dev.source", "--target", "text/dev.target"]
     command = ["rewrite", "reorder", *text, "--output", "shared"]
     with ThreadPoolExecutor(3) as pool:  # the lock parts threads as it parts processes

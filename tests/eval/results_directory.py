@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.sentences import CHINESE, ENGLISH, GERMAN
-from simulmt.data.aligners import WordPair
-from simulmt.data.alignment import Link
+from simulmt.data.alignment import Link, WordPair
 from simulmt.eval.instances import Instance, split_units
 from simulmt.eval.quality import QualityScorer
 from simulmt.eval.results import Result

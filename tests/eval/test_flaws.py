@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from simulmt.eval.flaws import FactChecker, Lexicon, listing, repeated_words, words_of
-from simulmt.text.languages import guess_language
 from simulmt.text.negation import is_negated
 from simulmt.text.numbers import Number, find_numbers, unmatched
-from simulmt.text.words import Unit
+from simulmt.text.words import Unit, guess_language
 
 EVERYDAY = Path(__file__).parents[1] / "everyday"
 

@@ -1,13 +1,11 @@
-"""A step that fails has advanced nobody: done again, together or alone, it gives what it would have given.
-
-And so a call of many steps that fails in the middle loses nothing.
-"""
+"""A failed step advances no sentence: repeated, together or alone, it gives the same result, so nothing is lost."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from unittest.mock import patch
 
 import pytest
@@ -16,8 +14,9 @@ from hypothesis import strategies as st
 
 from simulmt.runtime.bundle import Kind
 from simulmt.runtime.caches import Array, Binding
+from simulmt.runtime.decoding import Collapse
 from simulmt.runtime.stream import Commit, Stream, Translator
-from simulmt.text import Tokenizer
+from simulmt.text import BLANK, Tokenizer
 from tiny_models import facts, trained, translator
 
 KINDS: tuple[Kind, ...] = ("ctc", "transducer", "wait-k", "full-sentence")
@@ -117,3 +116,27 @@ def test_a_call_that_fails_loses_nothing(translators: dict[Kind, Translator], ki
             written += finish(stream)
     for stream, text, written in zip(alone, SPOKEN, commits, strict=True):
         assert facts(written) == facts(stream.push(text) + stream.finish())
+
+
+@pytest.mark.parametrize(
+    ("frames", "written"),
+    [
+        ([7, 7, 7], [7]),
+        ([7, BLANK, 7], [7, 7]),
+        ([BLANK, BLANK, 6, BLANK, 7, 7, 6], [6, 7, 6]),
+        ([BLANK], []),
+        ([], []),
+    ],
+)
+def test_collapse(frames: list[int], written: list[int]) -> None:
+    assert Collapse().push(frames) == written
+
+
+@given(st.lists(st.integers(BLANK, 7)), st.lists(st.integers(0, 5)))
+def test_collapse_online_is_collapse_at_once(frames: list[int], cuts: list[int]) -> None:
+    collapse, written, rest = Collapse(), list[int](), frames
+    for cut in cuts:
+        written += collapse.push(rest[:cut])
+        rest = rest[cut:]
+    written += collapse.push(rest)
+    assert written == [symbol for symbol, _ in groupby(frames) if symbol != BLANK]

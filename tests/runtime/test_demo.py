@@ -53,3 +53,8 @@ def test_a_file_without_text(model: Translator, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text(" \n\n", encoding="utf-8")
     with pytest.raises(DataError, match="empty: contains no text"):
         demo.sentences_for(model.config, tmp_path / "empty")
+
+
+def test_percentiles() -> None:
+    found = demo._percentiles([float(value) for value in range(101)])
+    assert (found.median, found.p95, found.p99) == (50, 95, 99)

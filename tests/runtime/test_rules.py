@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from simulmt.errors import ConfigError
 from simulmt.runtime.bundle import SHIPPED, SOURCE, TARGET
-from simulmt.runtime.ctc import Collapse
+from simulmt.runtime.decoding import Collapse
 from simulmt.runtime.rules import (
-    FILTERS,
+    SCORE_RULES,
     Context,
     DecodingRules,
     DoubledPunctuation,
@@ -216,8 +216,8 @@ def test_each_rule_is_switched_off_by_itself() -> None:
     for name in ALL.active:
         rest = ALL.without(name)
         assert rest.active == [other for other in ALL.active if other != name]
-        filters = [each.name for each in DecodingRules(rest, PIECES).filters]
-        assert filters == [other for other in rest.active if other in ON_SCORES]
+        penalties = [each.penalty for each in DecodingRules(rest, PIECES).filters]
+        assert penalties == [getattr(rest, other) for other in rest.active if other in ON_SCORES]
         assert (rest.text_filter() is None) == (name == "doubled_punctuation")
     assert ALL.without(*ALL.active) == RulesConfig()
     with pytest.raises(ConfigError, match="nouns: no such rule; choose from repeated_symbol, restarted_noun, "):
@@ -225,7 +225,7 @@ def test_each_rule_is_switched_off_by_itself() -> None:
 
 
 def test_every_filter_has_a_setting() -> None:
-    assert [rule.name for rule in FILTERS] == ON_SCORES
+    assert list(SCORE_RULES) == ON_SCORES == ALL.on_scores
 
 
 def test_a_full_stop_is_early_before_that_of_the_source() -> None:

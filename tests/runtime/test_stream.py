@@ -21,12 +21,11 @@ from simulmt.errors import ConfigError, StreamError
 from simulmt.model.ctc import CTCModel
 from simulmt.runtime import rules
 from simulmt.runtime.bundle import Kind
-from simulmt.runtime.ctc import Collapse
-from simulmt.runtime.decoding import Written
+from simulmt.runtime.decoding import Collapse, Written
 from simulmt.runtime.rules import Context, DecodingRules, RulesConfig, SourcePrefix
 from simulmt.runtime.stream import Commit, Lag, Stream, StreamState, Translator, load
 from simulmt.text import BLANK, END, Tokenizer, split_words
-from simulmt.text.segmentation import SENTENCE_ENDS, ends_sentence
+from simulmt.text.words import SENTENCE_ENDS, ends_sentence
 from simulmt.train.export_checks import TrainedModel
 from tiny_models import (
     DELAYS,

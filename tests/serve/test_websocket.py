@@ -14,7 +14,7 @@ import pytest
 from starlette.datastructures import Headers
 from websockets.exceptions import InvalidStatus
 
-from simulmt.runtime.ctc import POSITIONS
+from simulmt.runtime.decoding import POSITIONS
 from simulmt.runtime.stream import Translator
 from simulmt.serve import access
 from simulmt.serve.access import ApiKeys, Limits

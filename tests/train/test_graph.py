@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulmt.runtime import ctc as decoding
+from simulmt.runtime import decoding
 from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.caches import Array
-from simulmt.runtime.ctc import CTCDecoder, CTCSentence
-from simulmt.runtime.decoding import Due, Written
+from simulmt.runtime.decoding import CTCDecoder, CTCSentence, Due, Written
 from simulmt.text import Tokenizer
 from simulmt.train.export import export
 from simulmt.train.graph import Precision, quantise

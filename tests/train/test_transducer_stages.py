@@ -12,8 +12,8 @@ import torch
 from simulmt.errors import ConfigError
 from simulmt.model.risk import RiskConfig
 from simulmt.model.transducer import TransducerModel
+from simulmt.runtime.decoding import TransducerDecoder
 from simulmt.runtime.stream import load
-from simulmt.runtime.transducer import TransducerDecoder
 from simulmt.train.export import ExportConfig, export_run
 from simulmt.train.systems import RunConfig, load_model, translator_of
 

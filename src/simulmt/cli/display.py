@@ -10,9 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from simulmt.runtime.benchmark import Measurements
 from simulmt.runtime.bundle import BundleConfig
-from simulmt.runtime.demo import DemoStep
+from simulmt.runtime.demo import DemoStep, Measurements
 from simulmt.runtime.stream import Lag, Translator
 
 TRACE_SHOWN = 60  # most recent reads and writes

@@ -16,8 +16,7 @@ from simulmt.errors import ConfigError, MissingExtraError, needs_extra
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from simulmt.data.aligners import WordPair
-    from simulmt.data.alignment import Link
+    from simulmt.data.alignment import Link, WordPair
     from simulmt.eval.report.blocks import Table
     from simulmt.eval.report.examples import Aligner
     from simulmt.eval.results import Anticipation, OracleScore, SortedSentence
@@ -133,7 +132,7 @@ def anticipation(
     random, so two runs differ slightly.
     """
     with needs_extra("simulmt anticipation", "eval"):
-        from simulmt.data.aligners import read_word_pairs
+        from simulmt.data.alignment import read_word_pairs
         from simulmt.eval.order import GoldFile, ParallelText
 
     if (more_source is None) != (more_target is None):
@@ -203,7 +202,7 @@ class _Network(NamedTuple):
 def _align(
     choice: str, pairs: Sequence[WordPair], more: Sequence[WordPair], priors: Path | None, network: _Network
 ) -> Sequence[set[Link] | None]:
-    from simulmt.data.aligners import align
+    from simulmt.data.alignment import align
 
     kind, _, run = choice.partition(":")
     if kind not in ("asn", "identity") or not run:
@@ -280,7 +279,7 @@ def _eflomal() -> Aligner | None:
             f"hallucinations will not be marked: {MissingExtraError('word alignment with eflomal', 'align')}", err=True
         )
         return None
-    from simulmt.data.aligners import align_with_eflomal
+    from simulmt.data.alignment import align_with_eflomal
 
     return align_with_eflomal
 

@@ -162,9 +162,8 @@ def bench(
     from rich.console import Console
 
     from simulmt.cli.display import benchmark_table
-    from simulmt.runtime.benchmark import measure
     from simulmt.runtime.bundle import Bundle, default_names, find
-    from simulmt.runtime.demo import sentences_for
+    from simulmt.runtime.demo import measure, sentences_for
 
     directory = find(model or next(default_names()))
     sentences = sentences_for(Bundle(directory).config, text)

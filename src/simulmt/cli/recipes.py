@@ -80,7 +80,7 @@ def run(
     from rich.console import Console
 
     from simulmt.cli.recipe_view import WIDEST, open_view, plan_tree
-    from simulmt.data.parallel import cores
+    from simulmt.files import cores
     from simulmt.recipe.plan import Recipe, Workspace
     from simulmt.recipe.runner import Program, run_stages
     from simulmt.recipe.state import check_runnable, stage_statuses

@@ -164,7 +164,7 @@ def filter_pairs(
     Numbers are compared by value, in digits or in English, German and Chinese words: 3,000 equals 3.000 and 三千.
     PREFIX.json lists the dropped lines.
     """
-    from simulmt.data.filtering import filter_corpus
+    from simulmt.data.transforms import filter_corpus
 
     match = re.fullmatch("([a-z]{2,3})-([a-z]{2,3})", languages)
     if languages and match is None:

@@ -71,7 +71,7 @@ def serve(
     """
     import sys
 
-    from simulmt.data.parallel import cores
+    from simulmt.files import cores
 
     with needs_extra("simulmt serve", "serve"):
         from simulmt.runtime.bundle import default_names

@@ -1,22 +1,41 @@
-"""Word alignments: which source word each target word translates.
+"""Word alignments: computed by eflomal or awesome-align, read from files, and scored.
 
 A link is a pair (source position, target position), both 1-based; the links of a sentence are a set. The parsers below
 convert all file formats (0- or 1-based, either side first, sure and possible links) to this form.
+
+Alignments link units: space-separated words or, in text written without spaces, single ideographs and whole Latin
+words. Tokenised text keeps its tokenisation, which gold alignments refer to.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
+from functools import partial
+from importlib.util import find_spec
+from itertools import islice, product, repeat
 from pathlib import Path
-from typing import TypeVar
+from tempfile import TemporaryDirectory
+from typing import Literal, TypeVar
+from unicodedata import category
 
-from simulmt.errors import ConfigError, DataError
+from simulmt.data.corpus import ParallelFiles, read_lines, read_sentences, reading
+from simulmt.errors import ConfigError, DataError, SimulmtError, needs_extra
+from simulmt.text import split_words
+from simulmt.text.words import Unit
 
 Link = tuple[int, int]
+Words = Sequence[str]
+WordPair = tuple[Words, Words]
+Gold = tuple[set[Link], set[Link]]  # sure and possible links
+UnitChoice = Unit | Literal["auto"]
 T = TypeVar("T")
 
+SAMPLE_LINES = 10_000  # lines read to detect text without spaces
+MAX_MEAN_WORD_LENGTH = 4.0  # ideographs; a larger mean means that the text is not segmented
 _LINK = re.compile(r"([0-9]+)([-p?])([0-9]+)")
 
 
@@ -108,16 +127,13 @@ def parse_gold(line: str, base: int = 1, swapped: bool = False) -> tuple[set[Lin
 
 def read_alignments(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
     """Parse a file line by line; errors name file and line."""
-    try:
-        # Invalid bytes become a token that no parser accepts, so they are reported with their line.
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    yield parse(line)
-                except DataError as error:
-                    raise DataError(f"{path}:{number}: {error}") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    # Invalid bytes become a token that no parser accepts, so they are reported with their line.
+    with reading(path), path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield parse(line)
+            except DataError as error:
+                raise DataError(f"{path}:{number}: {error}") from None
 
 
 def _parse_link(token: str, base: int) -> tuple[Link, str]:
@@ -128,3 +144,165 @@ def _parse_link(token: str, base: int) -> tuple[Link, str]:
     if i < 1 or j < 1:
         raise DataError(f"alignment link '{token}': positions of this file count from {base}")
     return (i, j), match[2]
+
+
+def alignment_words(text: str, unit: Unit) -> list[str]:
+    """Split a line into the units of an alignment: words, or ideographs and whole Latin words."""
+    return split_words(text) if unit == "char" else text.split()
+
+
+def guess_unit(lines: Iterable[str]) -> Unit:
+    """Guess the unit of a text: characters if its runs of ideographs are too long to be words."""
+    sizes = (len(split_words(word)) for line in islice(lines, SAMPLE_LINES) for word in line.split())
+    runs = [size for size in sizes if size > 1]
+    return "char" if sum(runs) > MAX_MEAN_WORD_LENGTH * len(runs) else "word"
+
+
+def find_unit(path: Path, choice: UnitChoice = "auto") -> Unit:
+    """Return the unit that was chosen for a file, or guess it."""
+    return guess_unit(read_sentences(path)) if choice == "auto" else choice
+
+
+def read_word_pairs(source: Path, target: Path, units: Sequence[Unit]) -> list[WordPair]:
+    """Read parallel files as pairs of words."""
+    return [
+        (alignment_words(pair.source, units[0]), alignment_words(pair.target, units[1]))
+        for pair in ParallelFiles(source, target).pairs()
+    ]
+
+
+def cut_chinese(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Segment Chinese lines into words with jieba, keeping existing spaces."""
+    with needs_extra("Chinese word segmentation", "align"):
+        import jieba  # type: ignore[import-untyped, unused-ignore]
+    jieba.setLogLevel("ERROR")  # type: ignore[no-untyped-call]
+    for line in lines:
+        yield [word for word in jieba.cut(line) if word.strip()]  # type: ignore[no-untyped-call]
+
+
+def align(
+    choice: str, pairs: Sequence[WordPair], more: Iterable[WordPair] = (), priors: Path | None = None
+) -> list[set[Link]]:
+    """Align with `eflomal`, `awesome:MODEL` or the links in `pharaoh:FILE`; `more` and `priors` are for eflomal."""
+    kind, _, where = choice.partition(":")
+    if choice == "eflomal":
+        return align_with_eflomal(pairs, more, priors)
+    if kind == "pharaoh" and where:
+        return read_pharaoh(Path(where), pairs)
+    if kind == "awesome" and where:
+        return align_with_awesome(pairs, Path(where))
+    raise ConfigError(f"--aligner {choice}: expected eflomal, pharaoh:FILE, awesome:MODEL, asn:RUN or identity:RUN")
+
+
+def align_with_eflomal(
+    pairs: Sequence[WordPair], more: Iterable[WordPair] = (), priors: Path | None = None
+) -> list[set[Link]]:
+    """Align with eflomal and symmetrise; `more` text or `priors` improve the alignments of a small set.
+
+    eflomal seeds its own sampler, so two runs differ in some links; write links to a file to reuse them.
+    """
+    with needs_extra("word alignment with eflomal", "align"):
+        from eflomal import Aligner
+    everything = [*pairs, *more]
+    if not everything:
+        return []
+    sources, targets = ([" ".join(map(_strip_punctuation, pair[side])) for pair in everything] for side in (0, 1))
+    with TemporaryDirectory() as directory:
+        forward, reverse = Path(directory, "forward"), Path(directory, "reverse")
+        try:
+            Aligner().align(  # type: ignore[no-untyped-call]
+                sources,
+                targets,
+                os.fspath(forward),
+                os.fspath(reverse),
+                priors_input=None if priors is None else list(read_lines(priors)),
+            )
+        except (ValueError, RuntimeError, OSError) as error:
+            raise SimulmtError(f"eflomal failed: {error}") from None
+        both = (read_alignments(path, parse_pharaoh) for path in (forward, reverse))
+        links = [symmetrise(*each) for each in zip(*both, strict=True)]
+    return links[: len(pairs)]
+
+
+def read_pharaoh(path: Path, pairs: Sequence[WordPair]) -> list[set[Link]]:
+    """Read alignments in 0-based Pharaoh format and check that they fit the sentences."""
+    alignments = list(read_alignments(path, parse_pharaoh))
+    _check_fit(path, alignments, pairs)
+    return alignments
+
+
+def read_gold(path: Path, pairs: Sequence[WordPair], base: int = 1, target_first: bool = False) -> list[Gold]:
+    """Read sure and possible gold links and check that they fit the sentences."""
+    gold = list(read_alignments(path, partial(parse_gold, base=base, swapped=target_first)))
+    _check_fit(path, [possible for _, possible in gold], pairs)
+    return gold
+
+
+def _check_fit(path: Path, alignments: Sequence[set[Link]], pairs: Sequence[WordPair]) -> None:
+    if len(alignments) != len(pairs):
+        raise DataError(f"{path}: {len(alignments)} lines of alignments for {len(pairs)} sentence pairs")
+    for line, (links, pair) in enumerate(zip(alignments, pairs, strict=True), start=1):
+        check_links(path, line, links, pair)
+
+
+def check_links(path: Path, line: int, links: Iterable[Link], pair: WordPair) -> None:
+    """Raise DataError if the links in a line of a file do not fit its sentence pair."""
+    source, target = map(len, pair)
+    for i, j in links:
+        if i > source or j > target:
+            raise DataError(
+                f"{path}:{line}: links source unit {i} to target unit {j}, counted from 1, but the pair has "
+                f"{source} and {target}; is the tokenisation the one that was aligned?"
+            )
+
+
+def align_with_awesome(pairs: Sequence[WordPair], model: Path) -> list[set[Link]]:
+    """Align with awesome-align and a local model; nothing is downloaded."""
+    if find_spec("awesome_align") is None:
+        raise SimulmtError("awesome-align is not installed: pip install awesome-align, or use --aligner eflomal")
+    if not (model / "config.json").is_file():
+        raise SimulmtError(f"{model}: not an awesome-align model; expected a directory with config.json and weights")
+    with TemporaryDirectory() as directory:
+        text, links = Path(directory, "text"), Path(directory, "links")
+        # "|||" separates source and target, so it must not occur in a word.
+        sides = ((" ".join(word.replace("|||", "||") for word in side) for side in pair) for pair in pairs)
+        text.write_text("".join(" ||| ".join(pair) + "\n" for pair in sides), encoding="utf-8")
+        options = {"model_name_or_path": model, "data_file": text, "output_file": links, "num_workers": 0}
+        arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+        command = [sys.executable, "-m", "awesome_align.run_align", *arguments]
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        if finished.returncode != 0:
+            reason = (finished.stderr.strip().splitlines() or ["no message"])[-1]
+            raise SimulmtError(f"awesome-align failed: {reason}")
+        return read_pharaoh(links, pairs)
+
+
+def symmetrise(forward: set[Link], reverse: set[Link]) -> set[Link]:
+    """Symmetrise with grow-diag-final-and.
+
+    Starting from the intersection, add neighbouring links whose source or target word is unaligned; finally add links
+    whose words are both unaligned.
+    """
+    links, union = forward & reverse, forward | reverse
+    sources, targets = {i for i, _ in links}, {j for _, j in links}
+    waiting = sorted(links)
+    while waiting:
+        i, j = waiting.pop(0)
+        for link in product((i - 1, i, i + 1), (j - 1, j, j + 1)):
+            if link in union and link not in links and (link[0] not in sources or link[1] not in targets):
+                links.add(link)
+                sources.add(link[0])
+                targets.add(link[1])
+                waiting.append(link)
+    for i, j in (*sorted(forward), *sorted(reverse)):
+        if i not in sources and j not in targets:
+            links.add((i, j))
+            sources.add(i)
+            targets.add(j)
+    return links
+
+
+def _strip_punctuation(word: str) -> str:
+    """Strip punctuation from the ends of a word, unless nothing else is left."""
+    inside = [number for number, letter in enumerate(word) if category(letter)[0] not in "PS"]
+    return word[inside[0] : inside[-1] + 1] if inside else word

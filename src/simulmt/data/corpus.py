@@ -1,4 +1,4 @@
-"""Read sentence pairs from files, plain or compressed.
+"""Read sentence pairs from files, plain or compressed, and process them in parallel.
 
 Each format is a class with `paths` and `pairs()`; XML formats are in simulmt.data.formats.
 """
@@ -8,14 +8,19 @@ from __future__ import annotations
 import gzip
 import html
 import lzma
+import multiprocessing
+import os
 import re
+import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol, cast
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar, cast
 
 from simulmt.errors import DataError
 from simulmt.files import sha256
@@ -23,6 +28,9 @@ from simulmt.files import sha256
 _SGM_ELEMENT = re.compile(r"<doc\b([^>]*)>|<seg\b[^>]*>(.*?)(</seg>|(?=<seg\b)|\Z)", re.DOTALL | re.IGNORECASE)
 _SGM_SYSTEM = re.compile(r"""\bsysid\s*=\s*["']([^"']*)["']""", re.IGNORECASE)
 _SGM_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]+|#x[0-9a-fA-F]+);")  # anything else is plain text
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Pair(NamedTuple):
@@ -66,6 +74,14 @@ class ParallelFiles:
                     "line n of one must translate line n of the other"
                 )
             yield Pair(source, target, line)
+
+    def pairs_with(self, path: Path, items: Iterable[T]) -> Iterator[tuple[Pair, T]]:
+        """Yield each pair with the item from its line in another file; raise DataError if a line is missing."""
+        for pair, item in zip_longest(self.pairs(), items):
+            if pair is None or item is None:
+                more = "more" if pair is None else "fewer"
+                raise DataError(f"{path}: has {more} lines than {self.source}; line n must belong to pair n")
+            yield pair, item
 
 
 @dataclass(frozen=True)
@@ -179,3 +195,55 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Convert write errors to DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def map_chunks(
+    work: Callable[[list[T]], R], items: Iterable[T], size: int, processes: int
+) -> Iterator[tuple[list[T], R]]:
+    """Yield each chunk of items with the result of `work`, in order.
+
+    A single chunk is processed in this process, more are shared by several. `work` must be picklable.
+    """
+    remaining = iter(items)
+    chunks = iter(lambda: list(islice(remaining, size)), [])
+    head = list(islice(chunks, 2)) if processes > 1 else []
+    if len(head) < 2:
+        yield from ((chunk, work(chunk)) for chunk in chain(head, chunks))
+        return
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("forkserver"), _init_worker, (work,)) as pool:
+        pending: deque[tuple[list[T], Future[R]]] = deque()
+        for chunk in chain(head, chunks):
+            pending.append((chunk, pool.submit(_run_chunk, chunk)))
+            if len(pending) > 2 * processes:  # bounds memory
+                first, result = pending.popleft()
+                yield first, result.result()
+        yield from ((chunk, result.result()) for chunk, result in pending)
+
+
+_worker_function: list[Callable[[Any], Any]] = []  # set once in each worker
+
+
+def _init_worker(work: Callable[[Any], Any]) -> None:
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    _worker_function[:] = [work]
+
+
+def _exit_with_parent() -> None:
+    """Exit when the parent is killed; otherwise this process would wait for work forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _run_chunk(chunk: list[Any]) -> Any:
+    return _worker_function[0](chunk)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from simulmt.data.corpus import Corpus, Pair, read_lines
+from simulmt.data.corpus import Corpus, Pair, read_lines, writing
 from simulmt.data.store import Filters, SideManifest, TokenStore, prepare, refuse_to_overwrite
 from simulmt.errors import DataError, VocabularyError
 from simulmt.files import write_whole
@@ -134,14 +134,12 @@ def _check_vocabulary(path: Path, tokenizer: Tokenizer, encoded: SideManifest) -
 
 def _write_vocabularies(directory: Path, overwrite: bool, models: Mapping[str, bytes]) -> None:
     """Write the vocabularies, unless that would overwrite stores or other vocabularies."""
-    try:
+    with writing(directory):
         for name in ("train", "dev"):
             refuse_to_overwrite(directory / name, overwrite)
         missing = [name for name, model in models.items() if not _has_vocabulary(directory / name, model)]
         for name in missing:
             write_whole(directory / name, models[name])
-    except OSError as error:
-        raise DataError(f"{directory}: cannot be written: {error}") from None
 
 
 def _has_vocabulary(path: Path, model: bytes) -> bool:

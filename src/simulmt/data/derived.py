@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
-from simulmt.data.corpus import file_sha256
+from simulmt.data.corpus import file_sha256, writing
 from simulmt.errors import ConfigError, DataError
 from simulmt.files import lock, replacing, write_whole
 
 SIDES = ("source", "target")
 OUTPUT_SUFFIXES = (*SIDES, "json", "shards")  # suffixes of the files a job may replace
+EMPTY = "empty"  # reason to drop a line
 LINES_BETWEEN_REPORTS = SHARD_LINES = 65_536
 
 
@@ -132,14 +133,9 @@ def _stream(
 
 def finished(job: Job) -> dict[str, Any] | None:
     """Return the record if the result exists and is intact."""
-    record = read_record(job)
+    record = _read_table(job.path("json"))
     is_intact = record.get("identity") == job.identity and all(job.path(side).is_file() for side in SIDES)
     return record if is_intact else None
-
-
-def read_record(job: Job) -> dict[str, Any]:
-    """Return the record found at the prefix, perhaps of another job; empty if there is none."""
-    return _read_table(job.path("json"))
 
 
 def remove_previous(job: Job) -> None:
@@ -147,7 +143,7 @@ def remove_previous(job: Job) -> None:
     shards = job.path("shards")
     begun = list(shards.iterdir()) if shards.is_dir() else []
     foreign = [path for path in begun if path.name != job.identity]
-    if not begun and read_record(job).get("identity") != job.identity:  # otherwise this job was killed
+    if not begun and _read_table(job.path("json")).get("identity") != job.identity:  # otherwise this job was killed
         foreign += [path for path in map(job.path, ("json", *SIDES)) if path.exists()]
     if foreign and not job.overwrite:
         raise _exists_error(foreign[0])
@@ -167,15 +163,6 @@ def publishing(job: Job) -> Iterator[tuple[dict[str, Any], BinaryIO, BinaryIO]]:
         for side in SIDES:
             job.path(side).unlink(missing_ok=True)
         write_whole(job.path("json"), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-
-
-@contextmanager
-def writing(prefix: Path) -> Iterator[None]:
-    """Convert write errors to DataError."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"{prefix}: cannot be written: {error}") from error
 
 
 @contextmanager

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from simulmt.data import aligners
-from simulmt.data.aligners import UnitChoice, alignment_words, find_unit, read_word_pairs
-from simulmt.data.alignment import Link, format_pharaoh, parse_pharaoh, read_alignments, reorder_target
-from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines
+from simulmt.data import alignment
+from simulmt.data.alignment import Link, UnitChoice, alignment_words, find_unit
+from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, read_lines, writing
 from simulmt.data.derived import (
+    EMPTY,
     OUTPUT_SUFFIXES,
     Dropped,
     Job,
@@ -22,13 +21,8 @@ from simulmt.data.derived import (
     refuse_to_overwrite_inputs,
     write_once,
     write_pairs,
-    writing,
 )
-from simulmt.errors import DataError
-from simulmt.text import split_words
-from simulmt.text.words import Unit
-
-EMPTY = "empty"  # reason to drop a pair
+from simulmt.text.words import Unit, is_spaceless
 
 
 def align_and_reorder(
@@ -60,7 +54,7 @@ def align_and_reorder(
 
 def _segment_target(target: Path, words: Path, overwrite: bool) -> Path:
     metadata = {"target": file_sha256(target)}
-    return write_once(words, metadata, overwrite, lambda: map(" ".join, aligners.cut_chinese(read_lines(target))))
+    return write_once(words, metadata, overwrite, lambda: map(" ".join, alignment.cut_chinese(read_lines(target))))
 
 
 def _align(
@@ -68,7 +62,8 @@ def _align(
 ) -> Path:
     def align() -> Iterator[str]:
         log(f"{links}: aligning with eflomal ...")
-        return map(format_pharaoh, aligners.align_with_eflomal(read_word_pairs(source, target, units)))
+        words = alignment.read_word_pairs(source, target, units)
+        return map(alignment.format_pharaoh, alignment.align_with_eflomal(words))
 
     metadata = {"source": file_sha256(source), "target": file_sha256(target), "units": [*units]}
     return write_once(links, metadata, overwrite, align)
@@ -91,29 +86,20 @@ def reorder_corpus(
     inputs = {"source": source, "target": target, "links": links}
     job = Job.on_files(prefix, "reorder", {"units": list(units)}, inputs, overwrite)
 
-    pairs = partial(_aligned_pairs, source, target, links)
-    return write_pairs(job, lambda: (_reorder(pair, aligned, links, units) for pair, aligned in pairs()), report)
+    def reordered() -> Iterator[Rewritten]:
+        alignments = alignment.read_alignments(links, alignment.parse_pharaoh)
+        pairs = ParallelFiles(source, target).pairs_with(links, alignments)
+        return (_reorder(pair, aligned, links, units) for pair, aligned in pairs)
 
-
-def _aligned_pairs(source: Path, target: Path, links: Path) -> Iterator[tuple[Pair, set[Link]]]:
-    alignments = read_alignments(links, parse_pharaoh)
-    for pair, aligned in zip_longest(ParallelFiles(source, target).pairs(), alignments):
-        if pair is None or aligned is None:
-            raise DataError(f"{links}: has {'more' if pair is None else 'fewer'} lines than {source} has sentences")
-        yield pair, aligned
+    return write_pairs(job, reordered, report)
 
 
 def _reorder(pair: Pair, links: set[Link], path: Path, units: tuple[Unit, Unit]) -> Rewritten:
     source, target = alignment_words(pair.source, units[0]), alignment_words(pair.target, units[1])
     if not source or not target:
         return Dropped(EMPTY)
-    furthest = max((i for i, _ in links), default=0), max((j for _, j in links), default=0)
-    if furthest[0] > len(source) or furthest[1] > len(target):
-        raise DataError(
-            f"{path}:{pair.line}: links source unit {furthest[0]} and target unit {furthest[1]}, counted from 1, but "
-            f"the pair has {len(source)} and {len(target)}; is the tokenisation the one that was aligned?"
-        )
-    order = reorder_target(range(len(target)), links)
+    alignment.check_links(path, pair.line, links, (source, target))
+    order = alignment.reorder_target(range(len(target)), links)
     return pair.source, _write_units(target, order, pair.target)
 
 
@@ -126,7 +112,7 @@ def _write_units(units: Sequence[str], order: Sequence[int], text: str) -> str:
     spaces = _spaces(units, text)
     written = units[order[0]]
     for left, right in pairwise(order):
-        ideographs = _is_ideograph(units[left][-1]), _is_ideograph(units[right][0])
+        ideographs = is_spaceless(units[left][-1]), is_spaceless(units[right][0])
         if ideographs[0] == ideographs[1]:
             spaced = not ideographs[0]
         else:
@@ -143,8 +129,3 @@ def _spaces(units: Sequence[str], text: str) -> list[bool]:
         spaces.append(0 < end < start)
         end = start + len(unit)
     return [*spaces, False]
-
-
-def _is_ideograph(character: str) -> bool:
-    """Return whether a character is an ideograph, a word of its own."""
-    return len(split_words("a" + character)) > 1

@@ -94,13 +94,13 @@ class SpeechNoise:
         self._rates = rates = rates or NoiseRates()
         self._misheard = misheard_words(language) if misheard is None else misheard
         self._events: Sequence[tuple[float, Event]] = (
-            (rates.filler, _with_filler),
-            (rates.repeat, _repeated),
-            (rates.cut_off, _cut_off),
+            (rates.filler, lambda word, rng: (rng.choice(FILLERS), word)),
+            (rates.repeat, lambda word, _: (_strip_punctuation(word), word)),
+            (rates.cut_off, lambda word, _: (word[:CUT_OFF], word) if _can_break_off(word) else (word,)),
             (rates.misheard, self._misheard_as),
-            (rates.lost_plural, _singular),
-            (rates.dropped, _dropped),
-            (rates.inserted, _with_insertion),
+            (rates.lost_plural, lambda word, _: (word[:-1] if _PLURAL.match(word) else word,)),
+            (rates.dropped, lambda word, _: () if word in DROPPED else (word,)),
+            (rates.inserted, lambda word, rng: (rng.choice(INSERTED), word)),
         )
         self._any_event = sum(rate for rate, _ in self._events)
 
@@ -140,28 +140,8 @@ class SpeechNoise:
         return (f"{before}{other.capitalize() if core[:1].isupper() else other}{after}",)
 
 
-def _with_filler(word: str, rng: random.Random) -> Sequence[str]:
-    return rng.choice(FILLERS), word
-
-
-def _repeated(word: str, _: random.Random) -> Sequence[str]:
-    return _strip_punctuation(word), word
-
-
-def _cut_off(word: str, _: random.Random) -> Sequence[str]:
-    return (word[:CUT_OFF], word) if len(word) > CUT_OFF + 2 and word.isalpha() else (word,)
-
-
-def _singular(word: str, _: random.Random) -> Sequence[str]:
-    return (word[:-1] if _PLURAL.match(word) else word,)
-
-
-def _dropped(word: str, _: random.Random) -> Sequence[str]:
-    return () if word in DROPPED else (word,)
-
-
-def _with_insertion(word: str, rng: random.Random) -> Sequence[str]:
-    return rng.choice(INSERTED), word
+def _can_break_off(word: str) -> bool:
+    return len(word) > CUT_OFF + 2 and word.isalpha()
 
 
 def _false_start(words: Sequence[str], rng: random.Random) -> list[str]:
@@ -259,7 +239,7 @@ def _read_aloud(
 
 
 def _clock(hour: int, minute: int) -> str:
-    past = "" if minute == 0 else f" oh {_ONES[minute]}" if minute < 10 else f" {spell_number(minute)}"
+    past = "" if minute == 0 else f" {'oh ' if minute < 10 else ''}{spell_number(minute)}"
     return spell_number(hour) + past
 
 

@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulmt.config import as_table, build, require
-from simulmt.data.corpus import Corpus, Pair, file_sha256, reading
-from simulmt.data.parallel import map_chunks
+from simulmt.data.corpus import Corpus, Pair, file_sha256, map_chunks, reading, writing
 from simulmt.errors import ConfigError, DataError, VocabularyError
 from simulmt.files import replacing_directory
 from simulmt.text import END, Tokenizer
@@ -295,13 +294,11 @@ def _open_side(directory: Path, side: str, tokenizer: Tokenizer) -> Iterator[_Si
 def _replacing(directory: Path, overwrite: bool) -> Iterator[Path]:
     """Yield a temporary directory that replaces `directory` if the block succeeds."""
     directory = directory.resolve()  # replace the target of a symbolic link, not the link
-    try:
+    with writing(directory):
         refuse_to_overwrite(directory, overwrite)
         with replacing_directory(directory) as new:
             yield new
             refuse_to_overwrite(directory, overwrite)  # it may have appeared meanwhile
-    except OSError as error:
-        raise DataError(f"{directory}: cannot be written: {error}") from error
 
 
 def refuse_to_overwrite(directory: Path, overwrite: bool) -> None:

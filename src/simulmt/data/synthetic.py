@@ -27,6 +27,7 @@ from random import Random
 from typing import NamedTuple, TextIO
 
 from simulmt.data.alignment import Link, format_pharaoh
+from simulmt.data.corpus import writing
 from simulmt.errors import ConfigError, DataError
 
 LONGEST = 25  # words in a source sentence, punctuation included; the shortest have 4
@@ -66,12 +67,10 @@ def write_corpus(
     pairs = _distinct(_pairs(_reversed_at(reorder), seed))
     if not overwrite:
         _refuse_to_overwrite(directory, splits)
-    try:
+    with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, count in splits.items():
             _write_split(directory, name, islice(pairs, count))
-    except OSError as error:
-        raise DataError(f"{directory}: cannot be written: {error.strerror}") from None
 
 
 def _require_count(name: str, count: int) -> None:
@@ -241,7 +240,10 @@ class _SentenceGenerator:
 
     def _clause(self) -> _Part:
         """Generate a clause such as "the girl sings behind the house today" or "today the girl sings"."""
-        clause = self._existential() if self._chance(0.08) else self._plain_clause()
+        if self._chance(0.08):
+            clause = self._existential()
+        else:
+            clause = _Phrase(Construction.FIXED, (self._noun_phrase(), self._predicate()))
         while self._chance(0.4):
             place = _Phrase(Construction.ADPOSITION, (self._word("preposition"), self._noun_phrase()))
             clause = _Phrase(Construction.SETTING, (clause, place))
@@ -250,10 +252,6 @@ class _SentenceGenerator:
         if self._chance(0.1):
             return _Phrase(Construction.FIXED, (self._word("time"), clause))
         return clause
-
-    def _plain_clause(self) -> _Part:
-        subject, predicate = self._noun_phrase(), self._predicate()
-        return _Phrase(Construction.FIXED, (subject, predicate))
 
     def _existential(self) -> _Part:
         """Generate a clause such as "there is a house"."""
@@ -345,32 +343,14 @@ _TARGET_SOUNDS = _Sounds(
 )
 
 _CONTENT_WORDS = {
-    "person": 60,
-    "thing": 120,
-    "name": 40,
-    "transitive verb": 70,
-    "intransitive verb": 30,
-    "speech verb": 8,
-    "adjective": 60,
-    "adverb": 24,
-    "time": 12,
-    "number": 10,
-}
+    "person": 60, "thing": 120, "name": 40, "transitive verb": 70, "intransitive verb": 30, "speech verb": 8,
+    "adjective": 60, "adverb": 24, "time": 12, "number": 10,
+}  # fmt: skip
 _FUNCTION_WORDS = {
-    "article": 4,
-    "preposition": 12,
-    "linker": 3,
-    "agent marker": 1,
-    "copula": 1,
-    "auxiliary": 5,
-    "passive": 1,
-    "relative": 1,
-    "complementiser": 1,
-    "subordinator": 6,
-    "clause conjunction": 3,
-    "noun conjunction": 2,
+    "article": 4, "preposition": 12, "linker": 3, "agent marker": 1, "copula": 1, "auxiliary": 5, "passive": 1,
+    "relative": 1, "complementiser": 1, "subordinator": 6, "clause conjunction": 3, "noun conjunction": 2,
     "question": 1,
-}
+}  # fmt: skip
 _UNTRANSLATED = ("personal article", "expletive")
 _PARTICLES = ("assertion", "person classifier", "thing classifier")
 _PUNCTUATION = {"comma": ",", "full stop": ".", "question mark": "?"}

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from simulmt.text.languages import guess_language
 from simulmt.text.negation import is_negated, may_be_negated
 from simulmt.text.numbers import Number, find_numbers, unmatched
-from simulmt.text.words import HAN, KANA, Unit
+from simulmt.text.words import HAN, KANA, Unit, guess_language
 
 _REPEATED = re.compile(rf"(?=([{HAN}]{{1,2}})\1)")  # overlaps count, so three in a row count twice
 _WORD = re.compile(rf"[^\W\d_{KANA}{HAN}]+(?:['’-][^\W\d_{KANA}{HAN}]+)*")

@@ -12,8 +12,17 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from simulmt.data.aligners import Gold, UnitChoice, WordPair, find_unit, read_gold, read_word_pairs
-from simulmt.data.alignment import Link, alignment_error_rate, anticipation_rate
+from simulmt.data.alignment import (
+    Gold,
+    Link,
+    UnitChoice,
+    WordPair,
+    alignment_error_rate,
+    anticipation_rate,
+    find_unit,
+    read_gold,
+    read_word_pairs,
+)
 from simulmt.errors import DataError
 from simulmt.eval.quality import QualityScorer
 from simulmt.eval.results import Anticipation, OracleScore, SortedSentence
@@ -25,7 +34,7 @@ LONGEST_DELAY = 9  # largest k of k-anticipation rates, as in the paper
 
 
 class GoldFile(NamedTuple):
-    """A file of gold alignments; see `simulmt.data.aligners.read_gold`."""
+    """A file of gold alignments; see `simulmt.data.alignment.read_gold`."""
 
     path: Path
     base: int = 1

@@ -22,7 +22,7 @@ from simulmt.errors import DataError
 from simulmt.eval.instances import split_units
 from simulmt.eval.latency import lagging
 from simulmt.eval.quality import QualityScorer
-from simulmt.runtime.memory import peak_memory_mb
+from simulmt.files import peak_memory_mb
 from simulmt.runtime.revisions import Word
 from simulmt.runtime.stream import Commit, Translator
 from simulmt.speech.audio import BLOCK, RATE, Samples

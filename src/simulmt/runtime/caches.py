@@ -58,9 +58,7 @@ class Pool:
 
     def _double(self) -> None:
         caches, rows, *shape = self.block.shape
-        block = np.zeros(
-            (caches, 2 * rows, *shape), dtype=np.float32
-        )  # the system allocates pages only when they are used
+        block = np.zeros((caches, 2 * rows, *shape), dtype=np.float32)  # unused pages take no memory
         block[:, :rows] = self.block
         self.block = block
         self.bindings.clear()
@@ -167,7 +165,7 @@ class Binding:
             if entry.name.startswith(PAST):
                 array = rows[caches.index[entry.name.removeprefix(PAST)]]
             else:
-                array = self.inputs[entry.name] = _zeros(entry, sizes)
+                array = self.inputs[entry.name] = np.zeros(_shape(entry, sizes), dtype=TYPES[entry.type])
             _bind(self._binding.bind_input, entry.name, array)
             if entry.name.endswith(SLOTS):  # [B N heads 4]: row, 0, head, position
                 array[..., 0] = np.arange(sizes["B"])[:, None, None]
@@ -224,10 +222,6 @@ def visibility(capacity: int) -> Array:
     """Return a mask whose row v is 0 on the first v positions and minus infinity elsewhere."""
     shown = np.arange(capacity) < np.arange(capacity + 1)[:, None]
     return np.where(shown, 0, -np.inf).astype(np.float32)
-
-
-def _zeros(entry: Any, sizes: Mapping[str, int]) -> Array:
-    return np.zeros(_shape(entry, sizes), dtype=TYPES[entry.type])
 
 
 def _shape(entry: Any, sizes: Mapping[str, int]) -> list[int]:

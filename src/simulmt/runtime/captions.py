@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from simulmt.text.segmentation import CLOSING, SENTENCE_ENDS
+from simulmt.text.words import CLOSING, SENTENCE_ENDS
 
 if TYPE_CHECKING:
     from simulmt.runtime.stream import Commit

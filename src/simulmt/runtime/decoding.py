@@ -1,21 +1,33 @@
-"""Common parts of the decoders: sentences read tokens, positions become due, and sentences advance in batches.
+"""Greedy decoding in batches: CTC and transducers, and the sentence state that they share with simulmt.runtime.seq2seq.
+
+A sentence reads tokens, its positions become due, and each due position writes the symbols of its frames. A CTC model
+chooses the symbol of each frame independently and collapses repeated ones; in a transducer, the symbol of a frame
+depends on the last symbols written.
 
 The output of a sentence depends on its own tokens and delays only, not on the batch. A failed step advances no
 sentence: due positions stay due, and recomputing them writes the same values to the caches.
+
+Axis letters: B rows (sentences), N positions, R tokens read, F frames, V vocabulary, C capacity of a cache.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from simulmt.runtime.caches import Array, Slot
-from simulmt.text import END, PAD
+from simulmt.runtime.bundle import Bundle
+from simulmt.runtime.caches import Array, Binding, Caches, GraphRunner, Slot
+from simulmt.runtime.rules import NO_RULES, Context, DecodingRules, EarlyFullStop, SourcePrefix
+from simulmt.text import BLANK, END, PAD, START
 
 ROWS = 32  # maximum batch size: sentences per call of a graph
+POSITIONS = 32  # positions in one call of a graph, over all its rows
+
+History = tuple[int, ...]  # the last symbols written, newest first
 
 
 class Written(NamedTuple):
@@ -114,3 +126,201 @@ def log_softmax(scores: Array) -> Array:
     """Return log-probabilities along the last axis."""
     shifted = scores - scores.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+class Collapse:
+    """Collapse frames incrementally: drop blanks and symbols equal to that of the previous frame."""
+
+    def __init__(self, rules: DecodingRules = NO_RULES) -> None:
+        self._rules = rules
+        self.previous = BLANK  # symbol of the previous frame
+        self.context = Context()  # of the next symbol, for the rules
+
+    def push(self, symbols: Iterable[int]) -> list[int]:
+        """Return the symbols that these frames write."""
+        written = []
+        for symbol in symbols:
+            if symbol not in (BLANK, self.previous):
+                written.append(symbol)
+                self.context = self._rules.extend(self.context, symbol)
+            self.previous = symbol
+        return written
+
+
+class CTCSentence(SentenceState):
+    """A sentence whose frames are collapsed incrementally."""
+
+    wants_scores = False  # whether `write` is given log-probabilities instead of symbols
+
+    def __init__(self, rules: DecodingRules = NO_RULES, whole_words: bool = False) -> None:
+        super().__init__(whole_words)
+        self.collapse = Collapse(rules)
+
+    def write(self, frames: Array, due: Due) -> Written:
+        """Collapse the symbols [F] of a position."""
+        return Written(self.collapse.push(frames.tolist()), due.position, due.trigger)
+
+
+class CTCDecoder:
+    """Advances CTC sentences, in batches: reads tokens and computes the frames of positions that are due."""
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        session = bundle.session("ctc", threads)
+        self.config = bundle.config
+        self.caches = Caches([session])
+        self._graph = GraphRunner(session, self.caches)
+        self.rules = bundle.rules()
+
+    def open(self, beam: int = 1, reads_on: bool = True) -> CTCSentence:  # noqa: ARG002 - CTC always reads the whole source
+        assert beam == 1, "only full-sentence models use beam search"
+        return CTCSentence(self.rules, self.config.whole_words)
+
+    def advance(self, sentences: Sequence[CTCSentence]) -> list[list[Written]]:
+        """Compute the next positions of sentences that are due, and return what each sentence wrote."""
+        for sentence in sentences:
+            self.caches.reserve(sentence.slot, len(sentence.tokens))
+        frames: dict[CTCSentence, Array] = {}
+        for batch in batches(sentences, lambda sentence: (sentence.slot.pool, sentence.wants_scores)):
+            frames.update(self._step(batch))
+        return [
+            [sentence.write(position, sentence.due.popleft()) for position in frames[sentence]]
+            for sentence in sentences
+        ]
+
+    def _step(self, batch: Sequence[CTCSentence]) -> Iterator[tuple[CTCSentence, Array]]:
+        """Yield the frames of the next positions that are due, the same number for each sentence."""
+        N = min(max(1, POSITIONS // len(batch)), *(len(sentence.due) for sentence in batch))
+        due = {sentence: list(islice(sentence.due, N)) for sentence in batch}
+        # The maximum, not the last: when the delay is lowered, a position sees less than the previous one.
+        ends = {sentence: max(each.visible for each in due[sentence]) for sentence in batch}
+        R = max(1, *(ends[sentence] - sentence.cached for sentence in batch))
+        outputs = self._outputs(batch)
+        binding = self._graph.bind([sentence.slot for sentence in batch], outputs, N=N, R=R)
+        batch = sorted(batch, key=lambda sentence: sentence.slot.row)
+        tokens, positions = last_tokens(batch, [ends[sentence] for sentence in batch], R)
+        binding.place("read_", tokens, positions)
+        if "causal_mask" in binding.inputs:
+            binding.show("causal_mask", positions + 1)
+        self._fill(binding, batch, [due[sentence] for sentence in batch])
+        for sentence, rows in zip(batch, self._frames(binding, batch, due), strict=True):
+            sentence.cached = max(sentence.cached, ends[sentence])
+            yield sentence, rows
+
+    def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:
+        if batch[0].wants_scores:
+            return ["scores"]
+        return ["symbols", "scores"] if self.rules.filters else ["symbols"]
+
+    def _frames(
+        self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
+    ) -> Array:
+        """Return the symbols [B N F] of these sentences, or the log-probabilities [B N F V] if they want scores."""
+        found = binding.run()
+        if "scores" in found:
+            found["scores"][..., BLANK] -= binding.inputs["penalty"][..., 0]
+        if batch[0].wants_scores:
+            return log_softmax(found["scores"])
+        symbols = found["symbols"].copy()  # the next batch may reuse the output buffer
+        if self.rules.filters:
+            for sentence, row, scores in zip(batch, symbols, found["scores"], strict=True):
+                prefixes = (SourcePrefix(sentence.tokens[: each.visible]) for each in due[sentence])
+                by_frame = [prefix for prefix in prefixes for _ in range(row.shape[1])]
+                frames = (row.ravel().tolist(), scores.reshape(row.size, -1), by_frame)
+                row.flat = self.rules.choose(*frames, sentence.collapse.previous, sentence.collapse.context)
+        return symbols
+
+    def _fill(self, binding: Binding, batch: Sequence[CTCSentence], due: Sequence[Sequence[Due]]) -> None:
+        tokens = [[s.tokens[d.position] for d in row] for s, row in zip(batch, due, strict=True)]
+        positions = np.array([[d.position for d in row] for row in due])
+        binding.place("", np.array(tokens), positions)
+        binding.show("read_mask", np.array([[d.visible for d in row] for row in due]))
+        binding.show("mask", positions + 1)
+        penalties = [[self.config.blank_penalty(d.delay) for d in row] for row in due]
+        binding.inputs["penalty"][:, :, 0, 0] = penalties
+
+
+class TransducerSentence(CTCSentence):
+    """A sentence that remembers the last symbols it wrote."""
+
+    def __init__(self, symbols: int, whole_words: bool = False) -> None:
+        super().__init__(whole_words=whole_words)
+        self.history: History = (START,) * symbols
+        self.context: tuple[History, Array] = (), np.empty(0)  # a history and the scores [V] that it adds
+
+    def write(self, frames: Array, due: Due) -> Written:
+        """Return what the symbols [F] of a position write; equal symbols in a row are two."""
+        tokens = [symbol for symbol in frames.tolist() if symbol != BLANK]
+        for token in tokens:
+            self.history = after(self.history, token)
+        return Written(tokens, due.position, due.trigger)
+
+
+class TransducerDecoder(CTCDecoder):
+    """Advances transducer sentences: scores frames in one call, then adds the label context frame by frame."""
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        super().__init__(bundle, threads)
+        self._context = bundle.session("context", threads)
+        self._full_stops = EarlyFullStop(bundle.source, bundle.target) if self.config.rules.early_full_stop else None
+        self.symbols: int = next(each.shape[1] for each in self._context.get_inputs() if each.name == "history")
+
+    def open(self, beam: int = 1, reads_on: bool = True) -> TransducerSentence:  # noqa: ARG002 - a transducer always reads the whole source
+        assert beam == 1, "only full-sentence models use beam search"
+        return TransducerSentence(self.symbols, self.config.whole_words)
+
+    def context_scores(self, histories: Sequence[History]) -> Array:
+        """Return the scores [B V] that these histories add to those of any frame."""
+        (scores,) = self._context.run(["scores"], {"history": np.array(histories, dtype=np.int64)})
+        return scores
+
+    def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:  # noqa: ARG002 - the same for all
+        return ["scores"]
+
+    def _scores(
+        self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
+    ) -> Array:
+        """Return the scores [B N F V] of frames, after the blank penalty and the rule."""
+        scores = binding.run()["scores"]
+        scores[..., BLANK] -= binding.inputs["penalty"][..., 0]
+        if self._full_stops is not None:
+            for row, sentence in zip(scores, batch, strict=True):
+                for frames, each in zip(row, due[sentence], strict=True):
+                    if not self._full_stops.allows(sentence.tokens, each.position):
+                        frames[:, self._full_stops.symbols] = -np.inf
+        return scores
+
+    def _frames(
+        self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
+    ) -> Array:
+        """Return the symbols [B N F]. Sentences change only when they `write`, so a failed step can be repeated."""
+        scores = self._scores(binding, batch, due)
+        B, N, F, V = scores.shape
+        symbols = np.empty((B, N, F), dtype=np.int64)
+        sentences = [sentence for sentence in batch if isinstance(sentence, TransducerSentence)]
+        histories, added = [sentence.history for sentence in sentences], np.empty((B, V), dtype=np.float32)
+        changed = list(range(B))
+        for position, frame in np.ndindex(N, F):
+            self._add_contexts(sentences, histories, changed, added)
+            chosen = (scores[:, position, frame] + added).argmax(-1)
+            symbols[:, position, frame] = chosen
+            changed = np.flatnonzero(chosen != BLANK).tolist()
+            for row in changed:
+                histories[row] = after(histories[row], int(chosen[row]))
+        return symbols
+
+    def _add_contexts(
+        self, batch: Sequence[TransducerSentence], histories: Sequence[History], rows: Sequence[int], added: Array
+    ) -> None:
+        """Set `added` to the context scores of these rows; each sentence caches the scores of one history."""
+        unknown = [row for row in rows if batch[row].context[0] != histories[row]]
+        if unknown:
+            found = self.context_scores([histories[row] for row in unknown])
+            for row, scores in zip(unknown, found, strict=True):
+                batch[row].context = (histories[row], scores)
+        for row in rows:
+            added[row] = batch[row].context[1]
+
+
+def after(history: History, symbol: int) -> History:
+    """Return the history after writing a symbol."""
+    return (symbol, *history[:-1])

@@ -174,9 +174,6 @@ class RevisionTranslator:
         except DataError as error:
             raise DataError(f"line {self._number}: {error}") from None
         for hypothesis in hypotheses:
-            feed(self._stream, self._stabiliser.push(_without_times(hypothesis), time), time, time)
-
-
-def _without_times(hypothesis: Hypothesis) -> Hypothesis:
-    """Drop times on an unknown clock: the lag of a word is then measured from its first appearance."""
-    return replace(hypothesis, start=None, end=None)
+            # Its times are on an unknown clock; without them, lag is measured from the first appearance of a word.
+            timeless = replace(hypothesis, start=None, end=None)
+            feed(self._stream, self._stabiliser.push(timeless, time), time, time)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from simulmt.config import require
 from simulmt.runtime.stream import Stream
-from simulmt.text.segmentation import CLOSING, SENTENCE_ENDS
+from simulmt.text.words import CLOSING, SENTENCE_ENDS
 
 MARKS = f"{SENTENCE_ENDS},;:，、；："
 _ENDS, _MARKS = tuple(SENTENCE_ENDS), tuple(MARKS)
@@ -71,7 +71,7 @@ class Stabiliser:
 
     def push(self, hypothesis: Hypothesis, now: float) -> list[Word]:
         """Add a hypothesis; return the words that are now stable."""
-        stable = self._end_segment(now) if self._is_new(hypothesis) else []
+        stable = self._end_segment(now) if self._segment not in (None, hypothesis.segment) else []
         self._segment = hypothesis.segment
         words = _words(hypothesis.text)
         done = _position(self._stable_keys, [_key(word) for word in words])
@@ -105,9 +105,6 @@ class Stabiliser:
         self._in_sentence = False
         return stable
 
-    def _is_new(self, hypothesis: Hypothesis) -> bool:
-        return self._segment is not None and hypothesis.segment != self._segment
-
     def _stabilise(self, count: int, before: Sequence[Word] = (), verbatim: bool = False) -> list[Word]:
         """Make open words stable; unless verbatim, drop punctuation on which two updates do not agree."""
         words = []
@@ -115,7 +112,7 @@ class Stabiliser:
             following = self._open[index + 1].text if index + 1 < len(self._open) else ""
             is_agreed = index < len(before) and before[index].text == word.text
             keeps_mark = is_agreed and not (word.text.endswith(_ENDS) and following[:1].islower())
-            words.append(word if verbatim or keeps_mark else word._replace(text=_strip_marks(word.text)))
+            words.append(word if verbatim or keeps_mark else word._replace(text=word.text.rstrip(MARKS)))
         self._mark_stable(len(words))
         return words
 
@@ -153,14 +150,9 @@ def _words(text: str) -> list[str]:
     return [_DOUBLED.sub(",", word) for word in text.split() if word.strip(MARKS)]
 
 
-def _strip_marks(word: str) -> str:
-    """Strip trailing punctuation."""
-    return word.rstrip(MARKS)
-
-
 def _key(word: str) -> str:
     """Normalise a word for comparison."""
-    return _strip_marks(word).casefold()
+    return word.rstrip(MARKS).casefold()
 
 
 def _agreement(before: Sequence[Word], words: Sequence[str]) -> int:
@@ -172,8 +164,8 @@ def _agreement(before: Sequence[Word], words: Sequence[str]) -> int:
 def _timed(words: Sequence[str], done: int, hypothesis: Hypothesis, before: Sequence[Word], now: float) -> list[Word]:
     """Estimate when each word from `done` on was spoken, by its position in the audio of the segment."""
     if hypothesis.start is None or hypothesis.end is None:
-        seen = [word.spoken for word in before]
-        return [Word(word, seen[index] if index < len(seen) else now) for index, word in enumerate(words[done:])]
+        seen = (word.spoken for word in before)
+        return [Word(word, next(seen, now)) for word in words[done:]]
     characters = sum(len(word) + 1 for word in words)
     pace = (hypothesis.end - hypothesis.start) / max(1, characters)
     position = sum(len(word) + 1 for word in words[:done])

@@ -24,14 +24,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from simulmt.config import require
 from simulmt.text import BLANK, END, SPACE, SPECIAL_SYMBOLS, Tokenizer
-from simulmt.text.segmentation import SENTENCE_ENDS
-from simulmt.text.words import COMBINING, HAN, LETTER, RARE_HAN
+from simulmt.text.words import COMBINING, HAN, LETTER, RARE_HAN, SENTENCE_ENDS
 
 Scores = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,6 +47,7 @@ _NO_CLAUSE_AFTER = _CHINESE_CLAUSE | frozenset("。！？")  # unlike ".", which
 _FULL_STOPS = frozenset("。！？")  # full-width only: "." may also be a decimal point
 _CLOSING = dict(zip("“‘《（「『【", "”’》）」』】", strict=True))  # not "()", which follow the names of functions
 
+SCORE_RULES = ("repeated_symbol", "restarted_noun", "unknown_word")  # each a `LogitFilter`
 MIN_COUNT = 5  # occurrences in the training text that make a word known
 TOP = 32  # symbols scored first; the best is nearly always among them
 
@@ -63,9 +63,8 @@ class RulesConfig:
     early_full_stop: bool = False
 
     def __post_init__(self) -> None:
-        for rule in FILTERS:
-            penalty = getattr(self, rule.name)
-            require(0 <= penalty < math.inf, f"{rule.name} must be 0 or more, got {penalty}")
+        for name in SCORE_RULES:
+            require(0 <= getattr(self, name) < math.inf, f"{name} must be 0 or more, got {getattr(self, name)}")
 
     @property
     def active(self) -> list[str]:
@@ -74,8 +73,8 @@ class RulesConfig:
 
     @property
     def on_scores(self) -> list[str]:
-        """Names of the active rules on scores."""
-        return [rule.name for rule in FILTERS if getattr(self, rule.name)]
+        """Names of the active rules on the scores of CTC."""
+        return [name for name in SCORE_RULES if getattr(self, name)]
 
     def without(self, *names: str) -> RulesConfig:
         """Switch rules off."""
@@ -86,12 +85,8 @@ class RulesConfig:
 
     def check_language(self, target: str) -> None:
         """Raise ConfigError if a rule is on that is not for this target language."""
-        for rule in FILTERS:
-            is_for_target = not rule.languages or target in rule.languages
-            require(
-                is_for_target or not getattr(self, rule.name),
-                f"{rule.name} is a rule for target language {', '.join(rule.languages)}, not {target}",
-            )
+        allowed = target == "en" or not self.restarted_noun
+        require(allowed, f"restarted_noun is a rule for target language en, not {target}")
 
     def text_filter(self) -> DoubledPunctuation | None:
         """Return a filter for the text of one sentence; None if there is nothing to filter."""
@@ -143,10 +138,6 @@ class LogitFilter(ABC):
     Unlike whisper's, it is applied to single symbols, since only the best few of a large vocabulary matter.
     """
 
-    name: ClassVar[str]  # of its setting in `RulesConfig`
-    languages: ClassVar[tuple[str, ...]] = ()  # target languages; empty for any
-    needs_words: ClassVar[bool] = False  # whether it uses more of the context than the last symbol
-
     def __init__(self, penalty: float, target: PieceTexts) -> None:
         self.penalty = penalty
         self.target = target
@@ -158,8 +149,6 @@ class LogitFilter(ABC):
 
 class RepeatedSymbol(LogitFilter):
     """Penalise the last symbol, if it is more than a letter or a number, and the ideograph that was written last."""
-
-    name = "repeated_symbol"
 
     def applies(self, symbol: int, context: Context, source: SourcePrefix) -> bool:  # noqa: ARG002 - independent of the source
         text, last = self.target.texts[symbol].strip(), self.target.texts[context.last]
@@ -175,10 +164,6 @@ class RestartedNoun(LogitFilter):
     German capitalises nouns, and a model that copies a noun may correct itself in the next frame.
     """
 
-    name = "restarted_noun"
-    languages = ("en",)
-    needs_words = True
-
     def applies(self, symbol: int, context: Context, source: SourcePrefix) -> bool:  # noqa: ARG002 - independent of the source
         if not context.is_capitalized or context.word == "i":  # the English pronoun is always capitalised
             return False
@@ -192,9 +177,6 @@ class UnknownWord(LogitFilter):
     A word that is already unknown is not penalised again. Any word may have an English possessive ending, and names of
     the source may follow an elided article ("d'Artagnan").
     """
-
-    name = "unknown_word"
-    needs_words = True
 
     def __init__(self, penalty: float, target: PieceTexts, source: PieceTexts, lexicon: Sequence[str]) -> None:
         super().__init__(penalty, target)
@@ -224,9 +206,6 @@ class UnknownWord(LogitFilter):
         return index < len(self._lexicon) and self._lexicon[index].startswith(prefix)
 
 
-FILTERS: tuple[type[LogitFilter], ...] = (RepeatedSymbol, RestartedNoun, UnknownWord)
-
-
 class DecodingRules:
     """The decoding rules of a model, applied to the scores of its frames; empty by default."""
 
@@ -245,7 +224,7 @@ class DecodingRules:
             UnknownWord(self.config.unknown_word, self._target, PieceTexts(source_pieces), lexicon),
         )
         self.filters: list[LogitFilter] = [each for each in filters if each.penalty]
-        self._needs_words = any(each.needs_words for each in self.filters)
+        self._needs_words = bool(self.config.restarted_noun or self.config.unknown_word)
 
     @classmethod
     def of(cls, config: RulesConfig, source: Tokenizer, target: Tokenizer, lexicon: Sequence[str] = ()) -> Self:

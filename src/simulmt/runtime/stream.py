@@ -31,13 +31,11 @@ from simulmt.config import require
 from simulmt.errors import StreamError
 from simulmt.runtime.bundle import Bundle, Kind, find
 from simulmt.runtime.caches import Caches
-from simulmt.runtime.ctc import CTCDecoder
-from simulmt.runtime.decoding import SentenceState, Written
+from simulmt.runtime.decoding import CTCDecoder, SentenceState, TransducerDecoder, Written
 from simulmt.runtime.rules import DoubledPunctuation
 from simulmt.runtime.seq2seq import Seq2SeqDecoder
-from simulmt.runtime.transducer import TransducerDecoder
 from simulmt.text import Detokenizer, WordSplitter
-from simulmt.text.segmentation import ends_sentence
+from simulmt.text.words import ends_sentence
 
 WHOLE_SENTENCE = sys.maxsize  # delay of a full-sentence model
 MAX_UNDO = 20  # sentences
@@ -264,8 +262,7 @@ class Stream:
         if not self._recent:
             return None
         sentence, words = self._recent.pop()
-        separator = " " if self._translator.bundle.source.spaced else ""
-        return Undone(sentence, separator.join(words + unread))
+        return Undone(sentence, " ".join(words + unread))
 
     def take(self) -> list[Commit]:
         """Return the commits written since the last call."""

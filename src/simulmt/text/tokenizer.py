@@ -15,7 +15,7 @@ import sentencepiece
 from simulmt.config import require
 from simulmt.errors import VocabularyError
 from simulmt.files import write_whole
-from simulmt.text.words import is_spaceless, split_runs, split_words
+from simulmt.text.words import collapse_spaces, is_spaceless, split_words
 
 # The same ids in every vocabulary, source and target.
 PAD, UNK, START, END, BLANK, MASK = range(6)
@@ -131,7 +131,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Encode a sentence, without END."""
         if not self.spaced:
-            ids: list[int] = self._processor.encode(_unspaced_text(text))
+            ids: list[int] = self._processor.encode(collapse_spaces(text))
             return ids
         return [token for word in split_words(text) for token in self.encode_word(word)]
 
@@ -182,27 +182,18 @@ class Detokenizer:
         self._space_due |= len(body) < len(text)
         if not body:
             return ""
-        space = " " if self._space_due and self._last and not self._joins_without_space(body[0]) else ""
+        needs_space = self._space_due and self._last and not (is_spaceless(self._last) and is_spaceless(body[0]))
         stripped = body.rstrip(" ")
         self._space_due = len(stripped) < len(body)
         self._last = stripped[-1]
-        return space + stripped
-
-    def _joins_without_space(self, following: str) -> bool:
-        """Return whether two characters are joined without a space, as ideographs are."""
-        return bool(is_spaceless(self._last) and is_spaceless(following))
-
-
-def _unspaced_text(text: str) -> str:
-    """Collapse white space to single spaces."""
-    return " ".join(split_runs(text))
+        return f" {stripped}" if needs_space else stripped
 
 
 def _training_text(lines: Iterable[str], spaced: bool, failures: list[BaseException]) -> Iterator[str]:
     """Yield lines split as in `encode`; collect errors, which the trainer would replace by its own."""
     try:
         for line in lines:
-            yield " ".join(split_words(line)) if spaced else _unspaced_text(line)
+            yield " ".join(split_words(line)) if spaced else collapse_spaces(line)
     except (Exception, KeyboardInterrupt) as failure:
         failures.append(failure)
         raise

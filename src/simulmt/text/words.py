@@ -1,9 +1,14 @@
-"""Word splitting and Unicode ranges; no other module lists code points."""
+"""Split text into words and sentences, and identify its language; no other module lists Unicode ranges.
+
+Sentence boundaries are found without look-ahead, because a live translation must not wait for the next word. In doubt
+the sentence continues: a missed boundary costs some delay, a wrong one splits a sentence.
+"""
 
 from __future__ import annotations
 
 import re
-from itertools import chain
+from collections.abc import Iterable
+from itertools import chain, islice
 from typing import Literal
 from unicodedata import category
 
@@ -35,6 +40,35 @@ _WORD = re.compile(rf"[{SPACELESS}]|[^{_GAP}{SPACELESS}]{{1,{LONGEST_WORD}}}")
 _OPEN_WORD = re.compile(rf"[^{_GAP}{SPACELESS}]\Z")
 _IS_SPACELESS = re.compile(f"[{SPACELESS}]")
 
+SENTENCE_ENDS = ".!?…。！？｡؟।॥۔"
+CLOSING = "\"'”’»›)]}」』）】》〉"  # may follow the end of a sentence
+_OPENING = "\"'“‘„«‹([{「『（【《〈¿¡"
+_ENDING = re.compile(rf"([{SENTENCE_ENDS}]+)[{re.escape(CLOSING)}]*\Z")
+_INITIALS = re.compile(r"(?:\w\.)*[^\W\d_]")  # J. or U.S. or z.B.
+
+# fmt: off
+_COMMON = {"dr", "prof", "st", "etc", "vs", "nr", "tel", "ca", "jan", "feb", "aug", "sept", "oct", "okt", "nov"}
+_ABBREVIATIONS = {
+    "en": _COMMON | {
+        "mr", "mrs", "ms", "jr", "sr", "inc", "ltd", "corp", "gen", "sen", "rep", "gov", "capt", "lt", "col", "sgt",
+        "rev", "approx", "dept", "apr", "dec",
+    },
+    "de": _COMMON | {
+        "hr", "fr", "bzw", "usw", "inkl", "evtl", "ggf", "vgl", "bd", "str", "mio", "mrd", "geb", "gest", "abs", "sog",
+        "bspw", "dez",
+    },
+}
+# fmt: on
+# Languages that write "the 3rd" as "3."
+_ORDINAL_DOT = {"cs", "da", "de", "et", "fi", "hr", "hu", "is", "lv", "nb", "no", "pl", "sk", "sl", "sr", "tr"}
+
+_SAMPLE = 1000  # lines
+_MIN_COMMON_SHARE = 0.05  # of all words
+_COMMON_WORDS = {
+    "en": re.compile(r"\b(?:the|of|and|to|is|that|it|you|was|for|are|this|with|have|not|what)\b"),
+    "de": re.compile(r"\b(?:der|die|das|und|ist|nicht|ein|eine|ich|sie|zu|den|mit|es|wir|auf|für)\b"),
+}
+
 
 class WordSplitter:
     """Splits a stream of text into words, independent of its chunks."""
@@ -61,9 +95,9 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-def split_runs(text: str) -> list[str]:
-    """Split text at white space."""
-    return _RUN.findall(text)
+def collapse_spaces(text: str) -> str:
+    """Replace each run of white space by one space, and strip both ends."""
+    return " ".join(_RUN.findall(text))
 
 
 def is_spaceless(character: str) -> bool:
@@ -75,3 +109,32 @@ def combining_marks() -> str:
     """Return all combining marks, accents and vowel signs, for use inside the brackets of a regular expression."""
     ranges = (range(0x300, 0x20000), range(0xE0100, 0xE01F0))  # there are none elsewhere
     return "".join(character for character in map(chr, chain(*ranges)) if category(character).startswith("M"))
+
+
+def ends_sentence(word: str, language: str, is_first: bool = False) -> bool:
+    """Return whether `word` ends a sentence in `language`; `is_first` means that it also begins it."""
+    ending = _ENDING.search(word)
+    if ending is None:
+        return False
+    return ending[1] != "." or _is_full_stop(word[: ending.start()].lstrip(_OPENING), language, is_first)
+
+
+def _is_full_stop(stem: str, language: str, is_first: bool) -> bool:
+    """Return whether the full stop after `stem` ends a sentence, rather than marking an abbreviation or ordinal."""
+    if stem.isdigit():
+        return not is_first and not (language in _ORDINAL_DOT and len(stem) <= 2)
+    if _INITIALS.fullmatch(stem):
+        return False
+    return stem.lower() not in _ABBREVIATIONS.get(language, _COMMON)
+
+
+def guess_language(lines: Iterable[str]) -> str:
+    """Return the language code of a text: en, de or zh, or an empty string for any other."""
+    text = "\n".join(islice(lines, _SAMPLE)).lower()
+    words = len(re.findall(r"[^\W\d_]+", text))
+    ideographs = len(re.findall(f"[{HAN}]", text))
+    if ideographs > words / 2 and len(re.findall("[ぁ-ヿ]", text)) < ideographs / 20:
+        return "zh"
+    counts = {language: len(common.findall(text)) for language, common in _COMMON_WORDS.items()}
+    likeliest = max(counts, key=lambda language: counts[language])
+    return likeliest if counts[likeliest] > _MIN_COMMON_SHARE * words else ""

@@ -20,12 +20,19 @@ from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.caches import Array
-from simulmt.runtime.ctc import CTCDecoder, CTCSentence
-from simulmt.runtime.decoding import Due, Written, log_softmax
+from simulmt.runtime.decoding import (
+    CTCDecoder,
+    CTCSentence,
+    Due,
+    History,
+    TransducerDecoder,
+    Written,
+    after,
+    log_softmax,
+)
 from simulmt.runtime.rules import NO_RULES
 from simulmt.runtime.seq2seq import Row, Seq2SeqDecoder, Seq2SeqSentence
 from simulmt.runtime.stream import Translator
-from simulmt.runtime.transducer import History, TransducerDecoder, after
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train.decode import bleu
 from simulmt.train.systems import InferenceModel

@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulmt.config import as_table, require
-from simulmt.data.corpus import Pair, read_lines
+from simulmt.data.corpus import Pair, read_lines, writing
 from simulmt.data.derived import (
+    EMPTY,
     Dropped,
     Job,
     Progress,
@@ -43,10 +44,9 @@ from simulmt.data.derived import (
     publishing,
     refuse_to_overwrite_inputs,
     remove_previous,
-    writing,
 )
 from simulmt.data.speech_noise import unpunctuated
-from simulmt.data.transforms import EMPTY, sample_pairs
+from simulmt.data.transforms import sample_pairs
 from simulmt.errors import ConfigError
 from simulmt.files import lock, write_whole
 from simulmt.model.beam import BeamConfig, Sampler, SamplingConfig, beam_search

@@ -292,7 +292,7 @@ def test_the_command_writes_page_and_markdown(results: Path, monkeypatch: pytest
     page = results.parent / "pages" / "report.html"
     arguments = ["report", str(results), "--output", str(page), "--examples", "1", "--title", "Ours"]
     diagonal = Diagonal()
-    monkeypatch.setattr("simulmt.data.aligners.align_with_eflomal", diagonal)
+    monkeypatch.setattr("simulmt.data.alignment.align_with_eflomal", diagonal)
     assert CliRunner().invoke(app, [*arguments, "--no-align"], catch_exceptions=False).exit_code == 0
     assert diagonal.asked == []
     assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0

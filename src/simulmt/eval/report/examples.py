@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simulmt.data.aligners import WordPair, alignment_words, read_pharaoh
-from simulmt.data.alignment import Link, format_pharaoh
+from simulmt.data.alignment import Link, WordPair, alignment_words, format_pharaoh, read_pharaoh
 from simulmt.errors import DataError
 from simulmt.eval.instances import Instance, read_instances
 from simulmt.eval.quality import hallucinated, hallucination_rate, under_translation_rate

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from unicodedata import normalize
 
-from simulmt.text.numbers.composing import (
-    DECIMAL,
-    VERSION,
-    Ambiguous,
-    Part,
-    Rule,
-    compile_rules,
-    compose,
-    format_number,
-    with_values,
-)
+from simulmt.text.numbers import DECIMAL, VERSION, Ambiguous, Notation, Part, Rule, compose, format_number, with_values
 from simulmt.text.words import HAN
 
 _DIGITS = {character: value for value, character in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2}
@@ -26,7 +17,7 @@ _NUMERAL = rf"(?:{DECIMAL}|[{''.join(_DIGITS)}{''.join(_UNITS)}]){{1,24}}"
 _TOKEN = re.compile(rf"{DECIMAL}|.")
 
 # One character alone is often part of a word.
-AMBIGUOUS: Ambiguous = {
+_AMBIGUOUS: Ambiguous = {
     **{character: (value,) for character, value in {**_DIGITS, **_SMALL_UNITS}.items()},
     **with_values("首", 1),
     **with_values("俩 双", 2),
@@ -34,7 +25,6 @@ AMBIGUOUS: Ambiguous = {
     **with_values("刻", 15),
     **with_values("半", Fraction(1, 2), 30),
 }
-AMBIGUOUS_WORD = re.compile(f"[{''.join(AMBIGUOUS)}]")
 
 _FIRST = rf"(?<![\d{''.join(_DIGITS)}{''.join(_UNITS)}])"  # not inside a numeral
 _NOT_NUMBERS = re.compile(
@@ -62,16 +52,16 @@ def _value(text: str) -> Fraction:
     return sum(compose(parts), Fraction(0))
 
 
+def _digits(text: str) -> str:
+    return format_number(_value(text))
+
+
 def _numeral(match: re.Match[str]) -> str:
     """Convert a numeral to digits, except single characters and two digits in a row, which are approximate (三四个)."""
     text = match[0]
-    if (
-        text in AMBIGUOUS
-        or text.isdecimal()
-        or (len(text) == 2 and all(c in _DIGITS and c not in "零〇" for c in text))
-    ):
-        return text
-    return text if text in "万亿兆" else format_number(_value(text))
+    is_approximate = len(text) == 2 and all(c in _DIGITS and c not in "零〇" for c in text)
+    is_kept = text in _AMBIGUOUS or text in "万亿兆" or text.isdecimal() or is_approximate
+    return text if is_kept else _digits(text)
 
 
 def _clock(match: re.Match[str]) -> str:
@@ -88,12 +78,13 @@ def _clock(match: re.Match[str]) -> str:
 
 
 def _decimals(match: re.Match[str]) -> str:
-    return f"{format_number(_value(match[1]))}.{''.join(str(_DIGITS.get(c, c)) for c in match[2])}"
+    return f"{_digits(match[1])}.{''.join(str(_DIGITS.get(c, c)) for c in match[2])}"
 
 
 _RULES: list[Rule] = [
+    ("[０-９％．：]", lambda match: normalize("NFKC", match[0])),
     (r"(?<=\d),(?=\d{3}(?!\d))", ""),
-    (VERSION, lambda match: match[0].replace(".", " ")),
+    VERSION,
     (_NOT_NUMBERS, "·"),
     (rf"(?<=[\d%])\s+(?=[{HAN}])|(?<=[{HAN}])\s+(?=\d)", ""),
     (r"(?<=[\d十百千])[多余来](?=[万亿])|(?<=\d)个(?=[万亿])", ""),
@@ -103,12 +94,9 @@ _RULES: list[Rule] = [
         r"\1\4\2\3\4",
     ),
     (rf"百分之({_NUMERAL})点({_DIGIT}+)", lambda match: f"{_decimals(match)}%"),
-    (rf"百分之({_NUMERAL})", lambda match: f"{format_number(_value(match[1]))}%"),
-    (rf"({_NUMERAL})个百分点", lambda match: f"{format_number(_value(match[1]))}%"),
-    (
-        rf"({_NUMERAL})分之({_NUMERAL})",
-        lambda match: f"{format_number(_value(match[2]))}⁄{format_number(_value(match[1]))}",
-    ),
+    (rf"百分之({_NUMERAL})", lambda match: f"{_digits(match[1])}%"),
+    (rf"({_NUMERAL})个百分点", lambda match: f"{_digits(match[1])}%"),
+    (rf"({_NUMERAL})分之({_NUMERAL})", lambda match: f"{_digits(match[2])}⁄{_digits(match[1])}"),
     (rf"差一刻({_NUMERAL})点", lambda match: f"{int(_value(match[1])) - 1 or 12}:45"),
     (
         rf"(?P<hour>{_NUMERAL})(?:点|(?<=\d)时)(?P<rest>半|[一三]刻|钟|整|(?P<minute>{_NUMERAL})(?P<mark>分?))?(?!{_DIGIT})",
@@ -119,14 +107,8 @@ _RULES: list[Rule] = [
         lambda match: f"{format_number(_value(match[1]) + Fraction(1, 2))}{match[2]}",
     ),
     (rf"({_NUMERAL})块({_DIGIT}|\d)(?=美元|钱|的|$|[，。！？、；])", _decimals),
-    (rf"({_NUMERAL})千(?=[米克瓦卡])", lambda match: f"{format_number(_value(match[1]))}k"),
-    (rf"({_NUMERAL})(?=成(?![为了功员立本人就长交绩果熟年]))", lambda match: format_number(_value(match[1]))),
+    (rf"({_NUMERAL})千(?=[米克瓦卡])", lambda match: f"{_digits(match[1])}k"),
+    (rf"({_NUMERAL})(?=成(?![为了功员立本人就长交绩果熟年]))", lambda match: _digits(match[1])),
     (_NUMERAL, _numeral),
 ]
-_apply_rules = compile_rules(_RULES)
-_FULL_WIDTH = {ord("０") + value: str(value) for value in range(10)} | {ord("％"): "%", ord("．"): ".", ord("："): ":"}
-
-
-def to_digits(text: str) -> str:
-    """Convert all numbers in a text to digits: 15亿 to 1500000000, 百分之十 to 10%, 三点半 to 3:30."""
-    return _apply_rules(text.translate(_FULL_WIDTH))
+NOTATION = Notation(_RULES, _AMBIGUOUS, boundary="")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from simulmt.text.numbers.composing import (
+from simulmt.text.numbers import (
     DECIMAL,
     VERSION,
     Ambiguous,
+    Notation,
     NumberWords,
     Rule,
     any_of,
-    compile_rules,
     format_number,
     with_values,
     words,
@@ -42,7 +42,7 @@ _AFTER_NUMBER = {f"{word}s": value for word, value in MULTIPLIERS.items()}  # "h
 _AFTER_NUMBER |= {"dozen": 12, "decades": 10, "mn": 10**6, "bn": 10**9, "tn": 10**12}
 _FRACTIONS = {f"{word}s": value for value, word in enumerate(_ORDINALS, start=3)} | {"quarters": 4}
 
-AMBIGUOUS: Ambiguous = {
+_AMBIGUOUS: Ambiguous = {
     **with_values("zero", 0),
     **with_values("one once first single", 1),
     **with_values("second twice both couple pair double doubled", 2),
@@ -56,8 +56,7 @@ AMBIGUOUS: Ambiguous = {
     **{word: (value,) for value, month in enumerate(_MONTHS, start=1) for word in (month, month[:3])},
     **with_values("sept", 9),
 }
-AMBIGUOUS_WORD = re.compile(rf"\b(?:{any_of(AMBIGUOUS)})\b")
-_WORDS = NumberWords(_VALUES, MULTIPLIERS | _AFTER_NUMBER, AMBIGUOUS)
+_WORDS = NumberWords(_VALUES, MULTIPLIERS | _AFTER_NUMBER, _AMBIGUOUS)
 
 _VALUE = rf"(?:{DECIMAL}|\b(?:{any_of(_COUNTS)})\b)"
 _SMALL = rf"(?:(?<![\d.])\d{{1,3}}(?:\.\d+)?|\b(?:{any_of(_COUNTS)})\b)"
@@ -79,8 +78,9 @@ def _clock(match: re.Match[str]) -> str:
 
 
 _RULES: list[Rule] = [
+    ("’", "'"),
     (r"(?<=\d),(?=\d{3}(?!\d))|(?<=\d) (?=000(?!\d))", ""),
-    (VERSION, lambda match: match[0].replace(".", " ")),
+    VERSION,
     (r"(?<=\d)(?:st|nd|rd|th)\b", ""),
     (r"\b(\d{1,2})\.(\d{2})(?=\s?[ap]\.?m\b)", r"\1:\2"),
     (r"(?<=\d)(?=(?:[mbt]n|[mbtr]+illion)\b)", " "),
@@ -103,9 +103,4 @@ _RULES: list[Rule] = [
     (r"(?<![\d:.])(\d{1,2})(?=\s?[ap]\.?m\b|\s?o'?\s?clock\b)", r"\1:00"),
     (r"(?<![\d:.])(\d{1,2})(?=\s*(?:[-–]|to|and|or|until|till)\s*\d{1,2}:\d\d)", r"\1:00"),
 ]
-_apply_rules = compile_rules(_RULES)
-
-
-def to_digits(text: str) -> str:
-    """Convert all numbers in a case-folded text to digits: 3,000 to 3000, half past three to 3:30."""
-    return _apply_rules(text.replace("’", "'"))
+NOTATION = Notation(_RULES, _AMBIGUOUS)

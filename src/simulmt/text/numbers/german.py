@@ -5,17 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from simulmt.text.numbers.composing import (
-    DECIMAL,
-    VERSION,
-    Ambiguous,
-    NumberWords,
-    Rule,
-    any_of,
-    compile_rules,
-    with_values,
-    words,
-)
+from simulmt.text.numbers import DECIMAL, VERSION, Ambiguous, Notation, NumberWords, Rule, any_of, with_values, words
 
 # Case-folded, hence with ss for ß.
 _ONES = words("ein zwei drei vier fünf sechs sieben acht neun")
@@ -41,18 +31,10 @@ _VALUES: dict[str, Fraction | int] = {
 _MULTIPLIERS = {"hundert": 10**2, "tausend": 10**3, "million": 10**6, "milliarde": 10**9, "billion": 10**12}
 _AFTER_NUMBER = {"millionen": 10**6, "milliarden": 10**9, "billionen": 10**12, "tsd": 10**3, "mio": 10**6}
 _AFTER_NUMBER |= {"mrd": 10**9, "dutzend": 12, "jahrzehnte": 10, "jahrzehnten": 10}
-_FRACTIONS = {
-    "drittel": 3,
-    "viertel": 4,
-    "fünftel": 5,
-    "sechstel": 6,
-    "siebtel": 7,
-    "achtel": 8,
-    "neuntel": 9,
-    "zehntel": 10,
-}
+_DENOMINATORS = words("drittel viertel fünftel sechstel siebtel achtel neuntel zehntel")
+_FRACTIONS = {word: value for value, word in enumerate(_DENOMINATORS, start=3)}
 
-AMBIGUOUS: Ambiguous = {
+_AMBIGUOUS: Ambiguous = {
     **with_values("null", 0),
     **with_values("ein eine einen einem einer eines eins einmal erste ersten erster erstes erstem", 1),
     **with_values("beide beiden beider beides paar doppelt doppelte zweit", 2),
@@ -66,8 +48,7 @@ AMBIGUOUS: Ambiguous = {
     **{f"{word}{ending}": (value,) for value, word in enumerate(_ORDINALS, start=2) for ending in _ENDINGS},
     **{word: (value,) for value, word in enumerate(_MONTHS, start=1)},
 }
-AMBIGUOUS_WORD = re.compile(rf"\b(?:{any_of(AMBIGUOUS)})\b")
-_WORDS = NumberWords(_VALUES, _MULTIPLIERS | _AFTER_NUMBER, AMBIGUOUS)
+_WORDS = NumberWords(_VALUES, _MULTIPLIERS | _AFTER_NUMBER, _AMBIGUOUS)
 
 _CARDINAL = rf"(?:{any_of(_WHOLE)})(?:einhalb)?+"
 _MORPHEMES = rf"{_CARDINAL}|hundert|tausend"
@@ -100,7 +81,7 @@ _RULES: list[Rule] = [
     (r"\b(?:mehrere|einige|viele|paar)n? (?:hundert|tausend|million|milliarde)(?:en?)?\b", ""),
     (r"\bausser acht\b|\bacht(?= (?:zu )?(?:geb|gib|lass|lässt))", ""),
     (r"\d{1,3}(?:[. \u00a0\u202f]\d{3})+(?!\d)(?:,\d+)?|\d+,\d+", _plain),
-    (VERSION, lambda match: match[0].replace(".", " ")),
+    VERSION,
     (rf"({_SMALL})(\s*[-–—]\s*|\s+(?:bis|oder)\s+)({_VALUE})({_SCALE})", r"\1\4\2\3\4"),
     (rf"(?<=zwischen )({_SMALL})(\s+und\s+)({_VALUE})({_SCALE})", r"\1\4\2\3\4"),
     (r"\banderthalb\b", "1.5"),
@@ -114,9 +95,4 @@ _RULES: list[Rule] = [
     (r"(?<![\d:.])(\d{1,2})(?=\s*uhr\b)", r"\1:00"),
     (r"(?<![\d:.])(\d{1,2})(?=\s*(?:[-–]|bis|und|oder)\s*\d{1,2}:\d\d)", r"\1:00"),
 ]
-_apply_rules = compile_rules(_RULES)
-
-
-def to_digits(text: str) -> str:
-    """Convert all numbers in a case-folded text to digits: 1.000,5 to 1000.5, halb vier to 3:30."""
-    return _apply_rules(text)
+NOTATION = Notation(_RULES, _AMBIGUOUS)

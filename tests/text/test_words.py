@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulmt.text.segmentation import ends_sentence
+from simulmt.text.words import ends_sentence
 
 
 @pytest.mark.parametrize(
