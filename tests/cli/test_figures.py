@@ -12,7 +12,8 @@ from data.helpers import write
 from simulmt.cli import figures
 from simulmt.data import aligners
 from simulmt.errors import ConfigError
-from simulmt.eval.results import Anticipation, read_records
+from simulmt.eval.order import Anticipation
+from simulmt.eval.results import read_records
 
 
 def invoke(*arguments: object) -> str:

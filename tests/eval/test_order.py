@@ -37,6 +37,22 @@ def test_anticipation_of_aligned_text(tmp_path: Path) -> None:
     assert set(aligned.files) == {str(source), str(target), str(gold.path)}
 
 
+def test_anticipation_worked_by_hand() -> None:
+    alignments = [{(1, 1), (4, 1), (2, 3)}, None, {(10, 1)}]
+    gold = [({(1, 1)}, {(1, 1), (4, 1)}), ({(1, 1)}, {(1, 1)}), (set[tuple[int, int]](), {(10, 1)})]
+    pairs = [("a" * source, "b" * target) for source, target in ((4, 8), (5, 5), (10, 2))]
+    text = ParallelText("toy", ("word", "char"), pairs, None, {"f": "0"})
+    record = text.measure("hand", alignments, gold)
+    # (4, 1) is 3 words early, (10, 1) is 9; the other two are not early at all.
+    assert record.rates == (0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25)
+    # Scaled, target word 1 is due at source position 0 of 4, word 3 at 2 of 4 (rounded), and in the last pair 1 at 5.
+    assert record.scaled_rates == (0.75, 0.5, 0.5, 0.5, 0.25, 0, 0, 0, 0)
+    # One sure and three possible hits of four links and two sure ones: 1 - 4 / 6.
+    assert record.alignment_error_rate == pytest.approx(1 / 3)
+    assert (record.sentences, record.links, record.skipped) == (3, 4, 1)
+    assert text.measure("hand", alignments).alignment_error_rate is None
+
+
 def test_oracle_order_is_scored_against_source_order(tmp_path: Path) -> None:
     sentences = ["one two three four five", "six seven eight nine ten"]
     texts = read_test_set(write(tmp_path / "s.en", sentences), [write(tmp_path / "r.de", sentences)])

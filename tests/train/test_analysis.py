@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from simulmt.cli import figures
 from simulmt.data.corpus import read_lines
 from simulmt.errors import CheckpointError, ConfigError, VocabularyError
-from simulmt.eval.results import OracleScore, SortedSentence, read_records
+from simulmt.eval.order import OracleScore, SortedSentence
+from simulmt.eval.results import read_records
 from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.text import BLANK, END, Tokenizer

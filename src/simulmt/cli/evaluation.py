@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulmt.cli.common import Panel, UnitChoice, parse_numbers
-from simulmt.errors import ConfigError, needs_extra
+from simulmt.errors import needs_extra
 
 if TYPE_CHECKING:
-    from simulmt.eval.jobs import Job, LogJob
     from simulmt.eval.results import Result
 
 COLUMNS = {  # heading: field of a result
@@ -31,9 +29,7 @@ COLUMNS = {  # heading: field of a result
 }
 SPEECH = "speech.json"  # written by --audio
 SPEECH_QUALITY = ("word_error_rate", "BLEU", "BLEU_whole", "BLEU_bare", "BLEU_clean")
-SPEECH_CAUSES = ("recognition", "policy", "queue", "compute")
 WIDEST = 300  # let the terminal wrap wide tables, rather than cutting figures off
-_LOG = re.compile(r"(?P<system>[^=:]+)(?::(?P<delay>[1-9][0-9]*))?=(?P<path>.+)")
 
 
 class TableFormat(enum.StrEnum):
@@ -103,18 +99,19 @@ def evaluate(
     with needs_extra("simulmt evaluate", "eval"):
         from simulmt.data.corpus import read_lines
         from simulmt.eval.flaws import Lexicon, listing
-        from simulmt.eval.jobs import bundle_jobs, check_jobs, run_jobs, run_speech_jobs
-        from simulmt.eval.run import Evaluator, Timing, read_test_set
+        from simulmt.eval.run import Evaluator, Timing, bundle_jobs, check_jobs, log_job, read_test_set, run_jobs
     from rich.console import Console
 
     from simulmt.eval.results import prepare_directory
     from simulmt.files import write_whole
 
-    jobs: list[Job] = [*bundle_jobs(model or [], parse_numbers("--delay", delay)), *map(_log_job, log or [])]
+    jobs = [*bundle_jobs(model or [], parse_numbers("--delay", delay)), *map(log_job, log or [])]
     check_jobs(jobs)
     timing = Timing(timed, runs, words_per_second)
     sentences = read_test_set(source, reference, test_set, limit)
     if audio is not None:
+        from simulmt.eval.speech import run_speech_jobs  # not available on Windows
+
         with Console(stderr=True).status("") as status:
             results = run_speech_jobs(jobs, sentences, audio, recogniser, threads, status.update)
         facts = {"recogniser": recogniser, "audio": audio, "files": sentences.files, "results": results}
@@ -139,8 +136,9 @@ def _print_speech(results: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    columns = ("WER", "BLEU", "whole", "bare", "clean", "StreamLAAL ms", "lag ms", *SPEECH_CAUSES, "RTF", "CPU", "MB")
-    table = Table("system", "k", *columns)
+    quality = ("WER", "BLEU", "whole", "bare", "clean")
+    _, *causes = results[0]["lag"]
+    table = Table("system", "k", *quality, "StreamLAAL ms", "lag ms", *causes, "RTF", "CPU", "MB")
     for scores in results:
         table.add_row(
             scores["system"],
@@ -176,17 +174,6 @@ def compare(
         _print_table(comparing.HEADINGS, [comparison.cells() for comparison in comparisons])
         typer.echo(f"* p < {comparing.SIGNIFICANT}")
         typer.echo("\n".join(comparing.signatures(comparisons)))
-
-
-def _log_job(text: str) -> LogJob:
-    from simulmt.eval.jobs import LogJob
-    from simulmt.eval.results import check_system_name
-
-    match = _LOG.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"--log {text}: expected NAME:DELAY=PATH, or NAME=PATH for a system without delay")
-    delay = int(match["delay"]) if match["delay"] else None
-    return LogJob(check_system_name(match["system"]), delay, Path(match["path"]))
 
 
 def _print_results(results: Sequence[Result]) -> None:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from simulmt.data.aligners import WordPair
     from simulmt.data.alignment import Link
+    from simulmt.eval.order import Anticipation, OracleScore, SortedSentence
     from simulmt.eval.report.blocks import Table
     from simulmt.eval.report.examples import Aligner
-    from simulmt.eval.results import Anticipation, OracleScore, SortedSentence
     from simulmt.eval.run import TestSet
     from simulmt.train.analysis import Sorter
 

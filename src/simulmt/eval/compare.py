@@ -10,9 +10,8 @@ from typing import Any
 
 from simulmt.data.corpus import read_lines
 from simulmt.errors import DataError
-from simulmt.eval.instances import read_instances
 from simulmt.eval.quality import Difference, QualityScorer
-from simulmt.eval.results import Result, check_baseline, read_all, read_results
+from simulmt.eval.results import Result, check_baseline, read_all, read_instances, read_results
 
 SIGNIFICANT = 0.05
 HEADINGS = ("test set", "k", "system", "BLEU", "gain", "p", "chrF2", "gain", "p", "AL")

@@ -1,26 +1,98 @@
-"""Latency metrics as pure functions.
+"""Delays of translations, and latency metrics of them.
 
-`delays` holds the number of source words read when each target unit (a word, or a character for targets without spaces)
-was written. Definitions and corner cases follow SimulEval 1.1.4 for text, with two exceptions: average proportion
-divides by the hypothesis length, as originally defined, so it stays within 0 and 1; and an empty hypothesis, which
-SimulEval skips, counts as one unit written after the whole source, so that empty output is not rewarded.
+`delays` holds the number of source words read when each target unit was written. A unit is a word, or a character for
+targets without spaces (not counting spaces). A word counts as written once it is complete, that is, when the next one
+begins or the sentence ends.
+
+Definitions and corner cases follow SimulEval 1.1.4 for text, with two exceptions: average proportion divides by the
+hypothesis length, as originally defined, so it stays within 0 and 1; and an empty hypothesis, which SimulEval skips,
+counts as one unit written after the whole source, so that empty output is not rewarded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulmt.errors import DataError
+from simulmt.text import split_words
 from simulmt.text.words import Unit
 
-if TYPE_CHECKING:
-    from simulmt.eval.instances import Instance
+
+@dataclass(frozen=True)
+class Instance:
+    """A sentence, its translation, and the number of source words read for each target unit."""
+
+    index: int
+    source: str
+    references: tuple[str, ...]  # empty if missing
+    prediction: str
+    delays: tuple[int, ...]
+    source_length: int
+
+    @property
+    def reference(self) -> str:
+        """First reference, which defines the length for latency metrics."""
+        return next(filter(None, self.references), "")
+
+
+class CompleteWords:
+    """Buffers incomplete words of append-only text; text without spaces passes unchanged."""
+
+    def __init__(self, spaced: bool) -> None:
+        self._spaced = spaced
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Return the completed text, up to and including the last space."""
+        if not self._spaced:
+            return text
+        complete, space, self._held = (self._held + text).rpartition(" ")
+        return complete + space
+
+    def finish(self) -> str:
+        """Return the rest at the end of the sentence."""
+        rest, self._held = self._held, ""
+        return rest
+
+
+def split_units(text: str, unit: Unit) -> list[str]:
+    """Split a hypothesis into units."""
+    return text.split() if unit == "word" else list(text.replace(" ", ""))
+
+
+def unit_delays(written: Iterable[tuple[str, int]], source_length: int, unit: Unit, spaced: bool) -> list[int]:
+    """Return the delay of each target unit of text written in pieces, given with the source words read.
+
+    `spaced` is False for targets written without spaces.
+    """
+    words = CompleteWords(spaced)
+    delays = [delay for text, delay in written for _ in split_units(words.push(text), unit)]
+    return delays + [source_length] * len(split_units(words.finish(), unit))
+
+
+def spaced_words_read(source: str, words: Iterable[int]) -> Iterator[int]:
+    """Convert counts of runtime words, which are also split at ideographs, to counts of space-separated words."""
+    ends = list(accumulate(len(split_words(word)) for word in source.split()))
+    for count in words:
+        yield bisect_left(ends, count) + 1
+
+
+def detect_unit(instances: Sequence[Instance], origin: str) -> Unit:
+    """Detect the unit of a log: the one with as many units as there are delays."""
+    are_words = True
+    for number, instance in enumerate(instances, start=1):
+        delays, text = len(instance.delays), instance.prediction
+        has_words = delays == len(split_units(text, "word"))
+        if not has_words and delays != len(split_units(text, "char")):
+            raise DataError(f"{origin}:{number}: expected one delay per word or per character of the prediction")
+        are_words &= has_words
+    return "word" if are_words else "char"
 
 
 def average_lagging(delays: Sequence[int], source_length: int, reference_length: int) -> float:

@@ -7,9 +7,11 @@ pace) are measured on some evenly spaced sentences, each translated alone, word 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -18,26 +20,37 @@ from simulmt.config import require
 from simulmt.data.corpus import read_references, read_sentences
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.flaws import FactChecker, Lexicon, repeated_words
-from simulmt.eval.instances import (
+from simulmt.eval.latency import (
     Instance,
+    TimedSentence,
+    computation,
     detect_unit,
-    read_instances,
+    latency,
     spaced_words_read,
     split_units,
     unit_delays,
-    write_instances,
 )
-from simulmt.eval.latency import TimedSentence, computation, latency
 from simulmt.eval.quality import QualityScorer
-from simulmt.eval.results import INSTANCES, Result, result_name, write_results
+from simulmt.eval.results import (
+    INSTANCES,
+    Result,
+    check_system_name,
+    read_instances,
+    result_name,
+    write_instances,
+    write_results,
+)
 from simulmt.files import sha256
 from simulmt.provenance import commit, environment, timestamp
-from simulmt.runtime.bundle import MANIFEST
+from simulmt.runtime.bundle import MANIFEST, Bundle, find
 from simulmt.runtime.stream import Commit, Translator
 from simulmt.text import split_words
 from simulmt.text.words import Unit
 
+STREAMS = 64  # per batch
+
 T = TypeVar("T")
+_LOG = re.compile(r"(?P<system>[^=:]+)(?::(?P<delay>[1-9][0-9]*))?=(?P<path>.+)")
 
 
 @dataclass(frozen=True)
@@ -107,6 +120,65 @@ def read_test_set(source: Path, references: Sequence[Path], name: str = "", limi
         tuple(tuple(lines[:limit]) for lines in translations),
         {str(path): sha256(path) for path in (source, *references)},
     )
+
+
+class Job(NamedTuple):
+    """A bundle to score at a delay, or a SimulEval log of a system."""
+
+    system: str
+    delay: int | None
+    origin: Bundle | Path
+
+
+def bundle_jobs(models: Sequence[str], delays: Sequence[int]) -> Iterator[Job]:
+    """Yield a job for each delay of models given as [NAME=]MODEL; bundles of the same name are one system."""
+    systems: defaultdict[str, list[Bundle]] = defaultdict(list)
+    for text in models:
+        is_named = "=" in text and not Path(text).exists()
+        name, path = text.split("=", 1) if is_named else (None, text)
+        bundle = Bundle(find(path))
+        systems[check_system_name(bundle.name if name is None else name)].append(bundle)
+    for system, bundles in systems.items():
+        trained = {k for bundle in bundles for k in bundle.config.delays}
+        if trained and not trained.issuperset(delays):
+            listed = ", ".join(map(str, sorted(trained)))
+            raise ConfigError(f"--delay {','.join(map(str, delays))}: {system} was trained for {listed}")
+        for bundle in bundles:
+            known = bundle.config.delays
+            chosen = [k for k in delays or known if k in known] if known else [None]
+            yield from (Job(system, k, bundle) for k in chosen)
+
+
+def log_job(text: str) -> Job:
+    """Return the job of a log given as NAME[:DELAY]=PATH."""
+    match = _LOG.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"--log {text}: expected NAME:DELAY=PATH, or NAME=PATH for a system without delay")
+    delay = int(match["delay"]) if match["delay"] else None
+    return Job(check_system_name(match["system"]), delay, Path(match["path"]))
+
+
+def check_jobs(jobs: Sequence[Job]) -> None:
+    """Raise ConfigError if there are no jobs, or two of the same system at the same delay."""
+    if not jobs:
+        raise ConfigError("nothing to score: give --model or --log")
+    seen = set()
+    for system, delay, _ in jobs:
+        if (system, delay) in seen:
+            raise ConfigError(f"system {system} is given twice at delay {delay}; rename one of them: NAME=...")
+        seen.add((system, delay))
+
+
+def run_jobs(evaluator: Evaluator, jobs: Iterable[Job], threads: int) -> Iterator[Evaluation]:
+    """Yield the evaluation of each job; a bundle is loaded once for all its delays."""
+    translator: Translator | None = None
+    for system, delay, origin in jobs:
+        if isinstance(origin, Path):
+            yield evaluator.log(system, origin, delay)
+            continue
+        if translator is None or translator.bundle is not origin:
+            translator = Translator(origin, threads)
+        yield evaluator.bundle(system, translator, delay, threads)
 
 
 class Evaluator:
@@ -262,9 +334,6 @@ def _provenance() -> dict[str, Any]:
         "date": timestamp(),
         "environment": environment("onnxruntime", "sacrebleu", "sentencepiece") | {"cores": str(os.cpu_count())},
     }
-
-
-STREAMS = 64  # per batch
 
 
 class Translation(NamedTuple):

@@ -125,7 +125,7 @@ def test_matplotlib_is_loaded_only_to_draw_and_no_backend_is_chosen() -> None:
     program = """
 import sys
 import simulmt.eval.report.plots as plots
-from simulmt.eval.results import Anticipation
+from simulmt.eval.order import Anticipation
 assert not any(name.startswith("matplotlib") for name in sys.modules)
 plots.anticipation_figure([Anticipation("a", "gold", "word", "word", 1, 1, (0.5,))])
 assert "matplotlib.pyplot" not in sys.modules

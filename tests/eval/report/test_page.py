@@ -15,18 +15,11 @@ from eval.results_directory import Diagonal, evaluated
 from eval.sentences import CHINESE, GERMAN
 from simulmt.cli import figures
 from simulmt.errors import ConfigError, DataError
+from simulmt.eval.order import Anticipation, OracleScore, SortedSentence
 from simulmt.eval.report import examples
 from simulmt.eval.report import page as module
 from simulmt.eval.report.page import ReportOptions, build_report
-from simulmt.eval.results import (
-    Anticipation,
-    OracleScore,
-    Result,
-    SortedSentence,
-    read_results,
-    write_records,
-    write_results,
-)
+from simulmt.eval.results import Result, read_results, write_records, write_results
 
 WORSE = [line[2:] for line in GERMAN]
 VOID = {"meta", "br", "link", "img"}

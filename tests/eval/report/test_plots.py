@@ -14,6 +14,7 @@ from eval.results_directory import Diagonal, evaluated
 from eval.sentences import CHINESE, GERMAN
 from simulmt.cli import figures
 from simulmt.errors import ConfigError, DataError
+from simulmt.eval.order import Anticipation, SortedSentence
 from simulmt.eval.report import figure as drawing
 from simulmt.eval.report.examples import Output, read_outputs
 from simulmt.eval.report.figure import MARKERS, PALETTE, svg_text
@@ -29,7 +30,7 @@ from simulmt.eval.report.plots import (
     path_figure,
     quality_latency_figure,
 )
-from simulmt.eval.results import Anticipation, Result, SortedSentence, read_results, write_records
+from simulmt.eval.results import Result, read_results, write_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

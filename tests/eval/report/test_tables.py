@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulmt.eval.compare import Comparison
+from simulmt.eval.order import Anticipation, OracleScore
 from simulmt.eval.quality import Difference
 from simulmt.eval.report.tables import (
     anticipation_table,
@@ -13,7 +14,7 @@ from simulmt.eval.report.tables import (
     signatures,
     sorting_table,
 )
-from simulmt.eval.results import Anticipation, OracleScore, Result
+from simulmt.eval.results import Result
 
 PUBLISHED = Result("paper", 3, "test", "char", BLEU=40.24, AL=2.5)
 MEASURED = Result(

@@ -15,9 +15,9 @@ from pathlib import Path
 from simulmt.data.aligners import WordPair, alignment_words, read_pharaoh
 from simulmt.data.alignment import Link, format_pharaoh
 from simulmt.errors import DataError
-from simulmt.eval.instances import Instance, read_instances
+from simulmt.eval.latency import Instance
 from simulmt.eval.quality import hallucinated, hallucination_rate, under_translation_rate
-from simulmt.eval.results import INSTANCES, Result
+from simulmt.eval.results import INSTANCES, Result, read_instances
 from simulmt.files import write_whole
 from simulmt.text.words import Unit
 

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from simulmt.config import require
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.compare import SIGNIFICANT, Comparison, compare
+from simulmt.eval.order import Anticipation, OracleScore, SortedSentence, directories_with_scores
 from simulmt.eval.report import tables
 from simulmt.eval.report.blocks import (
     Block,
@@ -40,17 +41,7 @@ from simulmt.eval.report.plots import (
     path_figure,
     quality_latency_figure,
 )
-from simulmt.eval.results import (
-    Anticipation,
-    OracleScore,
-    Result,
-    SortedSentence,
-    check_baseline,
-    directories_with_scores,
-    read_all,
-    read_records,
-    read_results,
-)
+from simulmt.eval.results import Result, check_baseline, read_all, read_records, read_results
 from simulmt.eval.run import evenly_spaced
 
 DEFAULT_DELAY = 3  # of the examples, if most systems have it

@@ -13,18 +13,10 @@ import numpy as np
 
 from simulmt.data.alignment import Link
 from simulmt.errors import DataError
+from simulmt.eval.order import Anticipation, SortedSentence, directories_with_scores
 from simulmt.eval.report.examples import Output, read_outputs
 from simulmt.eval.report.figure import INK, MARKERS, PALETTE, contrasting_ink, drawing
-from simulmt.eval.results import (
-    Anticipation,
-    Result,
-    SortedSentence,
-    check_baseline,
-    directories_with_scores,
-    read_all,
-    read_records,
-    read_results,
-)
+from simulmt.eval.results import Result, check_baseline, read_all, read_records, read_results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from simulmt.eval.compare import HEADINGS, Comparison
+from simulmt.eval.order import Anticipation, OracleScore
 from simulmt.eval.report.blocks import Table
 from simulmt.eval.report.examples import Outputs
-from simulmt.eval.results import Anticipation, Interval, OracleScore, Result
+from simulmt.eval.results import Interval, Result
 
 MISSING = "–"  # not measured
 
