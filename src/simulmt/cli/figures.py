@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -14,8 +14,6 @@ from simulmt.cli.common import Panel, UnitChoice, parse_numbers
 from simulmt.errors import ConfigError, MissingExtraError, needs_extra
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from simulmt.data.aligners import WordPair
     from simulmt.data.alignment import Link
     from simulmt.eval.order import Anticipation, OracleScore, SortedSentence
@@ -31,6 +29,8 @@ Sentences = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option(help="Data directory of the training run, if it has moved.")]
 Device = Annotated[str, typer.Option(help="Device for the sorting network: auto, cpu, cuda or cuda:N.")]
+
+print_note = partial(typer.echo, err=True)
 
 WIDEST_TABLE = 1000  # columns; wider than any terminal, so that no column is squeezed
 
@@ -56,8 +56,9 @@ def plot(
     sentences.
     """
     with needs_extra("simulmt plot", "eval"):
-        from simulmt.eval.report.plots import draw_all
-    _save(draw_all(directories, baseline, parse_numbers("--sentences", sentences), alignments), output)
+        from simulmt.eval.report.plots import draw_all, save_figures
+    figures = draw_all(directories, baseline, parse_numbers("--sentences", sentences), alignments)
+    save_figures(figures, output, print_note)
 
 
 def report(
@@ -170,8 +171,8 @@ def analyse(
     Oracle order translates with the Z that the network infers from the reference: an upper bound, not a system.
     """
     with needs_extra("simulmt analyse", "train,eval"):
-        from simulmt.eval.report.plots import heat_map_figures
-        from simulmt.eval.report.tables import oracle_table, sorting_table
+        from simulmt.eval.report.blocks import oracle_table, sorting_table
+        from simulmt.eval.report.plots import heat_map_figures, save_figures
         from simulmt.eval.results import write_records
         from simulmt.eval.run import read_test_set
         from simulmt.train.analysis import Sorter
@@ -189,7 +190,7 @@ def analyse(
     write_records(output, scores)
     if sortings:
         write_records(output, sortings)
-        _save(heat_map_figures(sortings), output)
+        save_figures(heat_map_figures(sortings), output, print_note)
 
 
 class _Network(NamedTuple):
@@ -227,8 +228,8 @@ def _show_anticipation(
     records: Sequence[Anticipation], found: Mapping[str, Sequence[set[Link] | None]], output: Path | None
 ) -> None:
     from simulmt.data.alignment import format_pharaoh
-    from simulmt.eval.report.plots import anticipation_figure
-    from simulmt.eval.report.tables import anticipation_table
+    from simulmt.eval.report.blocks import anticipation_table
+    from simulmt.eval.report.plots import anticipation_figure, file_name, save_figures
     from simulmt.eval.results import write_records
 
     _print(anticipation_table(records))
@@ -238,8 +239,8 @@ def _show_anticipation(
     corpus = records[0].corpus
     for choice, alignments in found.items():
         lines = (f"{format_pharaoh(links or ())}\n" for links in alignments)
-        (output / f"{_file_name(f'{corpus}-{choice}')}.links").write_text("".join(lines), encoding="utf-8")
-    _save([(f"{corpus}-anticipation", anticipation_figure(records))], output)
+        (output / f"{file_name(f'{corpus}-{choice}')}.links").write_text("".join(lines), encoding="utf-8")
+    save_figures([(f"{corpus}-anticipation", anticipation_figure(records))], output, print_note)
 
 
 def _oracle_score(sorter: Sorter, texts: TestSet, model: str, delay: int, blank_penalty: float) -> OracleScore:
@@ -283,24 +284,6 @@ def _eflomal() -> Aligner | None:
     from simulmt.data.aligners import align_with_eflomal
 
     return align_with_eflomal
-
-
-def _save(figures: Iterable[tuple[str, Figure]], directory: Path) -> None:
-    """Save plots and print their paths; print each warning once."""
-    from simulmt.eval.report.figure import save_figure
-
-    warning = None
-    for stem, figure in figures:
-        saved = save_figure(figure, directory / _file_name(stem))
-        warning = warning or saved.advice
-        typer.echo(" ".join(map(str, saved.paths)), err=True)
-    if warning:
-        typer.echo(f"simulmt: {warning}", err=True)
-
-
-def _file_name(text: str) -> str:
-    """Return text as a safe file name."""
-    return re.sub(r"[^\w.+=-]+", "-", text)
 
 
 def _print(table: Table) -> None:

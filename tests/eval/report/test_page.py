@@ -16,8 +16,7 @@ from eval.sentences import CHINESE, GERMAN
 from simulmt.cli import figures
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.order import Anticipation, OracleScore, SortedSentence
-from simulmt.eval.report import examples
-from simulmt.eval.report import page as module
+from simulmt.eval.report import examples, plots
 from simulmt.eval.report.page import ReportOptions, build_report
 from simulmt.eval.results import Result, read_results, write_records, write_results
 
@@ -82,7 +81,7 @@ def results(evaluation: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare the time that pictures take, in tests of what is around them."""
-    monkeypatch.setattr(module, "inline_svg", lambda _figure, _title: "<svg></svg>")
+    monkeypatch.setattr(plots, "inline_svg", lambda _figure, _title: "<svg></svg>")
 
 
 def report(*directories: Path, aligner: examples.Aligner | None = None, **options: object) -> Outline:

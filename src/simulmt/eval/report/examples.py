@@ -70,23 +70,15 @@ def read_outputs(
 
     All are aligned together, since aligners learn from the text. Without an aligner, only cached links are used.
     """
-    logged = [result for result in results if _log(directory, result).exists()]
+    logs = [(result, directory / result.name / INSTANCES) for result in results]
+    logged = [(result, read_instances(log)) for result, log in logs if log.exists()]
     if not logged:
         return []
-    everything = [_system_outputs(directory, result) for result in logged]
-    instances = read_instances(_log(directory, logged[0]))
-    references = [_reference(instance, logged[0].unit) for instance in instances]
-    everything.insert(0, Outputs("reference", None, references))
+    first, instances = logged[0]
+    everything = [Outputs("reference", None, [_reference(instance, first.unit) for instance in instances])]
+    for result, instances in logged:
+        everything.append(Outputs(result.name, result, [_output(instance, result.unit) for instance in instances]))
     return _aligned(everything, aligner, cache)
-
-
-def _log(directory: Path, result: Result) -> Path:
-    return directory / result.name / INSTANCES
-
-
-def _system_outputs(directory: Path, result: Result) -> Outputs:
-    instances = read_instances(_log(directory, result))
-    return Outputs(result.name, result, [_output(instance, result.unit) for instance in instances])
 
 
 def _reference(instance: Instance, unit: Unit) -> Output:
