@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from data.helpers import write
-from simulmt.cli import figures
+from simulmt.cli import app
 from simulmt.data import aligners
 from simulmt.errors import ConfigError
 from simulmt.eval.order import Anticipation
@@ -17,8 +16,6 @@ from simulmt.eval.results import read_records
 
 
 def invoke(*arguments: object) -> str:
-    app = typer.Typer()
-    figures.register(app)
     result = CliRunner().invoke(app, ["anticipation", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output

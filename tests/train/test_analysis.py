@@ -10,13 +10,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from typer.testing import CliRunner
 
-from simulmt.cli import figures
+from simulmt.cli import app
 from simulmt.data.corpus import read_lines
 from simulmt.errors import CheckpointError, ConfigError, VocabularyError
 from simulmt.eval.order import OracleScore, SortedSentence
@@ -279,8 +278,6 @@ def text(data: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def invoke(*arguments: object) -> str:
-    app = typer.Typer()
-    figures.register(app)
     result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output

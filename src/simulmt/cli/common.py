@@ -1,4 +1,4 @@
-"""Helpers shared by the commands: help panels and checks of arguments."""
+"""Arguments shared by the commands, and their checks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ import re
 from pathlib import Path
 
 from simulmt.errors import ConfigError, DataError
-
-
-class Panel(enum.StrEnum):
-    """Headings of `simulmt --help`."""
-
-    TRANSLATE = "Translate"
-    TRAIN = "Train"
-    MEASURE = "Measure"
 
 
 class UnitChoice(enum.StrEnum):

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.cli.common import Panel, UnitChoice, parse_numbers
+from simulmt.cli.common import UnitChoice, parse_numbers
 from simulmt.errors import ConfigError, MissingExtraError, needs_extra
 
 if TYPE_CHECKING:
     from simulmt.data.aligners import WordPair
     from simulmt.data.alignment import Link
-    from simulmt.eval.order import Anticipation, OracleScore, SortedSentence
-    from simulmt.eval.report.blocks import Table
+    from simulmt.eval.order import OracleScore, SortedSentence
     from simulmt.eval.report.examples import Aligner
     from simulmt.eval.run import TestSet
     from simulmt.train.analysis import Sorter
@@ -31,14 +30,6 @@ Data = Annotated[Path | None, typer.Option(help="Data directory of the training 
 Device = Annotated[str, typer.Option(help="Device for the sorting network: auto, cpu, cuda or cuda:N.")]
 
 print_note = partial(typer.echo, err=True)
-
-WIDEST_TABLE = 1000  # columns; wider than any terminal, so that no column is squeezed
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to the application."""
-    for command in (plot, report, anticipation, analyse):
-        app.command(rich_help_panel=Panel.MEASURE)(command)
 
 
 def plot(
@@ -135,16 +126,24 @@ def anticipation(
     """
     with needs_extra("simulmt anticipation", "eval"):
         from simulmt.data.aligners import read_word_pairs
-        from simulmt.eval.order import GoldFile, ParallelText
+        from simulmt.eval.order import GoldFile, ParallelText, write_anticipation
+        from simulmt.eval.report.blocks import anticipation_table
+        from simulmt.eval.report.plots import anticipation_figure, save_figures
+    from simulmt.cli.display import print_table
 
     if (more_source is None) != (more_target is None):
         raise ConfigError("--more-source and --more-target go together: give both or neither")
     by_hand = GoldFile(gold, gold_base, gold_target_first) if gold else None
     text = ParallelText.read(source, target, (source_unit.value, target_unit.value), by_hand, name)
     more = read_word_pairs(more_source, more_target, text.units) if more_source and more_target else []
-    network = _Network(data, delay, device)
-    found = {choice: _align(choice, text.pairs, more, priors, network) for choice in aligner or ["eflomal"]}
-    _show_anticipation(text.anticipation(found), found, output)
+    choices = aligner or ["eflomal"]
+    found = {choice: _align(choice, text.pairs, more, priors, data, delay, device) for choice in choices}
+    records = text.anticipation(found)
+    table = anticipation_table(records)
+    print_table(table.headings, table.rows, table.names)
+    if output is not None:
+        write_anticipation(output, records, found)
+        save_figures([(f"{text.name}-anticipation", anticipation_figure(records))], output, print_note)
 
 
 def analyse(
@@ -177,6 +176,7 @@ def analyse(
         from simulmt.eval.run import read_test_set
         from simulmt.train.analysis import Sorter
         from simulmt.train.world import join_world
+    from simulmt.cli.display import print_table
 
     texts = read_test_set(source, reference, test_set, limit)
     model = name or run.resolve().name
@@ -185,24 +185,22 @@ def analyse(
         delays = [_checked_delay(sorter, k) for k in parse_numbers("--delay", delay) or sorter.delays]
         scores = [_oracle_score(sorter, texts, model, k, blank_penalty) for k in delays]
         sortings = _sortings(sorter, texts, model, delays[0], parse_numbers("--sentences", sentences))
-    _print(oracle_table(scores))
-    _print(sorting_table(scores))
+    for table in (oracle_table(scores), sorting_table(scores)):
+        print_table(table.headings, table.rows, table.names)
     write_records(output, scores)
     if sortings:
         write_records(output, sortings)
         save_figures(heat_map_figures(sortings), output, print_note)
 
 
-class _Network(NamedTuple):
-    """Settings for running a sorting network."""
-
-    data: Path | None
-    delay: int | None
-    device: str
-
-
 def _align(
-    choice: str, pairs: Sequence[WordPair], more: Sequence[WordPair], priors: Path | None, network: _Network
+    choice: str,
+    pairs: Sequence[WordPair],
+    more: Sequence[WordPair],
+    priors: Path | None,
+    data: Path | None,
+    delay: int | None,
+    device: str,
 ) -> Sequence[set[Link] | None]:
     from simulmt.data.aligners import align
 
@@ -212,9 +210,9 @@ def _align(
     with needs_extra("--aligner asn or identity", "train"):
         from simulmt.train.analysis import Sorter, align_words
         from simulmt.train.world import join_world
-    with join_world(network.device) as world:
-        sorter = Sorter.load(Path(run), network.data, world.device)
-        return align_words(sorter, pairs, _checked_delay(sorter, network.delay), identity=kind == "identity")
+    with join_world(device) as world:
+        sorter = Sorter.load(Path(run), data, world.device)
+        return align_words(sorter, pairs, _checked_delay(sorter, delay), identity=kind == "identity")
 
 
 def _checked_delay(sorter: Sorter, delay: int | None) -> int:
@@ -222,25 +220,6 @@ def _checked_delay(sorter: Sorter, delay: int | None) -> int:
         return sorter.delay_or_default(delay)
     except ConfigError as error:
         raise ConfigError(f"--{error}") from None
-
-
-def _show_anticipation(
-    records: Sequence[Anticipation], found: Mapping[str, Sequence[set[Link] | None]], output: Path | None
-) -> None:
-    from simulmt.data.alignment import format_pharaoh
-    from simulmt.eval.report.blocks import anticipation_table
-    from simulmt.eval.report.plots import anticipation_figure, file_name, save_figures
-    from simulmt.eval.results import write_records
-
-    _print(anticipation_table(records))
-    if output is None:
-        return
-    write_records(output, records)
-    corpus = records[0].corpus
-    for choice, alignments in found.items():
-        lines = (f"{format_pharaoh(links or ())}\n" for links in alignments)
-        (output / f"{file_name(f'{corpus}-{choice}')}.links").write_text("".join(lines), encoding="utf-8")
-    save_figures([(f"{corpus}-anticipation", anticipation_figure(records))], output, print_note)
 
 
 def _oracle_score(sorter: Sorter, texts: TestSet, model: str, delay: int, blank_penalty: float) -> OracleScore:
@@ -277,23 +256,8 @@ def _sortings(sorter: Sorter, texts: TestSet, model: str, delay: int, numbers: S
 def _eflomal() -> Aligner | None:
     """Return eflomal if it is installed; otherwise warn."""
     if find_spec("eflomal") is None:
-        typer.echo(
-            f"hallucinations will not be marked: {MissingExtraError('word alignment with eflomal', 'align')}", err=True
-        )
+        print_note(f"hallucinations will not be marked: {MissingExtraError('word alignment with eflomal', 'align')}")
         return None
     from simulmt.data.aligners import align_with_eflomal
 
     return align_with_eflomal
-
-
-def _print(table: Table) -> None:
-    """Print a table without squeezing its columns."""
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
-    shown = RichTable(box=None)
-    for number, heading in enumerate(table.headings):
-        shown.add_column(heading, justify="left" if number < table.names else "right", no_wrap=True)
-    for row in table.rows:
-        shown.add_row(*row)
-    Console(width=WIDEST_TABLE).print(shown)

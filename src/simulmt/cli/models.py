@@ -16,7 +16,7 @@ Name = Annotated[str, typer.Argument(help="Name of a shipped model, or path of a
 
 LISTED = ("model", "languages", "kind", "size", "delays", "default")
 
-app = typer.Typer(invoke_without_command=True)
+app = typer.Typer(name="models", invoke_without_command=True)
 
 
 @app.callback()

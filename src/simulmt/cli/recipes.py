@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from simulmt.cli.common import Panel, require_file
+from simulmt.cli.common import require_file
 from simulmt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -29,11 +29,6 @@ RESUMABLE = ("train", "sweep", "rewrite")
 SCRATCH = "checkpoints"  # large, and deleted once a run is finished
 IGNORED = ("tensorboard",)
 PRELOADED = ("simulmt.train.loop", "simulmt.train.export", "simulmt.eval.report.page", "simulmt.eval.run")
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to the application."""
-    app.command(rich_help_panel=Panel.TRAIN)(run)
 
 
 def run(
@@ -79,7 +74,7 @@ def run(
     """
     from rich.console import Console
 
-    from simulmt.cli.recipe_view import WIDEST, open_view, plan_tree
+    from simulmt.cli.display import WIDEST, open_progress, plan_tree
     from simulmt.data.parallel import cores
     from simulmt.recipe.plan import Recipe, Workspace
     from simulmt.recipe.runner import Program, run_stages
@@ -101,7 +96,7 @@ def run(
     jobs = jobs or (1 if _has_gpu() else cores())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
     signal.signal(signal.SIGTERM, _stop)
-    view = open_view(Console(stderr=True), len(chosen) - len(todo), len(todo))
+    view = open_progress(Console(stderr=True), len(chosen) - len(todo), len(todo))
     try:
         program = Program(partial(run_command, gpus=gpus), PRELOADED, RESUMABLE, SCRATCH, IGNORED)
         succeeded = run_stages(todo, workspace, jobs, program, view)

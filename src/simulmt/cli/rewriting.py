@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from simulmt.cli.common import Panel, UnitChoice, require_vocabularies
+from simulmt.cli.common import UnitChoice, require_vocabularies
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
@@ -50,11 +50,6 @@ app = typer.Typer(
     "\n\nFinished commands return at once. distil, pseudo, backtranslate and recognised resume if interrupted; to "
     "share their work among processes, start them several times or under torchrun --nproc-per-node N -m -- simulmt.",
 )
-
-
-def register(application: typer.Typer) -> None:
-    """Add this module's commands to the application."""
-    application.add_typer(app, rich_help_panel=Panel.TRAIN)
 
 
 @app.command()

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from numpy.typing import NDArray
 
 from simulmt.data.aligners import Gold, UnitChoice, WordPair, find_unit, read_gold, read_word_pairs
-from simulmt.data.alignment import Link, alignment_error_rate, anticipation_rate
+from simulmt.data.alignment import Link, alignment_error_rate, anticipation_rate, format_pharaoh
 from simulmt.errors import DataError
 from simulmt.eval.quality import QualityScorer
-from simulmt.eval.results import SCORES, Interval
+from simulmt.eval.results import SCORES, Interval, file_name, write_records
 from simulmt.files import sha256
 from simulmt.text.words import Unit
 
@@ -165,6 +165,17 @@ class ParallelText:
             scaled_rates=tuple(anticipation_rate(links, k, lengths) for k in delays),
             files=self.files,
         )
+
+
+def write_anticipation(
+    directory: Path, records: Sequence[Anticipation], found: Mapping[str, Sequence[set[Link] | None]]
+) -> None:
+    """Write anticipation rates, and the links of each aligner in Pharaoh format."""
+    write_records(directory, records)
+    for aligner, alignments in found.items():
+        lines = (f"{format_pharaoh(links or ())}\n" for links in alignments)
+        path = directory / f"{file_name(f'{records[0].corpus}-{aligner}')}.links"
+        path.write_text("".join(lines), encoding="utf-8")
 
 
 def score_oracle(

@@ -246,6 +246,11 @@ def check_system_name(name: str) -> str:
     return name
 
 
+def file_name(text: str) -> str:
+    """Return text as a safe file name."""
+    return re.sub(r"[^\w.+=-]+", "-", text)
+
+
 def _read(kind: type[Record], path: Path) -> list[Record]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

@@ -35,6 +35,7 @@ from simulmt.eval.results import (
     INSTANCES,
     Result,
     check_system_name,
+    prepare_directory,
     read_instances,
     result_name,
     write_instances,
@@ -169,16 +170,21 @@ def check_jobs(jobs: Sequence[Job]) -> None:
         seen.add((system, delay))
 
 
-def run_jobs(evaluator: Evaluator, jobs: Iterable[Job], threads: int) -> Iterator[Evaluation]:
-    """Yield the evaluation of each job; a bundle is loaded once for all its delays."""
+def run_jobs(evaluator: Evaluator, jobs: Iterable[Job], threads: int, output: Path) -> list[Evaluation]:
+    """Evaluate all jobs and write each result to a directory; a bundle is loaded once for all its delays."""
+    prepare_directory(output, evaluator.test_set.name)
+    evaluations = []
     translator: Translator | None = None
     for system, delay, origin in jobs:
         if isinstance(origin, Path):
-            yield evaluator.log(system, origin, delay)
-            continue
-        if translator is None or translator.bundle is not origin:
-            translator = Translator(origin, threads)
-        yield evaluator.bundle(system, translator, delay, threads)
+            evaluation = evaluator.log(system, origin, delay)
+        else:
+            if translator is None or translator.bundle is not origin:
+                translator = Translator(origin, threads)
+            evaluation = evaluator.bundle(system, translator, delay, threads)
+        evaluation.write(output)
+        evaluations.append(evaluation)
+    return evaluations
 
 
 class Evaluator:
@@ -196,7 +202,7 @@ class Evaluator:
         lexicon: Lexicon | None = None,
         stop_at_end: bool = False,
     ) -> None:
-        self._test_set = test_set
+        self.test_set = test_set
         self._unit = unit
         self._timing = timing
         self._progress = progress
@@ -211,7 +217,7 @@ class Evaluator:
         self._title = result_name(system, delay)
         unit = self._bundle_unit(translator)
         translations = translate_all(
-            translator, self._test_set.sources, delay, unit, self._report_done, self._stop_at_end
+            translator, self.test_set.sources, delay, unit, self._report_done, self._stop_at_end
         )
         instances = [self._instance(index, unit, *translation) for index, translation in enumerate(translations)]
         timings = self._time(translator, instances, delay, unit) if self._timing.sentences else {}
@@ -228,7 +234,7 @@ class Evaluator:
         if self._unit not in ("auto", unit):
             raise ConfigError(f"--unit {self._unit}: {path} has one delay per {unit}")
         instances = [self._instance(index, unit, entry.prediction, entry.delays) for index, entry in enumerate(logged)]
-        extra = {"files": {**self._test_set.files, str(path): sha256(path)}}
+        extra = {"files": {**self.test_set.files, str(path): sha256(path)}}
         return self._score(system, delay, unit, [entry.prediction for entry in logged], instances, extra)
 
     def _bundle_unit(self, translator: Translator) -> Unit:
@@ -243,21 +249,21 @@ class Evaluator:
         self._progress(f"{self._title}: {message}")
 
     def _report_done(self, done: int) -> None:
-        self._report(f"{done:,} of {len(self._test_set.sources):,} sentences translated")
+        self._report(f"{done:,} of {len(self.test_set.sources):,} sentences translated")
 
     def _instance(self, index: int, unit: Unit, text: str, delays: tuple[int, ...]) -> Instance:
-        source = self._test_set.sources[index].split()
+        source = self.test_set.sources[index].split()
         return Instance(
             index=index,
             source=" ".join(source),
-            references=tuple(lines[index] for lines in self._test_set.references),
+            references=tuple(lines[index] for lines in self.test_set.references),
             prediction=(" " if unit == "word" else "").join(split_units(text, unit)),
             delays=delays,
             source_length=len(source),
         )
 
     def _check_log(self, path: Path, logged: Sequence[Instance]) -> None:
-        sources, origin = self._test_set.sources, next(iter(self._test_set.files))
+        sources, origin = self.test_set.sources, next(iter(self.test_set.files))
         if len(logged) != len(sources):
             raise DataError(f"{path} has {len(logged)} sentences, expected the {len(sources)} of {origin}")
         for number, (entry, source) in enumerate(zip(logged, sources, strict=True), start=1):
@@ -290,7 +296,7 @@ class Evaluator:
     ) -> Evaluation:
         self._report("scoring")
         if unit not in self._scorers:
-            self._scorers[unit] = QualityScorer(self._test_set.references, unit)
+            self._scorers[unit] = QualityScorer(self.test_set.references, unit)
         quality = self._scorers[unit].score(hypotheses)
         table: dict[str, Any] = {
             **{name: score.value for name, score in quality.scores.items()},
@@ -302,20 +308,20 @@ class Evaluator:
             "sentences": len(hypotheses),
             "empty_hypotheses": sum(not hypothesis.strip() for hypothesis in hypotheses),
             "repeated_words": sum(repeated_words(hypothesis, unit) for hypothesis in hypotheses),
-            "reference_repeated_words": sum(repeated_words(line, unit) for line in self._test_set.references[0]),
+            "reference_repeated_words": sum(repeated_words(line, unit) for line in self.test_set.references[0]),
             "unknown_words": self._unknown_words(hypotheses),
             **self._facts.count(hypotheses),
-            "files": self._test_set.files,
+            "files": self.test_set.files,
             **latency(instances, unit),
             **_provenance(),
             **extra,
         }
-        return Evaluation(Result(system, delay, self._test_set.name, unit, **table), hypotheses, instances)
+        return Evaluation(Result(system, delay, self.test_set.name, unit, **table), hypotheses, instances)
 
     def _unknown_words(self, hypotheses: Sequence[str]) -> int | None:
         if self._lexicon is None:
             return None
-        pairs = zip(hypotheses, self._test_set.sources, strict=True)
+        pairs = zip(hypotheses, self.test_set.sources, strict=True)
         return sum(len(self._lexicon.unknown(hypothesis, source)) for hypothesis, source in pairs)
 
 

@@ -6,6 +6,7 @@ by minimum edit distance, as in mWERSegmenter. BLEU and StreamLAAL (Papi et al.,
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
@@ -24,6 +25,7 @@ from simulmt.errors import ConfigError, DataError
 from simulmt.eval.latency import lagging, split_units
 from simulmt.eval.quality import QualityScorer
 from simulmt.eval.run import Job, TestSet
+from simulmt.files import write_whole
 from simulmt.runtime.memory import peak_memory_mb
 from simulmt.runtime.revisions import Word
 from simulmt.runtime.stream import Commit, Translator
@@ -176,9 +178,10 @@ def run_speech_jobs(
     audio: str,
     recogniser: str,
     threads: int,
+    output: Path,
     report: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Translate a test set as a live stream of speech, and return the scores of each job.
+    """Translate a test set as a live stream of speech; write the scores of each job to OUTPUT/speech.json.
 
     `audio` is a directory of WAV files, one per sentence in order of name, or espeak-ng.
     """
@@ -199,6 +202,8 @@ def run_speech_jobs(
             lambda done: report(f"{done:.0f} of {recording.seconds:.0f} s"),
         )
         found.append({"system": system, "delay": delay, "test_set": test_set.name, **as_table(scores)})
+    facts = {"recogniser": recogniser, "audio": audio, "files": test_set.files, "results": found}
+    write_whole(output / "speech.json", json.dumps(facts, indent=2) + "\n")
     return found
 
 

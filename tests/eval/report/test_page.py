@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from eval.results_directory import Diagonal, evaluated
 from eval.sentences import CHINESE, GERMAN
-from simulmt.cli import figures
+from simulmt.cli import app, figures
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.order import Anticipation, OracleScore, SortedSentence
 from simulmt.eval.report import examples, plots
@@ -279,8 +278,6 @@ def test_an_empty_translation_is_shown_as_such(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_command_writes_page_and_markdown(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = typer.Typer()
-    figures.register(app)
     page = results.parent / "pages" / "report.html"
     arguments = ["report", str(results), "--output", str(page), "--examples", "1", "--title", "Ours"]
     diagonal = Diagonal()
@@ -295,8 +292,6 @@ def test_the_command_writes_page_and_markdown(results: Path, monkeypatch: pytest
 
 @pytest.mark.usefixtures("undrawn")
 def test_without_eflomal_the_report_is_made_and_the_extra_named(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = typer.Typer()
-    figures.register(app)
     monkeypatch.setattr(figures, "find_spec", lambda _: None)
     arguments = ["report", str(results), "--output", str(results / "r.html"), "--examples", "0"]
     found = CliRunner().invoke(app, arguments, catch_exceptions=False)

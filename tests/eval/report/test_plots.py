@@ -10,14 +10,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-import typer
 from matplotlib.colors import to_hex
 from matplotlib.text import Annotation
 from typer.testing import CliRunner
 
 from eval.results_directory import Diagonal, evaluated
 from eval.sentences import CHINESE, GERMAN
-from simulmt.cli import figures
+from simulmt.cli import app
 from simulmt.errors import ConfigError, DataError, MissingExtraError
 from simulmt.eval.order import Anticipation, SortedSentence
 from simulmt.eval.report import plots as module
@@ -268,8 +267,6 @@ def test_the_command_says_what_it_wrote_and_which_font_is_missing(
 ) -> None:
     monkeypatch.setattr(module, "CHINESE_FONTS", ())
     evaluated(tmp_path / "results", "ctc:new", 1, CHINESE, "char")
-    app = typer.Typer()
-    figures.register(app)
     arguments = ["plot", str(tmp_path / "results"), "--output", str(tmp_path / "pictures"), "--sentences", "1,4"]
     found = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert found.exit_code == 0

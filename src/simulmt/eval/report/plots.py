@@ -26,7 +26,7 @@ from simulmt.data.alignment import Link
 from simulmt.errors import DataError, needs_extra
 from simulmt.eval.order import Anticipation, SortedSentence, directories_with_scores
 from simulmt.eval.report.examples import Output, read_outputs
-from simulmt.eval.results import Result, check_baseline, read_all, read_records, read_results
+from simulmt.eval.results import Result, check_baseline, file_name, read_all, read_records, read_results
 from simulmt.text.words import is_spaceless
 
 if TYPE_CHECKING:
@@ -366,11 +366,6 @@ def save_figures(figures: Iterable[Named], directory: Path, report: Callable[[st
         report(f"{svg} {png}")
     if advice:
         report(f"simulmt: {advice}")
-
-
-def file_name(text: str) -> str:
-    """Return text as a safe file name."""
-    return re.sub(r"[^\w.+=-]+", "-", text)
 
 
 def svg_text(figure: Figure) -> str:
