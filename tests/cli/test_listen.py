@@ -156,7 +156,7 @@ class TestListening:
     @pytest.mark.parametrize(
         ("data", "reason"),
         [
-            (None, "cannot be read: No such file or directory"),
+            (None, "No such file or directory"),
             (b"RIFF\0\0\0\0WAVE", "invalid WAV file: no data chunk"),
             (b"OggS" + b"\0" * 99, "expected a WAV file; convert it: ffmpeg"),
             (wav(np.zeros(9), rate=100), "100 samples per second: expected 4000 to 384000"),

@@ -167,14 +167,6 @@ def test_impossible_delays_are_refused(metric: str, delays: list[int], source: i
         METRICS[metric](delays, source)
 
 
-def test_a_reference_has_at_least_one_unit() -> None:
-    for lagging in (average_lagging, length_adaptive_average_lagging, average_lagging_computation_aware):
-        with pytest.raises(DataError, match="reference_length = 0"):
-            lagging([1], 1, 0)
-    with pytest.raises(DataError, match="reference_length = 0"):
-        paced_lags([1], [0.1], 0)
-
-
 @pytest.mark.parametrize(
     ("elapsed", "source", "reference", "expected"),
     [
@@ -197,13 +189,6 @@ def test_without_computation_it_is_average_lagging(case: tuple[list[int], int, i
     delays, source, reference = case
     expected = average_lagging(delays, source, reference)
     assert average_lagging_computation_aware(delays, source, reference) == pytest.approx(expected, abs=1e-6)
-
-
-def test_computation_aware_average_lagging_checks_its_input() -> None:
-    with pytest.raises(DataError, match="elapsed_ms: decrease from 20 to 10"):
-        average_lagging_computation_aware([20, 10], 3, 3)
-    with pytest.raises(DataError, match="source_length = 0"):
-        average_lagging_computation_aware([20], 0, 3)
 
 
 def test_paced_lags_by_hand() -> None:
@@ -249,15 +234,6 @@ def test_queueing_matches_a_brute_force_schedule(costs: list[float], words_per_s
 def test_the_default_pace_is_two_and_a_half_words_a_second() -> None:
     (lag,) = paced_lags([1], [0.0], 1)
     assert lag.waiting == pytest.approx(0.4)
-
-
-def test_paced_lags_checks_its_input() -> None:
-    with pytest.raises(DataError, match="5 words read, but the source has 1"):
-        paced_lags([5], [0.1], 1)
-    with pytest.raises(DataError, match="compute_seconds"):
-        paced_lags([1], [-0.1], 1)
-    with pytest.raises(DataError, match="words_per_second = 0"):
-        paced_lags([1], [0.1], 1, 0)
 
 
 # Four source words, references of four words and of two.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -59,15 +59,7 @@ def describe(translator: Translator, delay: int | None) -> str:
     return f"{translator.bundle.name}: {config.source_language} to {config.target_language}, {policy}"
 
 
-class DemoView(Protocol):
-    """Displays the steps of a demonstration; `close` is always called last."""
-
-    def show(self, step: DemoStep) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def open_demo(console: Console, config: BundleConfig) -> DemoView:
+def open_demo(console: Console, config: BundleConfig) -> _DemoPanel | _DemoLines:
     """Open a live view of a demonstration on a terminal, plain lines elsewhere."""
     labels = _labels(config)
     return _DemoPanel(console, labels) if _can_move(console) else _DemoLines(console, labels)

@@ -126,15 +126,16 @@ def anticipation(
     """
     with needs_extra("simulmt anticipation", "eval"):
         from simulmt.data.aligners import read_word_pairs
-        from simulmt.eval.order import GoldFile, ParallelText, write_anticipation
+        from simulmt.eval.order import ParallelText, write_anticipation
         from simulmt.eval.report.blocks import anticipation_table
         from simulmt.eval.report.plots import anticipation_figure, save_figures
     from simulmt.cli.display import print_table
 
     if (more_source is None) != (more_target is None):
         raise ConfigError("--more-source and --more-target go together: give both or neither")
-    by_hand = GoldFile(gold, gold_base, gold_target_first) if gold else None
-    text = ParallelText.read(source, target, (source_unit.value, target_unit.value), by_hand, name)
+    text = ParallelText.read(
+        source, target, (source_unit.value, target_unit.value), gold, gold_base, gold_target_first, name
+    )
     more = read_word_pairs(more_source, more_target, text.units) if more_source and more_target else []
     choices = aligner or ["eflomal"]
     found = {choice: _align(choice, text.pairs, more, priors, data, delay, device) for choice in choices}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from simulmt.errors import ConfigError, DataError, SpeechError, StreamError
+from simulmt.errors import ConfigError, DataError, StreamError
 from simulmt.runtime.captions import Format, Writer, open_writer
 
 if TYPE_CHECKING:
@@ -240,11 +240,7 @@ def _opened(file: Path) -> Iterator[int]:
     if file == STANDARD_INPUT:
         yield 0
         return
-    try:
-        opened = file.open("rb", buffering=0)
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read: {error.strerror}") from None
-    with opened:
+    with file.open("rb", buffering=0) as opened:
         yield opened.fileno()
 
 
@@ -294,11 +290,7 @@ def _blocks(file: Path | None, device: str | None) -> Iterator[Iterator[Samples]
             raise ConfigError("standard input is a terminal: pipe audio into it, or give a WAV file or --microphone")
         yield read_audio(sys.stdin.buffer, "standard input")
     else:
-        try:
-            opened = file.open("rb")
-        except OSError as error:
-            raise SpeechError(f"{file}: cannot be read: {error.strerror}") from None
-        with opened:
+        with file.open("rb") as opened:
             yield read_audio(opened, str(file))
 
 

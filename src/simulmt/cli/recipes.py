@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -76,6 +76,7 @@ def run(
 
     from simulmt.cli.display import WIDEST, open_progress, plan_tree
     from simulmt.data.parallel import cores
+    from simulmt.recipe.code import code_hash
     from simulmt.recipe.plan import Recipe, Workspace
     from simulmt.recipe.runner import Program, run_stages
     from simulmt.recipe.state import check_runnable, stage_statuses
@@ -83,7 +84,7 @@ def run(
     plan = Recipe.read(require_file(recipe), assignments or ())
     workspace = Workspace(work or Path("runs") / recipe.stem, data)
     handlers = _check_commands(plan, workspace, context.find_root().command)
-    statuses = stage_statuses(plan, workspace, lambda stage: _code(handlers[stage.name]), ignore_code)
+    statuses = stage_statuses(plan, workspace, lambda stage: code_hash(*handlers[stage.name]), ignore_code)
     chosen = [statuses[stage.name] for stage in plan.matching(only or ())]
     if dry_run:
         Console(width=WIDEST).print(plan_tree(plan, statuses))
@@ -150,8 +151,8 @@ def _additional_processes(words: list[str], count: int) -> Iterator[None]:
             process.wait()
 
 
-def _check_commands(plan: Recipe, workspace: Workspace, program: Any) -> dict[str, Callable[..., Any]]:
-    """Parse the command line of every stage, to fail early; return their handlers."""
+def _check_commands(plan: Recipe, workspace: Workspace, program: Any) -> dict[str, tuple[str, str]]:
+    """Parse the command line of every stage, to fail early; return the module and name of their handlers."""
     from simulmt.cli import UsageError
 
     handlers = {}
@@ -168,14 +169,8 @@ def _check_commands(plan: Recipe, workspace: Workspace, program: Any) -> dict[st
                 raise ConfigError(f"stages.{stage.family}: processes: {stage.command} cannot run in several processes")
         except UsageError as error:
             raise ConfigError(f"stages.{stage.family}: {stage.command}: {error.format_message()}") from None
-        handlers[stage.name] = command.callback
+        handlers[stage.name] = command.callback.__module__, command.callback.__name__
     return handlers
-
-
-def _code(handler: Callable[..., Any]) -> str:
-    from simulmt.recipe.code import code_hash
-
-    return code_hash(handler.__module__, handler.__name__)
 
 
 def _has_gpu() -> bool:

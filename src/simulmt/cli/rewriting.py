@@ -22,11 +22,18 @@ if TYPE_CHECKING:
 BATCH_TOKENS = {"cuda": 65_536, "cpu": 2_048}
 SECONDS_BETWEEN_LINES = 30.0  # when progress is not shown on a terminal
 
+
+def _check_share(share: float) -> float:
+    if not 0 < share <= 1:
+        raise ConfigError(f"--share {share:g}: expected a number above 0 and at most 1")
+    return share
+
+
 Run = Annotated[Path, typer.Argument(help="A finished run, or a directory with model.json.")]
 Data = Annotated[Path, typer.Option(help="Data directory it was trained on.")]
 Source = Annotated[Path, typer.Option(help="Source text, one sentence per line; plain, .gz or .xz.")]
 Target = Annotated[Path, typer.Option(help="Target text, one sentence per line.")]
-Share = Annotated[float, typer.Option(help="Fraction of the pairs to sample.")]
+Share = Annotated[float, typer.Option(callback=_check_share, help="Fraction of the pairs to sample.")]
 Output = Annotated[Path, typer.Option(metavar="PREFIX", help="Write PREFIX.source, PREFIX.target and PREFIX.json.")]
 Beam = Annotated[int, typer.Option(min=1, help="Beam size.")]
 LengthPenalty = Annotated[float, typer.Option(min=0, help="Exponent of the length normalisation.")]
@@ -243,8 +250,6 @@ def speech(
 
     if (said is None) != (heard is None) or (said and not noise):
         raise ConfigError("--said and --heard: give both, with --noise")
-    if not 0 < share <= 1:
-        raise ConfigError(f"--share {share:g}: expected a number above 0 and at most 1")
     if noise not in (None, "en"):
         raise ConfigError(f"--noise {noise}: expected en, the only language whose recognition errors are known")
     display = _Display()
@@ -271,8 +276,6 @@ def recognised(
     with needs_extra("simulmt rewrite recognised", "train"):
         from simulmt.train.rewrite import RecognitionConfig, recognised_corpus
 
-    if not 0 < share <= 1:
-        raise ConfigError(f"--share {share:g}: expected a number above 0 and at most 1")
     display = _Display()
     config = RecognitionConfig(share, recogniser, seed=seed)
     display.summarise(output, recognised_corpus(source, target, output, config, overwrite, display))

@@ -101,8 +101,7 @@ def prepare(
 
     if dev_xml is None and not (dev_source and dev_target):
         raise ConfigError("no development set: give --dev-source and --dev-target, or --dev-xml")
-    corpora = _corpora(source or [], target or [], tsv or [])
-    corpora += _translation_memories(tmx or [], source_language, target_language)
+    corpora = _corpora(source or [], target or [], tsv or [], tmx or [], (source_language, target_language))
     if not corpora:
         raise ConfigError("no training text: give --source and --target, --tsv or --tmx")
     target_spec = VocabularySpec.for_target(target_language, target_vocabulary, uncased_target, vocabulary_sample)
@@ -309,21 +308,18 @@ def _find_vocabularies(name_or_path: Path) -> Path:
     return SHIPPED / name_or_path if is_shipped else name_or_path
 
 
-def _corpora(source: Sequence[Path], target: Sequence[Path], tsv: Sequence[Path]) -> list[Corpus]:
+def _corpora(
+    source: Sequence[Path], target: Sequence[Path], tsv: Sequence[Path], tmx: Sequence[Path], languages: tuple[str, str]
+) -> list[Corpus]:
     from simulmt.data.corpus import ParallelFiles, TabSeparatedFile
+    from simulmt.data.formats import TranslationMemory
 
     if len(source) != len(target):
         raise ConfigError(f"{len(source)} --source files but {len(target)} --target files; give them in pairs")
-    pairs: list[Corpus] = [ParallelFiles(*files) for files in zip(source, target, strict=True)]
-    return pairs + [TabSeparatedFile(path) for path in tsv]
-
-
-def _translation_memories(paths: Sequence[Path], source_language: str, target_language: str) -> list[Corpus]:
-    from simulmt.data.formats import TranslationMemory
-
-    if paths and not (source_language and target_language):
+    if tmx and not all(languages):
         raise ConfigError("--tmx needs --source-language and --target-language")
-    return [TranslationMemory(path, source_language, target_language) for path in paths]
+    pairs: list[Corpus] = [ParallelFiles(*files) for files in zip(source, target, strict=True)]
+    return [*pairs, *map(TabSeparatedFile, tsv), *(TranslationMemory(path, *languages) for path in tmx)]
 
 
 def _development(source: Path | None, targets: Sequence[Path], xml: Path | None) -> tuple[Corpus, list[list[str]]]:

@@ -100,15 +100,12 @@ def average_lagging(delays: Sequence[int], source_length: int, reference_length:
 
     Averaged up to and including the first unit written after the whole source.
     """
-    delays = _checked(delays, source_length)
-    _require_length("reference_length", reference_length)
-    return lagging(delays, source_length, reference_length)
+    return lagging(_checked(delays, source_length), source_length, reference_length)
 
 
 def length_adaptive_average_lagging(delays: Sequence[int], source_length: int, reference_length: int) -> float:
     """Length-adaptive average lagging (LAAL): AL that does not reward long hypotheses."""
     delays = _checked(delays, source_length)
-    _require_length("reference_length", reference_length)
     return lagging(delays, source_length, max(len(delays), reference_length))
 
 
@@ -143,11 +140,7 @@ def average_lagging_computation_aware(elapsed_ms: Sequence[float], source_length
     including the first unit written at or after the end of the source, which is nearly always the first unit;
     `paced_lags` is closer to what a listener notices.
     """
-    _require_length("source_length", source_length)
-    _require_length("reference_length", reference_length)
-    elapsed_ms = elapsed_ms if len(elapsed_ms) else [source_length]
-    _require_ascending("elapsed_ms", elapsed_ms)
-    return lagging(elapsed_ms, source_length, reference_length)
+    return lagging(elapsed_ms or [source_length], source_length, reference_length)
 
 
 @dataclass(frozen=True)
@@ -175,14 +168,7 @@ def paced_lags(
     `compute_seconds` is the time each source word takes; words are processed in turn, so a slow one delays the next.
     `waiting` is what LAAL averages, in seconds, and negative where the translation runs ahead.
     """
-    source_length = len(compute_seconds)
-    _checked(delays, source_length)
-    _require_length("reference_length", reference_length)
-    if words_per_second <= 0:
-        raise DataError(f"words_per_second = {words_per_second}: expected a rate above 0")
-    if any(cost < 0 for cost in compute_seconds):
-        raise DataError("compute_seconds: must not be negative")
-    pace = source_length / max(len(delays), reference_length)
+    pace = len(compute_seconds) / max(len(delays), reference_length)
     queueing = [0.0, *_queueing_times(compute_seconds, words_per_second)]
     computing = [0.0, *compute_seconds]
     return [
@@ -218,25 +204,18 @@ def _queueing_times(compute_seconds: Sequence[float], words_per_second: float) -
 
 
 def _checked(delays: Sequence[int], source_length: int) -> Sequence[int]:
-    _require_length("source_length", source_length)
-    delays = delays if len(delays) else [source_length]
-    _require_ascending("delays", delays)
+    """Return the delays, or one unit written at the end if there are none; raise DataError if they are impossible."""
+    if source_length < 1:
+        raise DataError(f"source_length = {source_length}: expected 1 or more")
+    delays = delays or [source_length]
+    if delays[0] < 0:
+        raise DataError(f"delays: starts at {delays[0]}, expected 0 or more")
+    for unit, (before, after) in enumerate(pairwise(delays), start=2):
+        if after < before:
+            raise DataError(f"delays: decrease from {before} to {after} at unit {unit}; output is append-only")
     if delays[-1] > source_length:
         raise DataError(f"delays: {delays[-1]} words read, but the source has {source_length}")
     return delays
-
-
-def _require_ascending(name: str, values: Sequence[float]) -> None:
-    if values[0] < 0:
-        raise DataError(f"{name}: starts at {values[0]}, expected 0 or more")
-    for unit, (before, after) in enumerate(pairwise(values), start=2):
-        if after < before:
-            raise DataError(f"{name}: decrease from {before} to {after} at unit {unit}; output is append-only")
-
-
-def _require_length(name: str, length: int) -> None:
-    if length < 1:
-        raise DataError(f"{name} = {length}: expected 1 or more")
 
 
 def reference_length(reference: str, unit: Unit) -> int:

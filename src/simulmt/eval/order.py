@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -102,14 +102,6 @@ def directories_with_scores(directories: Iterable[Path]) -> list[Path]:
     return [each for each in directories if (each / SCORES).exists() or not any((each / f).exists() for f in files)]
 
 
-class GoldFile(NamedTuple):
-    """A file of gold alignments; see `simulmt.data.aligners.read_gold`."""
-
-    path: Path
-    base: int = 1
-    target_first: bool = False
-
-
 @dataclass(frozen=True)
 class ParallelText:
     """Sentence pairs in words or characters, and their gold alignments, if any."""
@@ -125,15 +117,16 @@ class ParallelText:
         source: Path,
         target: Path,
         units: tuple[UnitChoice, UnitChoice] = ("auto", "auto"),
-        gold: GoldFile | None = None,
+        gold: Path | None = None,
+        gold_base: int = 1,
+        gold_target_first: bool = False,
         name: str = "",
     ) -> ParallelText:
-        """Read two files of lines; the name defaults to that of the source file."""
+        """Read two files of lines, and gold alignments as `read_gold` does; the default name is the source file's."""
         found = find_unit(source, units[0]), find_unit(target, units[1])
         pairs = read_word_pairs(source, target, found)
-        gold_links = read_gold(gold.path, pairs, gold.base, gold.target_first) if gold else None
-        read = (source, target, gold.path) if gold else (source, target)
-        files = {str(path): sha256(path) for path in read}
+        gold_links = read_gold(gold, pairs, gold_base, gold_target_first) if gold else None
+        files = {str(path): sha256(path) for path in (source, target, gold) if path}
         return ParallelText(name or source.name.partition(".")[0], found, pairs, gold_links, files)
 
     def anticipation(self, found: Mapping[str, Sequence[set[Link] | None]]) -> list[Anticipation]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from simulmt.data.aligners import WordPair, alignment_words, read_pharaoh
 from simulmt.data.alignment import Link, format_pharaoh
 from simulmt.errors import DataError
 from simulmt.eval.latency import Instance
-from simulmt.eval.quality import hallucinated, hallucination_rate, under_translation_rate
 from simulmt.eval.results import INSTANCES, Result, read_instances
 from simulmt.files import write_whole
 from simulmt.text.words import Unit
@@ -35,9 +34,18 @@ class Output:
     links: set[Link] | None = None
 
     @property
-    def marks(self) -> list[bool]:
-        """Whether each word is hallucinated."""
-        return [False] * len(self.words) if self.links is None else hallucinated(self.links, self.delays)
+    def hallucinated(self) -> list[bool]:
+        """Whether each target word is aligned to no source word read before it was written."""
+        if self.links is None:
+            return [False] * len(self.words)
+        grounded = {j for i, j in self.links if i <= self.delays[j - 1]}
+        return [j not in grounded for j in range(1, len(self.words) + 1)]
+
+    @property
+    def untranslated(self) -> list[bool]:
+        """Whether each source word is aligned to no target word."""
+        translated = {i for i, _ in self.links or ()}
+        return [i not in translated for i in range(1, len(self.source) + 1)]
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,18 @@ class Outputs:
 
     @property
     def hallucination_rate(self) -> float:
-        """Share of target words not aligned to any source word read before."""
-        return hallucination_rate((output.links or (), output.delays) for output in self.sentences)
+        """Share of hallucinated target words."""
+        return _share(mark for output in self.sentences for mark in output.hallucinated)
 
     @property
     def under_translation_rate(self) -> float:
-        """Share of source words without alignment."""
-        return under_translation_rate((output.links or (), len(output.source)) for output in self.sentences)
+        """Share of untranslated source words."""
+        return _share(mark for output in self.sentences for mark in output.untranslated)
+
+
+def _share(marks: Iterable[bool]) -> float:
+    marks = list(marks)
+    return sum(marks) / len(marks) if marks else 0.0
 
 
 def read_outputs(

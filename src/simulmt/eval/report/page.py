@@ -231,7 +231,7 @@ def _example(number: int, reference: Outputs, systems: Sequence[Outputs]) -> Exa
 def _marked(output: Output) -> Markup:
     """Return the translation as HTML, with hallucinated words marked."""
     text = ""
-    for before, word, mark in zip(["", *output.words], output.words, output.marks, strict=False):
+    for before, word, mark in zip(["", *output.words], output.words, output.hallucinated, strict=False):
         gap = " " if before and (output.unit == "word" or _needs_gap(before, word)) else ""
         text += gap + (f"<mark>{escape(word)}</mark>" if mark else escape(word))
     return Markup(text.replace("</mark><mark>", "").replace("</mark> <mark>", " ") or "<em>nothing</em>")
