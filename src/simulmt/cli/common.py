@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import enum
 import re
+from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from simulmt.errors import ConfigError, DataError
+
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
+Directories = Annotated[list[Path], typer.Argument(help="Results directories written by `simulmt evaluate`.")]
+
+print_note = partial(typer.echo, err=True)
 
 
 class UnitChoice(enum.StrEnum):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulmt.cli.common import UnitChoice, parse_numbers
+from simulmt.cli.common import Directories, UnitChoice, parse_numbers
 from simulmt.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _print_speech(results: Sequence[dict[str, Any]]) -> None:
 
 
 def compare(
-    directories: Annotated[list[Path], typer.Argument(help="Results directories written by `simulmt evaluate`.")],
+    directories: Directories,
     baseline: Annotated[str | None, typer.Option(help="Baseline system. Default: the first one.")] = None,
     format: Annotated[TableFormat, typer.Option(help="Output format.")] = TableFormat.TABLE,
     output: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,

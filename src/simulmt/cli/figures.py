@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.cli.common import UnitChoice, parse_numbers
+from simulmt.cli.common import Directories, UnitChoice, parse_numbers, print_note
 from simulmt.errors import ConfigError, MissingExtraError, needs_extra
 
 if TYPE_CHECKING:
@@ -21,15 +20,12 @@ if TYPE_CHECKING:
     from simulmt.eval.run import TestSet
     from simulmt.train.analysis import Sorter
 
-Directories = Annotated[list[Path], typer.Argument(help="Results directories written by `simulmt evaluate`.")]
 Baseline = Annotated[str | None, typer.Option(help="Baseline system.")]
 Sentences = Annotated[
     str, typer.Option(metavar="N,N,...", help="Line numbers of test sentences to show, starting at 1.")
 ]
 Data = Annotated[Path | None, typer.Option(help="Data directory of the training run, if it has moved.")]
 Device = Annotated[str, typer.Option(help="Device for the sorting network: auto, cpu, cuda or cuda:N.")]
-
-print_note = partial(typer.echo, err=True)
 
 
 def plot(

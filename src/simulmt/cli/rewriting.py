@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from simulmt.cli.common import UnitChoice, require_vocabularies
+from simulmt.cli.common import Device, UnitChoice, print_note, require_vocabularies
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ BatchTokens = Annotated[
     int | None,
     typer.Option(min=1, help="Batch size in source pieces.", show_default="65536 on a GPU, 2048 on a CPU"),
 ]
-Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace existing or unfinished output of other settings.")
 ]
@@ -212,7 +210,7 @@ def reorder(
         cut_chinese=cut_chinese,
         overwrite=overwrite,
         report=display,
-        log=partial(typer.echo, err=True),
+        log=print_note,
     )
     display.summarise(output, record)
 

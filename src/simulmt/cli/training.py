@@ -6,13 +6,12 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.cli.common import require_file, require_vocabularies
+from simulmt.cli.common import Device, print_note, require_file, require_vocabularies
 from simulmt.errors import ConfigError, DataError, needs_extra
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.seed=2; repeatable."),
 ]
-Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 RULES = "Decoding rules: errors to suppress"
 
 
@@ -294,7 +292,7 @@ def export(
         context_weight=context_weight,
         card="" if card is None else _read_card(card),
         development=development,
-        report=partial(typer.echo, err=True),
+        report=print_note,
     )
     checks = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in described.checks.items())
     typer.echo(f"{output}: {described.kind} {described.precision}; {checks}", err=True)

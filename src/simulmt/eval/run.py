@@ -274,8 +274,7 @@ class Evaluator:
         self, translator: Translator, instances: Sequence[Instance], delay: int | None, unit: Unit
     ) -> dict[str, float]:
         chosen = evenly_spaced(instances, self._timing.sentences)
-        # warm-up
-        time_words(translator, chosen[0].source, delay, self._stop_at_end)
+        time_words(translator, chosen[0].source, delay, self._stop_at_end)  # warm-up
         timed = []
         for run in range(self._timing.runs):
             self._report(f"timing {len(chosen):,} sentences, run {run + 1} of {self._timing.runs}")
