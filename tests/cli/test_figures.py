@@ -5,19 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from data.helpers import write
-from simulmt.cli import figures
+from simulmt.cli import app
 from simulmt.data import alignment
 from simulmt.errors import ConfigError
-from simulmt.eval.results import Anticipation, read_records
+from simulmt.eval.order import Anticipation
+from simulmt.eval.results import read_records
 
 
 def invoke(*arguments: object) -> str:
-    app = typer.Typer()
-    figures.register(app)
     result = CliRunner().invoke(app, ["anticipation", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output

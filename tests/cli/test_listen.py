@@ -1,4 +1,4 @@
-"""simulmt listen: speech in, a line a sentence out, and every way in which that can go wrong."""
+"""simulmt listen, and translate --input revisions: speech or a recogniser's events in, a line a sentence out."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class TestListening:
     @pytest.mark.parametrize(
         ("data", "reason"),
         [
-            (None, "cannot be read: No such file or directory"),
+            (None, "No such file or directory"),
             (b"RIFF\0\0\0\0WAVE", "invalid WAV file: no data chunk"),
             (b"OggS" + b"\0" * 99, "expected a WAV file; convert it: ffmpeg"),
             (wav(np.zeros(9), rate=100), "100 samples per second: expected 4000 to 384000"),
@@ -195,3 +195,22 @@ def test_the_real_thing(bundle: Path) -> None:
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert records
     assert all(record["lag_ms"]["recognition"] < 10_000 for record in records)
+
+
+EVENTS = (
+    '{"partial": "the old"}\n{"partial": "the old"}\n{"partial": "the old barn"}\n{"text": "the old bridge"}\n'
+    '{"partial": "in"}\n{"text": "in winter"}\n'
+)
+
+
+def test_certain_words_are_translated_a_line_a_sentence(model: Translator, bundle: Path) -> None:
+    done = simulmt("translate", "--input", "revisions", "--model", bundle, stdin=EVENTS)
+    assert done.stderr == ""
+    assert done.stdout == model.translate("the old bridge\nin winter\n", model.config.default_delay)
+
+
+def test_what_is_no_event_is_an_error_that_says_where(bundle: Path) -> None:
+    done = simulmt("translate", "--input", "revisions", "--model", bundle, stdin=EVENTS + "hello\n")
+    assert done.returncode == 1
+    assert done.stderr.startswith("simulmt: line 7: expected a JSON object of WhisperLiveKit, Vosk, Moonshine")
+    assert done.stderr.count("\n") == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.sentences import CHINESE, ENGLISH, GERMAN
 from simulmt.data.alignment import Link, WordPair
-from simulmt.eval.instances import Instance, split_units
+from simulmt.eval.latency import Instance, split_units
 from simulmt.eval.quality import QualityScorer
 from simulmt.eval.results import Result
 from simulmt.eval.run import Evaluation

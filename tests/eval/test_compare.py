@@ -10,7 +10,7 @@ import pytest
 from eval.sentences import ENGLISH, GERMAN
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.compare import HEADINGS, as_json, compare, markdown, signatures
-from simulmt.eval.instances import Instance
+from simulmt.eval.latency import Instance
 from simulmt.eval.results import Result, write_results
 from simulmt.eval.run import Evaluation
 

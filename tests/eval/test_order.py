@@ -10,7 +10,6 @@ import pytest
 from data.helpers import write
 from simulmt.errors import DataError
 from simulmt.eval.order import (
-    GoldFile,
     ParallelText,
     numbered_pairs,
     score_oracle,
@@ -22,8 +21,8 @@ from simulmt.eval.run import read_test_set
 def test_anticipation_of_aligned_text(tmp_path: Path) -> None:
     source = write(tmp_path / "toy.en", ["a b c d", "e f"])
     target = write(tmp_path / "toy.zh", ["四三二一好吧", "五六七八九"])
-    gold = GoldFile(write(tmp_path / "gold", ["1-4 1-3 2p2 4p1", "1-1 2-2"]), target_first=True)
-    text = ParallelText.read(source, target, gold=gold)
+    gold = write(tmp_path / "gold", ["1-4 1-3 2p2 4p1", "1-1 2-2"])
+    text = ParallelText.read(source, target, gold=gold, gold_target_first=True)
     links: list[set[tuple[int, int]] | None] = [{(4, 1), (3, 2), (2, 3), (1, 4)}, {(1, 1), (2, 2)}]
     aligned, by_hand = text.anticipation({"hand": links})
     # Links (4, 1) (3, 2) (2, 3) (1, 4) (1, 1) (2, 2): i > j holds for two of six, i - 1 > j for one.
@@ -34,7 +33,23 @@ def test_anticipation_of_aligned_text(tmp_path: Path) -> None:
     # Sure are (4, 1) (3, 1) and (1, 1) (2, 2), possible also (2, 2) (1, 4): 3 sure hits, 4 possible ones, of 6 + 4.
     assert aligned.alignment_error_rate == pytest.approx(1 - 7 / 10)
     assert (by_hand.aligner, by_hand.links, by_hand.alignment_error_rate) == ("gold", 4, None)
-    assert set(aligned.files) == {str(source), str(target), str(gold.path)}
+    assert set(aligned.files) == {str(source), str(target), str(gold)}
+
+
+def test_anticipation_worked_by_hand() -> None:
+    alignments = [{(1, 1), (4, 1), (2, 3)}, None, {(10, 1)}]
+    gold = [({(1, 1)}, {(1, 1), (4, 1)}), ({(1, 1)}, {(1, 1)}), (set[tuple[int, int]](), {(10, 1)})]
+    pairs = [("a" * source, "b" * target) for source, target in ((4, 8), (5, 5), (10, 2))]
+    text = ParallelText("toy", ("word", "char"), pairs, None, {"f": "0"})
+    record = text.measure("hand", alignments, gold)
+    # (4, 1) is 3 words early, (10, 1) is 9; the other two are not early at all.
+    assert record.rates == (0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25)
+    # Scaled, target word 1 is due at source position 0 of 4, word 3 at 2 of 4 (rounded), and in the last pair 1 at 5.
+    assert record.scaled_rates == (0.75, 0.5, 0.5, 0.5, 0.25, 0, 0, 0, 0)
+    # One sure and three possible hits of four links and two sure ones: 1 - 4 / 6.
+    assert record.alignment_error_rate == pytest.approx(1 / 3)
+    assert (record.sentences, record.links, record.skipped) == (3, 4, 1)
+    assert text.measure("hand", alignments).alignment_error_rate is None
 
 
 def test_oracle_order_is_scored_against_source_order(tmp_path: Path) -> None:

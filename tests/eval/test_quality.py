@@ -9,12 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from simulmt.data.alignment import Link
 from simulmt.errors import DataError
-from simulmt.eval.quality import QualityScorer, hallucinated, hallucination_rate, under_translation_rate, untranslated
+from simulmt.eval.quality import QualityScorer
 from simulmt.text.words import Unit
 
 GERMAN = [
@@ -35,7 +32,6 @@ OTHER_GERMAN = [
 ]
 CHINESE = ["河上的老桥冬天不开放。", "我们在车站等火车。", "晚上，渔夫在河边补网。", "他每天晚上看 New York 报纸。"]
 LOWER_CASE = ["-lc", "--chrf-lowercase"]
-LINKS: list[Link] = [(1, 1), (3, 2), (4, 2), (5, 4)]
 
 
 def with_errors(lines: Sequence[str]) -> list[str]:
@@ -171,48 +167,3 @@ def test_significance() -> None:
     assert (equal.gain, equal.p) == (0, 1)
     assert better.gain > 10
     assert better.p < 0.05
-
-
-@pytest.mark.parametrize(
-    ("delays", "expected"),
-    [
-        # word 1 saw its source word 1; word 2 one of 3 and 4; word 3 has no link; word 4 wants source word 5
-        ([1, 3, 4, 5], [False, False, True, False]),
-        ([1, 2, 4, 4], [False, True, True, True]),
-        ([0, 0, 0, 0], [True, True, True, True]),
-    ],
-)
-def test_hallucinated_by_hand(delays: list[int], expected: list[bool]) -> None:
-    assert hallucinated(LINKS, delays) == expected
-
-
-def test_untranslated_by_hand() -> None:
-    assert untranslated(LINKS, 6) == [False, True, False, False, False, True]
-    assert untranslated([], 2) == [True, True]
-
-
-def test_rates_weigh_every_word_alike() -> None:
-    assert hallucination_rate([(LINKS, [1, 3, 4, 5]), ([], [1, 1, 1, 1]), ([(1, 1)], [1, 1])]) == 6 / 10
-    assert under_translation_rate([(LINKS, 6), ([(1, 1)], 1), ([], 1)]) == 3 / 8
-    assert hallucination_rate([]) == under_translation_rate([]) == 0
-
-
-def test_links_must_fit() -> None:
-    with pytest.raises(DataError, match=r"link \(1, 5\) does not fit a target of 4 words"):
-        hallucinated([(1, 5)], [1, 1, 1, 1])
-    with pytest.raises(DataError, match=r"link \(1, 0\) does not fit"):
-        hallucinated([(1, 0)], [1])
-    with pytest.raises(DataError, match=r"source words \[2, 7\] do not fit a source of 6 words"):
-        untranslated([(7, 1), (2, 1)], 6)
-    with pytest.raises(DataError, match=r"source words \[0\] do not fit"):
-        untranslated([(0, 1)], 6)
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.sets(st.tuples(st.integers(1, 5), st.integers(1, 6))), st.lists(st.integers(0, 5), min_size=6, max_size=6))
-def test_waiting_longer_never_hallucinates_more(links: set[Link], delays: list[int]) -> None:
-    now = hallucinated(links, delays)
-    later = hallucinated(links, [min(delay + 1, 5) for delay in delays])
-    assert all(before or not after for before, after in zip(now, later, strict=True))
-    brute_force = [not any(i <= delay for i, j in links if j == unit) for unit, delay in enumerate(delays, start=1)]
-    assert now == brute_force

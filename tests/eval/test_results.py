@@ -5,21 +5,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulmt.errors import ConfigError, DataError
-from simulmt.eval.order import measure_anticipation
+from simulmt.eval.latency import Instance
+from simulmt.eval.order import Anticipation, OracleScore, SortedSentence
 from simulmt.eval.results import (
+    INSTANCES,
     SCORES,
-    Anticipation,
-    OracleScore,
     Result,
-    SortedSentence,
     check_system_name,
     prepare_directory,
     read_all,
+    read_instances,
     read_records,
     read_results,
     result_name,
+    write_instances,
     write_records,
     write_results,
 )
@@ -179,16 +182,86 @@ def test_a_damaged_record_is_named_with_its_line(tmp_path: Path, line: str) -> N
         read_records(Anticipation, [tmp_path])
 
 
-def test_anticipation_worked_by_hand() -> None:
-    alignments = [{(1, 1), (4, 1), (2, 3)}, None, {(10, 1)}]
-    gold = [({(1, 1)}, {(1, 1), (4, 1)}), ({(1, 1)}, {(1, 1)}), (set[tuple[int, int]](), {(10, 1)})]
-    lengths = [(4, 8), (5, 5), (10, 2)]
-    record = measure_anticipation("toy", "hand", ("word", "char"), lengths, alignments, gold, {"f": "0"})
-    # (4, 1) is 3 words early, (10, 1) is 9; the other two are not early at all.
-    assert record.rates == (0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25)
-    # Scaled, target word 1 is due at source position 0 of 4, word 3 at 2 of 4 (rounded), and in the last pair 1 at 5.
-    assert record.scaled_rates == (0.75, 0.5, 0.5, 0.5, 0.25, 0, 0, 0, 0)
-    # One sure and three possible hits of four links and two sure ones: 1 - 4 / 6.
-    assert record.alignment_error_rate == pytest.approx(1 / 3)
-    assert (record.sentences, record.links, record.skipped) == (3, 4, 1)
-    assert measure_anticipation("toy", "hand", ("word", "char"), lengths, alignments).alignment_error_rate is None
+INSTANCE = Instance(0, "a b c", ("Ein Satz.",), "Ein Satz", (1, 3), 3)
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\n\r")
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> Instance:
+    source = draw(st.lists(st.sampled_from(["a", "bc"]), min_size=1, max_size=7))
+    delays = sorted(draw(st.lists(st.integers(1, len(source)), max_size=9)))
+    references = draw(st.lists(st.text(CHARACTERS, max_size=9), min_size=1, max_size=3))
+    prediction = " ".join("x" for _ in delays)
+    return Instance(
+        draw(st.integers(0, 99)), " ".join(source), tuple(references), prediction, tuple(delays), len(source)
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(instances(), min_size=1, max_size=4))
+def test_what_is_logged_is_read(tmp_path_factory: pytest.TempPathFactory, written: list[Instance]) -> None:
+    directory = tmp_path_factory.mktemp("log")
+    write_instances(directory, written)
+    assert read_instances(directory) == read_instances(directory / INSTANCES) == written
+
+
+def test_a_line_is_that_of_simuleval(tmp_path: Path) -> None:
+    """The keys and their order are those of a line that SimulEval 1.1.4 wrote."""
+    write_instances(tmp_path, [INSTANCE])
+    assert list(json.loads((tmp_path / INSTANCES).read_text(encoding="utf-8")).items()) == [
+        ("index", 0),
+        ("prediction", "Ein Satz"),
+        ("delays", [1, 3]),
+        ("elapsed", [0, 0]),
+        ("prediction_length", 2),
+        ("reference", "Ein Satz."),
+        ("source", "a b c"),
+        ("source_length", 3),
+    ]
+
+
+def test_a_line_of_simuleval_is_read(tmp_path: Path) -> None:
+    line = (
+        '{"index": 4, "prediction": "Ein Satz", "delays": [1, 3], "elapsed": [0, 0], "prediction_length": 2, '
+        '"reference": "\\u00dcben.\\n", "source": "a b c", "source_length": 3}\n'
+    )
+    (tmp_path / INSTANCES).write_text(line, encoding="utf-8")
+    assert read_instances(tmp_path) == [Instance(4, "a b c", ("Üben.",), "Ein Satz", (1, 3), 3)]
+
+
+def test_latency_goes_by_the_first_reference_that_is_there(tmp_path: Path) -> None:
+    instance = Instance(0, "a", ("", "b", "c"), "", (), 1)
+    assert instance.reference == "b"
+    assert Instance(0, "a", ("", ""), "", (), 1).reference == ""
+    write_instances(tmp_path, [instance])
+    table = json.loads((tmp_path / INSTANCES).read_text(encoding="utf-8"))
+    assert (table["reference"], table["references"]) == ("b", ["", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"delays": None}, r":1: delays: expected list, got None"),
+        ({"delays": [120.5, 300.0]}, r":1: delays: .* speech logs are not supported"),
+        ({"delays": [1, 4]}, r":1: delays: 4 words read, but the source has 3"),
+        ({"delays": [2, 1]}, r":1: delays: decrease from 2 to 1"),
+        ({"source": ["file.wav"]}, r":1: source: expected str"),
+        ({"prediction": 7}, r":1: prediction: expected str, got 7"),
+    ],
+)
+def test_a_broken_log_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    write_instances(tmp_path, [INSTANCE])
+    table = json.loads((tmp_path / INSTANCES).read_text(encoding="utf-8")) | change
+    (tmp_path / INSTANCES).write_text(json.dumps(table), encoding="utf-8")
+    with pytest.raises(DataError, match=rf"instances\.log{message}"):
+        read_instances(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("{", "not JSON"), ("[]", "expected one JSON object per line, found list"), ("{}", "no 'delays'")],
+)
+def test_a_file_that_is_no_log_is_named(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / INSTANCES).write_text(f"{line}\n", encoding="utf-8")
+    with pytest.raises(DataError, match=rf"instances\.log:1: {message}"):
+        read_instances(tmp_path)

@@ -17,8 +17,8 @@ import tiny_models
 from eval.sentences import CHINESE, ENGLISH, GERMAN
 from simulmt.errors import ConfigError, DataError, StreamError
 from simulmt.eval.flaws import Lexicon
-from simulmt.eval.instances import CompleteWords, Instance, read_instances, split_units, write_instances
-from simulmt.eval.results import INSTANCES, SCORES, read_results
+from simulmt.eval.latency import CompleteWords, Instance, split_units
+from simulmt.eval.results import INSTANCES, SCORES, read_instances, read_results, write_instances
 from simulmt.eval.run import (
     Evaluation,
     Evaluator,

@@ -12,7 +12,7 @@ import pytest
 
 from eval.sentences import ENGLISH
 from simulmt.errors import StreamError
-from simulmt.eval.instances import read_instances
+from simulmt.eval.results import read_instances
 from simulmt.eval.run import Evaluation, Evaluator, Timing, read_test_set
 from simulmt.runtime.bundle import SIMULEVAL_AGENT, write_system_configs
 from simulmt.runtime.stream import Translator

@@ -11,7 +11,7 @@ import pytest
 
 from cli.helpers import call
 from simulmt.errors import DataError
-from simulmt.eval import jobs, speech
+from simulmt.eval import speech
 from simulmt.eval.latency import lagging
 from simulmt.eval.speech import (
     PAUSE,
@@ -159,7 +159,7 @@ def test_a_clock_that_goes_with_the_audio() -> None:
 def test_the_command(
     model: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(jobs, "open_recogniser", lambda _: FakeRecogniser())
+    monkeypatch.setattr(speech, "open_recogniser", lambda _: FakeRecogniser())
     monkeypatch.setattr(synthesis, "synthesise", lambda _: np.zeros(2 * RATE, np.float32))
     source, reference = tmp_path / "dev.en", tmp_path / "dev.de"
     source.write_text("\n".join(SAID) + "\n", encoding="utf-8")

@@ -181,5 +181,5 @@ def test_what_a_stage_has_launched_is_told_to_stop_when_the_runner_is_killed(tmp
 
 
 def test_the_runner_itself_needs_no_torch() -> None:
-    program = "import sys, simulmt.cli.recipe_view, simulmt.recipe.runner; sys.exit('torch' in sys.modules)"
+    program = "import sys, simulmt.cli.display, simulmt.recipe.runner; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

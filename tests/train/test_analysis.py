@@ -10,16 +10,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from typer.testing import CliRunner
 
-from simulmt.cli import figures
+from simulmt.cli import app
 from simulmt.data.corpus import read_lines
 from simulmt.errors import CheckpointError, ConfigError, VocabularyError
-from simulmt.eval.results import OracleScore, SortedSentence, read_records
+from simulmt.eval.order import OracleScore, SortedSentence
+from simulmt.eval.results import read_records
 from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.layers import Batch
@@ -279,8 +279,6 @@ def text(data: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def invoke(*arguments: object) -> str:
-    app = typer.Typer()
-    figures.register(app)
     result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output

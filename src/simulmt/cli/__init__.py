@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from simulmt import __version__
-from simulmt.cli import evaluation, export, figures, listen, live, recipes, rewriting, serve, training
+from simulmt.cli import evaluation, figures, live, models, recipes, rewriting, serve, training
 from simulmt.errors import ConfigError, SimulmtError
 
 # Typer has moved this class between versions; find it by a subclass that has not moved.
@@ -29,8 +29,32 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (live, listen, serve, training, export, rewriting, recipes, evaluation, figures):
-    group.register(app)
+COMMANDS = {
+    "Translate": (live.translate, live.demo, live.bench, live.listen, serve.serve, models.app),
+    "Train": (
+        training.synthetic,
+        training.prepare,
+        training.train,
+        training.sweep,
+        training.export,
+        recipes.run,
+        rewriting.app,
+    ),
+    "Measure": (
+        evaluation.evaluate,
+        evaluation.compare,
+        figures.plot,
+        figures.report,
+        figures.anticipation,
+        figures.analyse,
+    ),
+}
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=panel)
+        else:
+            app.command(rich_help_panel=panel)(command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,20 +1,21 @@
-"""Helpers shared by the commands: help panels and checks of arguments."""
+"""Arguments shared by the commands, and their checks."""
 
 from __future__ import annotations
 
 import enum
 import re
+from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from simulmt.errors import ConfigError, DataError
 
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
+Directories = Annotated[list[Path], typer.Argument(help="Results directories written by `simulmt evaluate`.")]
 
-class Panel(enum.StrEnum):
-    """Headings of `simulmt --help`."""
-
-    TRANSLATE = "Translate"
-    TRAIN = "Train"
-    MEASURE = "Measure"
+print_note = partial(typer.echo, err=True)
 
 
 class UnitChoice(enum.StrEnum):

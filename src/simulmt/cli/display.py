@@ -1,20 +1,54 @@
-"""Terminal output of the demonstration and the benchmark."""
+"""Terminal output: tables, the demonstration, and the stages of a recipe."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
-from simulmt.runtime.bundle import BundleConfig
-from simulmt.runtime.demo import DemoStep, Measurements
-from simulmt.runtime.stream import Lag, Translator
+if TYPE_CHECKING:
+    from simulmt.recipe.plan import Recipe, Stage
+    from simulmt.recipe.runner import ProgressView, RunningStage
+    from simulmt.recipe.state import StageStatus
+    from simulmt.runtime.bundle import BundleConfig
+    from simulmt.runtime.demo import DemoStep, Measurements
+    from simulmt.runtime.stream import Translator
 
+WIDEST = 1000  # columns; wider than any terminal, so that nothing is cut off
 TRACE_SHOWN = 60  # most recent reads and writes
+STYLES = {"done": "green", "new": "bold", "begun": "yellow", "stale": "yellow"}
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> None:
+    """Print a table without squeezing its columns; all but the first `names` are numbers."""
+    table = Table(box=None)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < names else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=WIDEST).print(table)
+
+
+def benchmark_table(found: Measurements) -> Table:
+    """Return measurements as a table."""
+    table = Table.grid("", "", padding=(0, 2))
+    token, delay = found.ms_per_token, found.delay or "none"
+    table.add_row("model", f"{found.model}, delay {delay}, threads {found.threads}")
+    table.add_row("load", f"{found.load_ms:.0f} ms")
+    if found.memory_mb is not None:
+        table.add_row("memory", f"{found.memory_mb:.0f} MB")
+    table.add_row("per token", f"{token.median:.2f} ms median, {token.p95:.2f} ms p95, {token.p99:.2f} ms p99")
+    for row in found.throughput:
+        streams = f"{row.streams} stream{'s' * (row.streams > 1)}"
+        table.add_row(streams, f"{row.tokens_per_second:,.0f} tokens/s, {row.speakers_per_core:,.0f} speakers per core")
+    return table
 
 
 def describe(translator: Translator, delay: int | None) -> str:
@@ -24,26 +58,18 @@ def describe(translator: Translator, delay: int | None) -> str:
     return f"{translator.bundle.name}: {config.source_language} to {config.target_language}, {policy}"
 
 
-class View(Protocol):
-    """Displays the steps of a demonstration; `close` is always called last."""
-
-    def show(self, step: DemoStep) -> None: ...
-
-    def close(self) -> None: ...
+def open_demo(console: Console, config: BundleConfig) -> _DemoPanel | _DemoLines:
+    """Open a live view of a demonstration on a terminal, plain lines elsewhere."""
+    labels = _labels(config)
+    return _DemoPanel(console, labels) if _can_move(console) else _DemoLines(console, labels)
 
 
-def open_view(console: Console, config: BundleConfig) -> View:
-    """Open a live view on a terminal, plain lines elsewhere."""
-    can_move = console.is_terminal and not console.is_dumb_terminal
-    return TerminalView(console, config) if can_move else PlainView(console, config)
-
-
-class PlainView:
+class _DemoLines:
     """Prints reads and writes, one line each."""
 
-    def __init__(self, console: Console, config: BundleConfig) -> None:
+    def __init__(self, console: Console, labels: tuple[str, str]) -> None:
         self._console = console
-        self._labels = _labels(config)
+        self._labels = labels
         self._read = ""  # since the last line
 
     def show(self, step: DemoStep) -> None:
@@ -64,11 +90,11 @@ class PlainView:
             self._console.file.flush()
 
 
-class TerminalView:
+class _DemoPanel:
     """Shows the current sentence in a panel, with finished sentences above it."""
 
-    def __init__(self, console: Console, config: BundleConfig) -> None:
-        self._labels = _labels(config)
+    def __init__(self, console: Console, labels: tuple[str, str]) -> None:
+        self._labels = labels
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._begin()
         self._live.start()
@@ -78,7 +104,8 @@ class TerminalView:
         self._target += "".join(commit.text for commit in step.commits)
         self._trace += "R" * bool(step.read) + "W" * len(step.commits)
         if step.commits:
-            self._lag = step.commits[-1].lag
+            lag = step.commits[-1].lag
+            self._waiting, self._computing = lag.policy, lag.compute
         if step.ends_sentence:
             self._live.console.print(Padding(self._sentence(), (0, 0, 1, 0)))
             self._begin()
@@ -89,7 +116,7 @@ class TerminalView:
 
     def _begin(self) -> None:
         self._source = self._target = self._trace = ""
-        self._lag = Lag(0.0, 0.0, 0.0)
+        self._waiting = self._computing = 0.0  # ms
 
     def _sentence(self) -> Table:
         table = Table.grid(padding=(0, 2))
@@ -101,25 +128,94 @@ class TerminalView:
 
     def _frame(self) -> Table:
         table = self._sentence()
-        lag = f"{self._lag.policy:5.0f} ms waiting for words, {self._lag.compute:4.1f} ms computing"
+        lag = f"{self._waiting:5.0f} ms waiting for words, {self._computing:4.1f} ms computing"
         table.add_row("lag", Text(lag, "cyan"))
-        table.add_row("trace", _colour_trace(self._trace[-TRACE_SHOWN:]))
+        trace = [(letter, "dim" if letter == "R" else "bold green") for letter in self._trace[-TRACE_SHOWN:]]
+        table.add_row("trace", Text.assemble(*trace, no_wrap=True))
         return table
 
 
-def benchmark_table(found: Measurements) -> Table:
-    """Return measurements as a table."""
-    table = Table.grid("", "", padding=(0, 2))
-    token, delay = found.ms_per_token, found.delay or "none"
-    table.add_row("model", f"{found.model}, delay {delay}, threads {found.threads}")
-    table.add_row("load", f"{found.load_ms:.0f} ms")
-    if found.memory_mb is not None:
-        table.add_row("memory", f"{found.memory_mb:.0f} MB")
-    table.add_row("per token", f"{token.median:.2f} ms median, {token.p95:.2f} ms p95, {token.p99:.2f} ms p99")
-    for row in found.throughput:
-        streams = f"{row.streams} stream{'s' * (row.streams > 1)}"
-        table.add_row(streams, f"{row.tokens_per_second:,.0f} tokens/s, {row.speakers_per_core:,.0f} speakers per core")
-    return table
+def plan_tree(recipe: Recipe, statuses: Mapping[str, StageStatus]) -> Tree:
+    """Return a tree of stages with their status, each below its last dependency."""
+    root = Tree(Text(recipe.title, "bold"), guide_style="dim")
+    branches, above = {"": root}, dict[str, set[str]]({"": set()})
+    for name, stage in recipe.stages.items():
+        *others, nearest = sorted(stage.needs, key=list(recipe.stages).index) or [""]
+        above[name] = {nearest, *above[nearest]}
+        line = Text.assemble(name, "  ", (statuses[name].description, STYLES[statuses[name].state]))
+        if beside := [other for other in others if other not in above[name]]:
+            line.append(f"  (also needs {', '.join(beside[:3])}{' ...' if beside[3:] else ''})", "dim")
+        branches[name] = branches[nearest].add(line)
+    return root
+
+
+def open_progress(console: Console, done: int, todo: int) -> ProgressView:
+    """Open a live view of running stages on a terminal, plain lines elsewhere."""
+    if done:
+        console.print(f"{done} stages done, {todo} to do", highlight=False)
+    return _StagePanel(console, todo) if _can_move(console) else _StageLines(console)
+
+
+class _StageLines:
+    """Prints a line when a stage starts and when it ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def started(self, stage: RunningStage) -> None:
+        self._say(f"{stage.name}: started")
+
+    def running(self, stages: Sequence[RunningStage]) -> None:
+        """Do nothing."""
+
+    def done(self, stage: RunningStage) -> None:
+        self._say(f"{stage.name}: done in {_clock(stage.seconds)}", "green")
+
+    def failed(self, stage: RunningStage, code: int) -> None:
+        self._say(f"{stage.name}: failed (exit code {code}): {stage.last_line()}; see {stage.log}", "red")
+
+    def skipped(self, stage: Stage, needed: str) -> None:
+        self._say(f"{stage.name}: skipped, because {needed} failed", "yellow")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _say(self, line: str, style: str = "") -> None:
+        self._console.print(Text(line, style), soft_wrap=True)
+
+
+class _StagePanel(_StageLines):
+    """Shows finished stages, and below them each running stage with its time and last log line."""
+
+    def __init__(self, console: Console, todo: int) -> None:
+        super().__init__(console)
+        self._done, self._todo = 0, todo
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def started(self, stage: RunningStage) -> None:
+        """Do nothing: `running` shows it."""
+
+    def running(self, stages: Sequence[RunningStage]) -> None:
+        lines = [Text(f"{self._done} of {self._todo} done", "dim")]
+        for stage in stages:
+            newest = (stage.last_line(), "dim")
+            lines.append(Text.assemble((stage.name, "bold"), f"  {_clock(stage.seconds)}  ", newest))
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        self._live.update(Group(*lines), refresh=True)
+
+    def done(self, stage: RunningStage) -> None:
+        self._done += 1
+        super().done(stage)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def _can_move(console: Console) -> bool:
+    """Return whether the console can overwrite lines."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def _labels(config: BundleConfig) -> tuple[str, str]:
@@ -131,9 +227,5 @@ def _labels(config: BundleConfig) -> tuple[str, str]:
     return source.ljust(length), target.ljust(length)
 
 
-def _colour_trace(trace: str) -> Text:
-    """Return the trace: R for a word read, W for a piece written."""
-    text = Text(no_wrap=True)
-    for letter in trace:
-        text.append(letter, "dim" if letter == "R" else "bold green")
-    return text
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import enum
 import json
-import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulmt.cli.common import Panel, UnitChoice, parse_numbers
-from simulmt.errors import ConfigError, needs_extra
+from simulmt.cli.common import Directories, UnitChoice, parse_numbers
+from simulmt.errors import needs_extra
 
 if TYPE_CHECKING:
-    from simulmt.eval.jobs import Job, LogJob
     from simulmt.eval.results import Result
 
 COLUMNS = {  # heading: field of a result
@@ -29,23 +26,19 @@ COLUMNS = {  # heading: field of a result
     "ms/piece": "compute_ms_median",
     "p99": "compute_ms_p99",
 }
-SPEECH = "speech.json"  # written by --audio
-SPEECH_QUALITY = ("word_error_rate", "BLEU", "BLEU_whole", "BLEU_bare", "BLEU_clean")
-SPEECH_CAUSES = ("recognition", "policy", "queue", "compute")
-WIDEST = 300  # let the terminal wrap wide tables, rather than cutting figures off
-_LOG = re.compile(r"(?P<system>[^=:]+)(?::(?P<delay>[1-9][0-9]*))?=(?P<path>.+)")
+SPEECH_QUALITY = {
+    "WER": "word_error_rate",
+    "BLEU": "BLEU",
+    "whole": "BLEU_whole",
+    "bare": "BLEU_bare",
+    "clean": "BLEU_clean",
+}
 
 
 class TableFormat(enum.StrEnum):
     TABLE = "table"
     MARKDOWN = "markdown"
     JSON = "json"
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to the application."""
-    for command in (evaluate, compare):
-        app.command(rich_help_panel=Panel.MEASURE)(command)
 
 
 def evaluate(
@@ -103,32 +96,24 @@ def evaluate(
     with needs_extra("simulmt evaluate", "eval"):
         from simulmt.data.corpus import read_lines
         from simulmt.eval.flaws import Lexicon, listing
-        from simulmt.eval.jobs import bundle_jobs, check_jobs, run_jobs, run_speech_jobs
-        from simulmt.eval.run import Evaluator, Timing, read_test_set
+        from simulmt.eval.run import Evaluator, Timing, bundle_jobs, check_jobs, log_job, read_test_set, run_jobs
     from rich.console import Console
 
-    from simulmt.eval.results import prepare_directory
-    from simulmt.files import write_whole
-
-    jobs: list[Job] = [*bundle_jobs(model or [], parse_numbers("--delay", delay)), *map(_log_job, log or [])]
+    jobs = [*bundle_jobs(model or [], parse_numbers("--delay", delay)), *map(log_job, log or [])]
     check_jobs(jobs)
     timing = Timing(timed, runs, words_per_second)
     sentences = read_test_set(source, reference, test_set, limit)
     if audio is not None:
+        from simulmt.eval.speech import run_speech_jobs  # not available on Windows
+
         with Console(stderr=True).status("") as status:
-            results = run_speech_jobs(jobs, sentences, audio, recogniser, threads, status.update)
-        facts = {"recogniser": recogniser, "audio": audio, "files": sentences.files, "results": results}
-        write_whole(output / SPEECH, json.dumps(facts, indent=2) + "\n")
-        _print_speech(results)
+            scores = run_speech_jobs(jobs, sentences, audio, recogniser, threads, output, status.update)
+        _print_speech(scores)
         return
     known = None if lexicon is None else Lexicon(read_lines(lexicon))
-    prepare_directory(output, sentences.name)
-    evaluations = []
     with Console(stderr=True).status("") as status:
         evaluator = Evaluator(sentences, unit.value, timing, status.update, known, stop_at_end)
-        for evaluation in run_jobs(evaluator, jobs, threads):
-            evaluation.write(output)
-            evaluations.append(evaluation)
+        evaluations = run_jobs(evaluator, jobs, threads, output)
     _print_results([evaluation.result for evaluation in evaluations])
     if show:
         hypotheses = {evaluation.result.name: evaluation.hypotheses for evaluation in evaluations}
@@ -136,26 +121,26 @@ def evaluate(
 
 
 def _print_speech(results: Sequence[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from simulmt.cli.display import print_table
 
-    columns = ("WER", "BLEU", "whole", "bare", "clean", "StreamLAAL ms", "lag ms", *SPEECH_CAUSES, "RTF", "CPU", "MB")
-    table = Table("system", "k", *columns)
-    for scores in results:
-        table.add_row(
+    _, *causes = results[0]["lag"]
+    rows = [
+        [
             scores["system"],
             str(scores["delay"] or ""),
-            *(f"{scores[name]:.1f}" for name in SPEECH_QUALITY),
+            *(f"{scores[field]:.1f}" for field in SPEECH_QUALITY.values()),
             *(f"{value:.0f}" for value in (scores["stream_laal"], *scores["lag"].values())),
             f"{scores['recognition_rtf'] + scores['translation_rtf']:.2f}",
             f"{scores['cpu_rtf']:.2f}",
             f"{scores['peak_memory_mb']:.0f}",
-        )
-    Console(width=WIDEST if not sys.stdout.isatty() else None).print(table)
+        ]
+        for scores in results
+    ]
+    print_table(("system", "k", *SPEECH_QUALITY, "StreamLAAL ms", "lag ms", *causes, "RTF", "CPU", "MB"), rows)
 
 
 def compare(
-    directories: Annotated[list[Path], typer.Argument(help="Results directories written by `simulmt evaluate`.")],
+    directories: Directories,
     baseline: Annotated[str | None, typer.Option(help="Baseline system. Default: the first one.")] = None,
     format: Annotated[TableFormat, typer.Option(help="Output format.")] = TableFormat.TABLE,
     output: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
@@ -163,6 +148,7 @@ def compare(
     """Test differences between systems for significance (paired bootstrap, per delay)."""
     with needs_extra("simulmt compare", "eval"):
         from simulmt.eval import compare as comparing
+    from simulmt.cli.display import print_table
 
     comparisons = comparing.compare(directories, baseline)
     if output is not None:
@@ -173,25 +159,16 @@ def compare(
         for comparison in comparisons:
             typer.echo(json.dumps(comparing.as_json(comparison), ensure_ascii=False))
     else:
-        _print_table(comparing.HEADINGS, [comparison.cells() for comparison in comparisons])
+        print_table(comparing.HEADINGS, [comparison.cells() for comparison in comparisons])
         typer.echo(f"* p < {comparing.SIGNIFICANT}")
         typer.echo("\n".join(comparing.signatures(comparisons)))
 
 
-def _log_job(text: str) -> LogJob:
-    from simulmt.eval.jobs import LogJob
-    from simulmt.eval.results import check_system_name
-
-    match = _LOG.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"--log {text}: expected NAME:DELAY=PATH, or NAME=PATH for a system without delay")
-    delay = int(match["delay"]) if match["delay"] else None
-    return LogJob(check_system_name(match["system"]), delay, Path(match["path"]))
-
-
 def _print_results(results: Sequence[Result]) -> None:
+    from simulmt.cli.display import print_table
+
     rows = [[result.name, *(_figure(getattr(result, field)) for field in COLUMNS.values())] for result in results]
-    _print_table(("system", *COLUMNS), rows)
+    print_table(("system", *COLUMNS), rows)
     typer.echo("\n".join(dict.fromkeys(result.signature for result in results)))
 
 
@@ -199,15 +176,3 @@ def _figure(value: float | None) -> str:
     if value is None:
         return ""
     return str(value) if isinstance(value, int) else f"{value:.2f}"
-
-
-def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*headings, box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(*row)
-    Console(width=WIDEST).print(table)

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.cli.common import Panel, UnitChoice, parse_numbers
+from simulmt.cli.common import Directories, UnitChoice, parse_numbers, print_note
 from simulmt.errors import ConfigError, MissingExtraError, needs_extra
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from simulmt.data.alignment import Link, WordPair
-    from simulmt.eval.report.blocks import Table
+    from simulmt.eval.order import OracleScore, SortedSentence
     from simulmt.eval.report.examples import Aligner
-    from simulmt.eval.results import Anticipation, OracleScore, SortedSentence
     from simulmt.eval.run import TestSet
     from simulmt.train.analysis import Sorter
 
-Directories = Annotated[list[Path], typer.Argument(help="Results directories written by `simulmt evaluate`.")]
 Baseline = Annotated[str | None, typer.Option(help="Baseline system.")]
 Sentences = Annotated[
     str, typer.Option(metavar="N,N,...", help="Line numbers of test sentences to show, starting at 1.")
 ]
 Data = Annotated[Path | None, typer.Option(help="Data directory of the training run, if it has moved.")]
 Device = Annotated[str, typer.Option(help="Device for the sorting network: auto, cpu, cuda or cuda:N.")]
-
-WIDEST_TABLE = 1000  # columns; wider than any terminal, so that no column is squeezed
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to the application."""
-    for command in (plot, report, anticipation, analyse):
-        app.command(rich_help_panel=Panel.MEASURE)(command)
 
 
 def plot(
@@ -55,8 +42,9 @@ def plot(
     sentences.
     """
     with needs_extra("simulmt plot", "eval"):
-        from simulmt.eval.report.plots import draw_all
-    _save(draw_all(directories, baseline, parse_numbers("--sentences", sentences), alignments), output)
+        from simulmt.eval.report.plots import draw_all, save_figures
+    figures = draw_all(directories, baseline, parse_numbers("--sentences", sentences), alignments)
+    save_figures(figures, output, print_note)
 
 
 def report(
@@ -133,16 +121,25 @@ def anticipation(
     """
     with needs_extra("simulmt anticipation", "eval"):
         from simulmt.data.alignment import read_word_pairs
-        from simulmt.eval.order import GoldFile, ParallelText
+        from simulmt.eval.order import ParallelText, write_anticipation
+        from simulmt.eval.report.blocks import anticipation_table
+        from simulmt.eval.report.plots import anticipation_figure, save_figures
+    from simulmt.cli.display import print_table
 
     if (more_source is None) != (more_target is None):
         raise ConfigError("--more-source and --more-target go together: give both or neither")
-    by_hand = GoldFile(gold, gold_base, gold_target_first) if gold else None
-    text = ParallelText.read(source, target, (source_unit.value, target_unit.value), by_hand, name)
+    text = ParallelText.read(
+        source, target, (source_unit.value, target_unit.value), gold, gold_base, gold_target_first, name
+    )
     more = read_word_pairs(more_source, more_target, text.units) if more_source and more_target else []
-    network = _Network(data, delay, device)
-    found = {choice: _align(choice, text.pairs, more, priors, network) for choice in aligner or ["eflomal"]}
-    _show_anticipation(text.anticipation(found), found, output)
+    choices = aligner or ["eflomal"]
+    found = {choice: _align(choice, text.pairs, more, priors, data, delay, device) for choice in choices}
+    records = text.anticipation(found)
+    table = anticipation_table(records)
+    print_table(table.headings, table.rows, table.names)
+    if output is not None:
+        write_anticipation(output, records, found)
+        save_figures([(f"{text.name}-anticipation", anticipation_figure(records))], output, print_note)
 
 
 def analyse(
@@ -169,12 +166,13 @@ def analyse(
     Oracle order translates with the Z that the network infers from the reference: an upper bound, not a system.
     """
     with needs_extra("simulmt analyse", "train,eval"):
-        from simulmt.eval.report.plots import heat_map_figures
-        from simulmt.eval.report.tables import oracle_table, sorting_table
+        from simulmt.eval.report.blocks import oracle_table, sorting_table
+        from simulmt.eval.report.plots import heat_map_figures, save_figures
         from simulmt.eval.results import write_records
         from simulmt.eval.run import read_test_set
         from simulmt.train.analysis import Sorter
         from simulmt.train.world import join_world
+    from simulmt.cli.display import print_table
 
     texts = read_test_set(source, reference, test_set, limit)
     model = name or run.resolve().name
@@ -183,24 +181,22 @@ def analyse(
         delays = [_checked_delay(sorter, k) for k in parse_numbers("--delay", delay) or sorter.delays]
         scores = [_oracle_score(sorter, texts, model, k, blank_penalty) for k in delays]
         sortings = _sortings(sorter, texts, model, delays[0], parse_numbers("--sentences", sentences))
-    _print(oracle_table(scores))
-    _print(sorting_table(scores))
+    for table in (oracle_table(scores), sorting_table(scores)):
+        print_table(table.headings, table.rows, table.names)
     write_records(output, scores)
     if sortings:
         write_records(output, sortings)
-        _save(heat_map_figures(sortings), output)
-
-
-class _Network(NamedTuple):
-    """Settings for running a sorting network."""
-
-    data: Path | None
-    delay: int | None
-    device: str
+        save_figures(heat_map_figures(sortings), output, print_note)
 
 
 def _align(
-    choice: str, pairs: Sequence[WordPair], more: Sequence[WordPair], priors: Path | None, network: _Network
+    choice: str,
+    pairs: Sequence[WordPair],
+    more: Sequence[WordPair],
+    priors: Path | None,
+    data: Path | None,
+    delay: int | None,
+    device: str,
 ) -> Sequence[set[Link] | None]:
     from simulmt.data.alignment import align
 
@@ -210,9 +206,9 @@ def _align(
     with needs_extra("--aligner asn or identity", "train"):
         from simulmt.train.analysis import Sorter, align_words
         from simulmt.train.world import join_world
-    with join_world(network.device) as world:
-        sorter = Sorter.load(Path(run), network.data, world.device)
-        return align_words(sorter, pairs, _checked_delay(sorter, network.delay), identity=kind == "identity")
+    with join_world(device) as world:
+        sorter = Sorter.load(Path(run), data, world.device)
+        return align_words(sorter, pairs, _checked_delay(sorter, delay), identity=kind == "identity")
 
 
 def _checked_delay(sorter: Sorter, delay: int | None) -> int:
@@ -220,25 +216,6 @@ def _checked_delay(sorter: Sorter, delay: int | None) -> int:
         return sorter.delay_or_default(delay)
     except ConfigError as error:
         raise ConfigError(f"--{error}") from None
-
-
-def _show_anticipation(
-    records: Sequence[Anticipation], found: Mapping[str, Sequence[set[Link] | None]], output: Path | None
-) -> None:
-    from simulmt.data.alignment import format_pharaoh
-    from simulmt.eval.report.plots import anticipation_figure
-    from simulmt.eval.report.tables import anticipation_table
-    from simulmt.eval.results import write_records
-
-    _print(anticipation_table(records))
-    if output is None:
-        return
-    write_records(output, records)
-    corpus = records[0].corpus
-    for choice, alignments in found.items():
-        lines = (f"{format_pharaoh(links or ())}\n" for links in alignments)
-        (output / f"{_file_name(f'{corpus}-{choice}')}.links").write_text("".join(lines), encoding="utf-8")
-    _save([(f"{corpus}-anticipation", anticipation_figure(records))], output)
 
 
 def _oracle_score(sorter: Sorter, texts: TestSet, model: str, delay: int, blank_penalty: float) -> OracleScore:
@@ -275,41 +252,8 @@ def _sortings(sorter: Sorter, texts: TestSet, model: str, delay: int, numbers: S
 def _eflomal() -> Aligner | None:
     """Return eflomal if it is installed; otherwise warn."""
     if find_spec("eflomal") is None:
-        typer.echo(
-            f"hallucinations will not be marked: {MissingExtraError('word alignment with eflomal', 'align')}", err=True
-        )
+        print_note(f"hallucinations will not be marked: {MissingExtraError('word alignment with eflomal', 'align')}")
         return None
     from simulmt.data.alignment import align_with_eflomal
 
     return align_with_eflomal
-
-
-def _save(figures: Iterable[tuple[str, Figure]], directory: Path) -> None:
-    """Save plots and print their paths; print each warning once."""
-    from simulmt.eval.report.figure import save_figure
-
-    warning = None
-    for stem, figure in figures:
-        saved = save_figure(figure, directory / _file_name(stem))
-        warning = warning or saved.advice
-        typer.echo(" ".join(map(str, saved.paths)), err=True)
-    if warning:
-        typer.echo(f"simulmt: {warning}", err=True)
-
-
-def _file_name(text: str) -> str:
-    """Return text as a safe file name."""
-    return re.sub(r"[^\w.+=-]+", "-", text)
-
-
-def _print(table: Table) -> None:
-    """Print a table without squeezing its columns."""
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
-    shown = RichTable(box=None)
-    for number, heading in enumerate(table.headings):
-        shown.add_column(heading, justify="left" if number < table.names else "right", no_wrap=True)
-    for row in table.rows:
-        shown.add_row(*row)
-    Console(width=WIDEST_TABLE).print(shown)

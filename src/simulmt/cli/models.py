@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +15,7 @@ Name = Annotated[str, typer.Argument(help="Name of a shipped model, or path of a
 
 LISTED = ("model", "languages", "kind", "size", "delays", "default")
 
-app = typer.Typer(invoke_without_command=True)
+app = typer.Typer(name="models", invoke_without_command=True)
 
 
 @app.callback()
@@ -84,18 +83,15 @@ def path(name: Name) -> None:
 
 def _properties(bundle: Bundle) -> dict[str, str]:
     config = bundle.config
+    size = sum(path.stat().st_size for path in bundle.directory.iterdir() if path.is_file())
     return {
         "model": bundle.name,
         "languages": f"{config.source_language} to {config.target_language}",
         "kind": f"{config.kind} {config.precision}",
-        "size": f"{_directory_size(bundle.directory) / 1e6:.1f} MB",
+        "size": f"{size / 1e6:.1f} MB",
         "delays": ", ".join(map(str, config.delays)) or "whole sentences",
         "default": str(config.default_delay or "-"),
         "look-ahead": "whole words" if config.whole_words else "pieces",
         "vocabularies": f"{bundle.source.size} and {bundle.target.size} pieces",
         "directory": str(bundle.directory),
     }
-
-
-def _directory_size(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.iterdir() if path.is_file())

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from simulmt.cli.common import Panel, require_file
+from simulmt.cli.common import require_file
 from simulmt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -29,11 +29,6 @@ RESUMABLE = ("train", "sweep", "rewrite")
 SCRATCH = "checkpoints"  # large, and deleted once a run is finished
 IGNORED = ("tensorboard",)
 PRELOADED = ("simulmt.train.loop", "simulmt.train.export", "simulmt.eval.report.page", "simulmt.eval.run")
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to the application."""
-    app.command(rich_help_panel=Panel.TRAIN)(run)
 
 
 def run(
@@ -79,16 +74,16 @@ def run(
     """
     from rich.console import Console
 
-    from simulmt.cli.recipe_view import WIDEST, open_view, plan_tree
+    from simulmt.cli.display import WIDEST, open_progress, plan_tree
     from simulmt.files import cores
     from simulmt.recipe.plan import Recipe, Workspace
     from simulmt.recipe.runner import Program, run_stages
-    from simulmt.recipe.state import check_runnable, stage_statuses
+    from simulmt.recipe.state import check_runnable, code_hash, stage_statuses
 
     plan = Recipe.read(require_file(recipe), assignments or ())
     workspace = Workspace(work or Path("runs") / recipe.stem, data)
     handlers = _check_commands(plan, workspace, context.find_root().command)
-    statuses = stage_statuses(plan, workspace, lambda stage: _code(handlers[stage.name]), ignore_code)
+    statuses = stage_statuses(plan, workspace, lambda stage: code_hash(*handlers[stage.name]), ignore_code)
     chosen = [statuses[stage.name] for stage in plan.matching(only or ())]
     if dry_run:
         Console(width=WIDEST).print(plan_tree(plan, statuses))
@@ -101,7 +96,7 @@ def run(
     jobs = jobs or (1 if _has_gpu() else cores())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
     signal.signal(signal.SIGTERM, _stop)
-    view = open_view(Console(stderr=True), len(chosen) - len(todo), len(todo))
+    view = open_progress(Console(stderr=True), len(chosen) - len(todo), len(todo))
     try:
         program = Program(partial(run_command, gpus=gpus), PRELOADED, RESUMABLE, SCRATCH, IGNORED)
         succeeded = run_stages(todo, workspace, jobs, program, view)
@@ -155,8 +150,8 @@ def _additional_processes(words: list[str], count: int) -> Iterator[None]:
             process.wait()
 
 
-def _check_commands(plan: Recipe, workspace: Workspace, program: Any) -> dict[str, Callable[..., Any]]:
-    """Parse the command line of every stage, to fail early; return their handlers."""
+def _check_commands(plan: Recipe, workspace: Workspace, program: Any) -> dict[str, tuple[str, str]]:
+    """Parse the command line of every stage, to fail early; return the module and name of their handlers."""
     from simulmt.cli import UsageError
 
     handlers = {}
@@ -173,14 +168,8 @@ def _check_commands(plan: Recipe, workspace: Workspace, program: Any) -> dict[st
                 raise ConfigError(f"stages.{stage.family}: processes: {stage.command} cannot run in several processes")
         except UsageError as error:
             raise ConfigError(f"stages.{stage.family}: {stage.command}: {error.format_message()}") from None
-        handlers[stage.name] = command.callback
+        handlers[stage.name] = command.callback.__module__, command.callback.__name__
     return handlers
-
-
-def _code(handler: Callable[..., Any]) -> str:
-    from simulmt.recipe.state import code_hash
-
-    return code_hash(handler.__module__, handler.__name__)
 
 
 def _has_gpu() -> bool:

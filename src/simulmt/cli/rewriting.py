@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from simulmt.cli.common import Panel, UnitChoice, require_vocabularies
+from simulmt.cli.common import Device, UnitChoice, print_note, require_vocabularies
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
@@ -22,11 +21,18 @@ if TYPE_CHECKING:
 BATCH_TOKENS = {"cuda": 65_536, "cpu": 2_048}
 SECONDS_BETWEEN_LINES = 30.0  # when progress is not shown on a terminal
 
+
+def _check_share(share: float) -> float:
+    if not 0 < share <= 1:
+        raise ConfigError(f"--share {share:g}: expected a number above 0 and at most 1")
+    return share
+
+
 Run = Annotated[Path, typer.Argument(help="A finished run, or a directory with model.json.")]
 Data = Annotated[Path, typer.Option(help="Data directory it was trained on.")]
 Source = Annotated[Path, typer.Option(help="Source text, one sentence per line; plain, .gz or .xz.")]
 Target = Annotated[Path, typer.Option(help="Target text, one sentence per line.")]
-Share = Annotated[float, typer.Option(help="Fraction of the pairs to sample.")]
+Share = Annotated[float, typer.Option(callback=_check_share, help="Fraction of the pairs to sample.")]
 Output = Annotated[Path, typer.Option(metavar="PREFIX", help="Write PREFIX.source, PREFIX.target and PREFIX.json.")]
 Beam = Annotated[int, typer.Option(min=1, help="Beam size.")]
 LengthPenalty = Annotated[float, typer.Option(min=0, help="Exponent of the length normalisation.")]
@@ -38,7 +44,6 @@ BatchTokens = Annotated[
     int | None,
     typer.Option(min=1, help="Batch size in source pieces.", show_default="65536 on a GPU, 2048 on a CPU"),
 ]
-Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace existing or unfinished output of other settings.")
 ]
@@ -50,11 +55,6 @@ app = typer.Typer(
     "\n\nFinished commands return at once. distil, pseudo, backtranslate and recognised resume if interrupted; to "
     "share their work among processes, start them several times or under torchrun --nproc-per-node N -m -- simulmt.",
 )
-
-
-def register(application: typer.Typer) -> None:
-    """Add this module's commands to the application."""
-    application.add_typer(app, rich_help_panel=Panel.TRAIN)
 
 
 @app.command()
@@ -210,7 +210,7 @@ def reorder(
         cut_chinese=cut_chinese,
         overwrite=overwrite,
         report=display,
-        log=partial(typer.echo, err=True),
+        log=print_note,
     )
     display.summarise(output, record)
 
@@ -248,8 +248,6 @@ def speech(
 
     if (said is None) != (heard is None) or (said and not noise):
         raise ConfigError("--said and --heard: give both, with --noise")
-    if not 0 < share <= 1:
-        raise ConfigError(f"--share {share:g}: expected a number above 0 and at most 1")
     if noise not in (None, "en"):
         raise ConfigError(f"--noise {noise}: expected en, the only language whose recognition errors are known")
     display = _Display()
@@ -276,8 +274,6 @@ def recognised(
     with needs_extra("simulmt rewrite recognised", "train"):
         from simulmt.train.rewrite import RecognitionConfig, recognised_corpus
 
-    if not 0 < share <= 1:
-        raise ConfigError(f"--share {share:g}: expected a number above 0 and at most 1")
     display = _Display()
     config = RecognitionConfig(share, recogniser, seed=seed)
     display.summarise(output, recognised_corpus(source, target, output, config, overwrite, display))

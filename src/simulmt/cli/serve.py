@@ -7,16 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.cli.common import Panel
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     from simulmt.serve.access import Limits
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to the application."""
-    app.command(rich_help_panel=Panel.TRANSLATE)(serve)
 
 
 def serve(

@@ -10,9 +10,8 @@ from typing import Any
 
 from simulmt.data.corpus import read_lines
 from simulmt.errors import DataError
-from simulmt.eval.instances import read_instances
 from simulmt.eval.quality import Difference, QualityScorer
-from simulmt.eval.results import Result, check_baseline, read_all, read_results
+from simulmt.eval.results import Result, check_baseline, read_all, read_instances, read_results
 
 SIGNIFICANT = 0.05
 HEADINGS = ("test set", "k", "system", "BLEU", "gain", "p", "chrF2", "gain", "p", "AL")
@@ -59,10 +58,11 @@ def compare(directories: Sequence[Path], baseline: str | None = None) -> list[Co
     entries = [_Entry(result, directory) for directory in directories for result in read_results(directory)]
     baseline = baseline or systems[0]
     comparisons = []
-    for base in entries:
-        if base.result.system == baseline:
-            others = [entry for entry in entries if entry.result.system != baseline and _match(base, entry)]
-            comparisons += [Comparison(base.result), *_compare_with(others, base)]
+    for base in (entry for entry in entries if entry.result.system == baseline):
+        same = [entry for entry in entries if entry.result.test_set == base.result.test_set]
+        others = [entry for entry in same if entry.result.system != baseline]
+        shared = [entry for entry in others if base.result.delay in (entry.result.delay, None)]
+        comparisons += [Comparison(base.result), *_compare_with(shared, base)]
     if all(comparison.BLEU is None for comparison in comparisons):
         raise DataError(f"no other system shares a test set and a delay with the baseline {baseline}")
     return comparisons
@@ -97,10 +97,6 @@ def signatures(comparisons: Sequence[Comparison]) -> list[str]:
         if difference is not None
     ]
     return list(dict.fromkeys(found))
-
-
-def _match(base: _Entry, system: _Entry) -> bool:
-    return base.result.test_set == system.result.test_set and base.result.delay in (system.result.delay, None)
 
 
 def _compare_with(systems: Sequence[_Entry], base: _Entry) -> Iterator[Comparison]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from simulmt.text.negation import is_negated, may_be_negated
 from simulmt.text.numbers import Number, find_numbers, unmatched
@@ -43,59 +43,47 @@ class Lexicon:
         return [word for word in words_of(translation) if word not in self._words and word not in copied]
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """Numbers and negation that the translation of a sentence must preserve."""
 
     numbers: tuple[Number, ...]
     negated: bool
-
-    @staticmethod
-    def of(source: str, references: Sequence[str], languages: tuple[str, str]) -> Facts:
-        """Return the facts of a sentence that its references preserve; empty references are skipped."""
-        given = [reference for reference in references if reference.strip()]
-        in_references = [number for reference in given for number in find_numbers(reference, languages[1])]
-        numbers = find_numbers(source, languages[0])
-        lost = unmatched(numbers, in_references)
-        kept = tuple(number for number in numbers if number.is_certain and number not in lost)
-        negated = is_negated(source, languages[0]) and all(is_negated(each, languages[1]) for each in given)
-        return Facts(kept, negated and bool(given))
-
-    def numbers_lost(self, translation: str, language: str) -> int:
-        """Return how many of the numbers a translation lacks."""
-        return len(unmatched(self.numbers, find_numbers(translation, language)))
-
-    def negation_lost(self, translation: str, language: str) -> bool:
-        """Return whether a translation lacks a required negation."""
-        return self.negated and not may_be_negated(translation, language)
 
 
 class FactChecker:
     """Counts the facts of a test set that translations preserve; languages are guessed from the text."""
 
     def __init__(self, sources: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-        languages = guess_language(sources), guess_language(references[0])
-        self._language = languages[1]
-        self.facts = [Facts.of(source, lines, languages) for source, *lines in zip(sources, *references, strict=True)]
+        self._languages = guess_language(sources), guess_language(references[0])
+        self.facts = [self._find(source, lines) for source, *lines in zip(sources, *references, strict=True)]
+
+    def lost(self, index: int, translation: str) -> tuple[int, bool]:
+        """Return how many numbers the translation of a sentence lacks, and whether it lacks a negation."""
+        (numbers, negated), language = self.facts[index], self._languages[1]
+        missing = unmatched(numbers, find_numbers(translation, language))
+        return len(missing), negated and not may_be_negated(translation, language)
 
     def count(self, translations: Sequence[str]) -> dict[str, int]:
         """Count numbers and negations, and how many are kept, by field of `Result`."""
-        pairs = list(zip(self.facts, translations, strict=True))
+        lost = [self.lost(index, text) for index, text in enumerate(translations)]
         numbers = sum(len(facts.numbers) for facts in self.facts)
         negations = sum(facts.negated for facts in self.facts)
         return {
             "numbers": numbers,
-            "numbers_kept": numbers - sum(facts.numbers_lost(text, self._language) for facts, text in pairs),
+            "numbers_kept": numbers - sum(count for count, _ in lost),
             "negations": negations,
-            "negations_kept": negations - sum(facts.negation_lost(text, self._language) for facts, text in pairs),
+            "negations_kept": negations - sum(negation for _, negation in lost),
         }
 
-    def losses(self, index: int, translation: str) -> list[str]:
-        """Describe what the translation of a sentence lost."""
-        facts = self.facts[index]
-        numbers = "number lost" if facts.numbers_lost(translation, self._language) else ""
-        negation = "negation lost" if facts.negation_lost(translation, self._language) else ""
-        return [*filter(None, (numbers, negation))]
+    def _find(self, source: str, references: Sequence[str]) -> Facts:
+        """Return the facts of a sentence that its references preserve; empty references are skipped."""
+        language, target = self._languages
+        given = [reference for reference in references if reference.strip()]
+        numbers = find_numbers(source, language)
+        lost = unmatched(numbers, [number for reference in given for number in find_numbers(reference, target)])
+        kept = tuple(number for number in numbers if number.is_certain and number not in lost)
+        negated = is_negated(source, language) and all(is_negated(each, target) for each in given)
+        return Facts(kept, negated and bool(given))
 
 
 def listing(
@@ -107,7 +95,8 @@ def listing(
     for index, source in enumerate(sources):
         yield f"{index + 1:>4}  {source}"
         for name, translations in hypotheses.items():
-            losses = checker.losses(index, translations[index])
+            number, negation = checker.lost(index, translations[index])
+            losses = ["number lost"] * bool(number) + ["negation lost"] * negation
             mark = f"   <-- {', '.join(losses)}" if losses else ""
             yield f"      {name:<{width}}  {translations[index]}{mark}"
         for lines in references:

@@ -1,26 +1,98 @@
-"""Latency metrics as pure functions.
+"""Delays of translations, and latency metrics of them.
 
-`delays` holds the number of source words read when each target unit (a word, or a character for targets without spaces)
-was written. Definitions and corner cases follow SimulEval 1.1.4 for text, with two exceptions: average proportion
-divides by the hypothesis length, as originally defined, so it stays within 0 and 1; and an empty hypothesis, which
-SimulEval skips, counts as one unit written after the whole source, so that empty output is not rewarded.
+`delays` holds the number of source words read when each target unit was written. A unit is a word, or a character for
+targets without spaces (not counting spaces). A word counts as written once it is complete, that is, when the next one
+begins or the sentence ends.
+
+Definitions and corner cases follow SimulEval 1.1.4 for text, with two exceptions: average proportion divides by the
+hypothesis length, as originally defined, so it stays within 0 and 1; and an empty hypothesis, which SimulEval skips,
+counts as one unit written after the whole source, so that empty output is not rewarded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulmt.errors import DataError
+from simulmt.text import split_words
 from simulmt.text.words import Unit
 
-if TYPE_CHECKING:
-    from simulmt.eval.instances import Instance
+
+@dataclass(frozen=True)
+class Instance:
+    """A sentence, its translation, and the number of source words read for each target unit."""
+
+    index: int
+    source: str
+    references: tuple[str, ...]  # empty if missing
+    prediction: str
+    delays: tuple[int, ...]
+    source_length: int
+
+    @property
+    def reference(self) -> str:
+        """First reference, which defines the length for latency metrics."""
+        return next(filter(None, self.references), "")
+
+
+class CompleteWords:
+    """Buffers incomplete words of append-only text; text without spaces passes unchanged."""
+
+    def __init__(self, spaced: bool) -> None:
+        self._spaced = spaced
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Return the completed text, up to and including the last space."""
+        if not self._spaced:
+            return text
+        complete, space, self._held = (self._held + text).rpartition(" ")
+        return complete + space
+
+    def finish(self) -> str:
+        """Return the rest at the end of the sentence."""
+        rest, self._held = self._held, ""
+        return rest
+
+
+def split_units(text: str, unit: Unit) -> list[str]:
+    """Split a hypothesis into units."""
+    return text.split() if unit == "word" else list(text.replace(" ", ""))
+
+
+def unit_delays(written: Iterable[tuple[str, int]], source_length: int, unit: Unit, spaced: bool) -> list[int]:
+    """Return the delay of each target unit of text written in pieces, given with the source words read.
+
+    `spaced` is False for targets written without spaces.
+    """
+    words = CompleteWords(spaced)
+    delays = [delay for text, delay in written for _ in split_units(words.push(text), unit)]
+    return delays + [source_length] * len(split_units(words.finish(), unit))
+
+
+def spaced_words_read(source: str, words: Iterable[int]) -> Iterator[int]:
+    """Convert counts of runtime words, which are also split at ideographs, to counts of space-separated words."""
+    ends = list(accumulate(len(split_words(word)) for word in source.split()))
+    for count in words:
+        yield bisect_left(ends, count) + 1
+
+
+def detect_unit(instances: Sequence[Instance], origin: str) -> Unit:
+    """Detect the unit of a log: the one with as many units as there are delays."""
+    are_words = True
+    for number, instance in enumerate(instances, start=1):
+        delays, text = len(instance.delays), instance.prediction
+        has_words = delays == len(split_units(text, "word"))
+        if not has_words and delays != len(split_units(text, "char")):
+            raise DataError(f"{origin}:{number}: expected one delay per word or per character of the prediction")
+        are_words &= has_words
+    return "word" if are_words else "char"
 
 
 def average_lagging(delays: Sequence[int], source_length: int, reference_length: int) -> float:
@@ -28,15 +100,12 @@ def average_lagging(delays: Sequence[int], source_length: int, reference_length:
 
     Averaged up to and including the first unit written after the whole source.
     """
-    delays = _checked(delays, source_length)
-    _require_length("reference_length", reference_length)
-    return lagging(delays, source_length, reference_length)
+    return lagging(_checked(delays, source_length), source_length, reference_length)
 
 
 def length_adaptive_average_lagging(delays: Sequence[int], source_length: int, reference_length: int) -> float:
     """Length-adaptive average lagging (LAAL): AL that does not reward long hypotheses."""
     delays = _checked(delays, source_length)
-    _require_length("reference_length", reference_length)
     return lagging(delays, source_length, max(len(delays), reference_length))
 
 
@@ -71,11 +140,7 @@ def average_lagging_computation_aware(elapsed_ms: Sequence[float], source_length
     including the first unit written at or after the end of the source, which is nearly always the first unit;
     `paced_lags` is closer to what a listener notices.
     """
-    _require_length("source_length", source_length)
-    _require_length("reference_length", reference_length)
-    elapsed_ms = elapsed_ms if len(elapsed_ms) else [source_length]
-    _require_ascending("elapsed_ms", elapsed_ms)
-    return lagging(elapsed_ms, source_length, reference_length)
+    return lagging(elapsed_ms or [source_length], source_length, reference_length)
 
 
 @dataclass(frozen=True)
@@ -103,14 +168,7 @@ def paced_lags(
     `compute_seconds` is the time each source word takes; words are processed in turn, so a slow one delays the next.
     `waiting` is what LAAL averages, in seconds, and negative where the translation runs ahead.
     """
-    source_length = len(compute_seconds)
-    _checked(delays, source_length)
-    _require_length("reference_length", reference_length)
-    if words_per_second <= 0:
-        raise DataError(f"words_per_second = {words_per_second}: expected a rate above 0")
-    if any(cost < 0 for cost in compute_seconds):
-        raise DataError("compute_seconds: must not be negative")
-    pace = source_length / max(len(delays), reference_length)
+    pace = len(compute_seconds) / max(len(delays), reference_length)
     queueing = [0.0, *_queueing_times(compute_seconds, words_per_second)]
     computing = [0.0, *compute_seconds]
     return [
@@ -146,25 +204,18 @@ def _queueing_times(compute_seconds: Sequence[float], words_per_second: float) -
 
 
 def _checked(delays: Sequence[int], source_length: int) -> Sequence[int]:
-    _require_length("source_length", source_length)
-    delays = delays if len(delays) else [source_length]
-    _require_ascending("delays", delays)
+    """Return the delays, or one unit written at the end if there are none; raise DataError if they are impossible."""
+    if source_length < 1:
+        raise DataError(f"source_length = {source_length}: expected 1 or more")
+    delays = delays or [source_length]
+    if delays[0] < 0:
+        raise DataError(f"delays: starts at {delays[0]}, expected 0 or more")
+    for unit, (before, after) in enumerate(pairwise(delays), start=2):
+        if after < before:
+            raise DataError(f"delays: decrease from {before} to {after} at unit {unit}; output is append-only")
     if delays[-1] > source_length:
         raise DataError(f"delays: {delays[-1]} words read, but the source has {source_length}")
     return delays
-
-
-def _require_ascending(name: str, values: Sequence[float]) -> None:
-    if values[0] < 0:
-        raise DataError(f"{name}: starts at {values[0]}, expected 0 or more")
-    for unit, (before, after) in enumerate(pairwise(values), start=2):
-        if after < before:
-            raise DataError(f"{name}: decrease from {before} to {after} at unit {unit}; output is append-only")
-
-
-def _require_length(name: str, length: int) -> None:
-    if length < 1:
-        raise DataError(f"{name} = {length}: expected 1 or more")
 
 
 def reference_length(reference: str, unit: Unit) -> int:

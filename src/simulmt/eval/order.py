@@ -1,14 +1,14 @@
-"""Word order: anticipation rates of a corpus, and BLEU of a model in oracle order.
+"""Analyses of word order: anticipation rates of a corpus, BLEU of a model in oracle order, Z of sentences.
 
 The sorting network is part of training, so its results are passed as text and arrays (from simulmt.train.analysis).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -20,25 +20,96 @@ from simulmt.data.alignment import (
     alignment_error_rate,
     anticipation_rate,
     find_unit,
+    format_pharaoh,
     read_gold,
     read_word_pairs,
 )
 from simulmt.errors import DataError
 from simulmt.eval.quality import QualityScorer
-from simulmt.eval.results import Anticipation, OracleScore, SortedSentence
-from simulmt.eval.run import TestSet
+from simulmt.eval.results import SCORES, Interval, file_name, write_records
 from simulmt.files import sha256
 from simulmt.text.words import Unit
+
+if TYPE_CHECKING:
+    from simulmt.eval.run import TestSet
 
 LONGEST_DELAY = 9  # largest k of k-anticipation rates, as in the paper
 
 
-class GoldFile(NamedTuple):
-    """A file of gold alignments; see `simulmt.data.alignment.read_gold`."""
+@dataclass(frozen=True)
+class Anticipation:
+    """k-anticipation rates of a corpus, for k from 1, by one aligner."""
 
-    path: Path
-    base: int = 1
-    target_first: bool = False
+    FILE: ClassVar[str] = "anticipation.jsonl"
+
+    corpus: str
+    aligner: str
+    source_unit: Unit
+    target_unit: Unit
+    sentences: int
+    links: int
+    rates: tuple[float, ...]
+    alignment_error_rate: float | None = None  # against gold alignments
+    skipped: int = 0  # sentences that the aligner could not align
+    scaled_rates: tuple[float, ...] = ()  # with target positions scaled to the length of the source
+    files: dict[str, str] = field(default_factory=dict)  # SHA-256 by path
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.corpus, self.aligner
+
+
+@dataclass(frozen=True)
+class OracleScore:
+    """Lower-cased BLEU of a model on a test set, in oracle and in default order."""
+
+    FILE: ClassVar[str] = "oracle.jsonl"
+
+    test_set: str
+    model: str
+    delay: int
+    blank_penalty: float
+    sentences: int
+    oracle_BLEU: float  # noqa: N815
+    oracle_interval: Interval
+    oracle_BP: float  # noqa: N815
+    default_BLEU: float  # noqa: N815
+    default_interval: Interval
+    default_BP: float  # noqa: N815
+    signature: str
+    oracle_precisions: tuple[float, ...] = ()  # of 1-grams to 4-grams, in percent
+    default_precisions: tuple[float, ...] = ()
+    diagonal: float | None = None  # mean mass on the diagonal of Z
+    displacement: float | None = None  # mean distance that Z moves a state, in source pieces
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.test_set, self.model, self.delay, self.blank_penalty
+
+
+@dataclass(frozen=True)
+class SortedSentence:
+    """Z of a sentence, with source pieces as columns and target pieces as rows."""
+
+    FILE: ClassVar[str] = "sortings.jsonl"
+
+    test_set: str
+    model: str
+    delay: int
+    number: int  # the line of the sentence, counted from 1
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+    Z: tuple[tuple[float, ...], ...]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.test_set, self.model, self.delay, self.number
+
+
+def directories_with_scores(directories: Iterable[Path]) -> list[Path]:
+    """Return the directories that hold scores, not only analyses."""
+    files = [kind.FILE for kind in (Anticipation, OracleScore, SortedSentence)]
+    return [each for each in directories if (each / SCORES).exists() or not any((each / f).exists() for f in files)]
 
 
 @dataclass(frozen=True)
@@ -49,66 +120,65 @@ class ParallelText:
     units: tuple[Unit, Unit]
     pairs: Sequence[WordPair]
     gold: Sequence[Gold] | None
-    files: Mapping[str, str]  # SHA-256 by path
+    files: dict[str, str]  # SHA-256 by path
 
     @staticmethod
     def read(
         source: Path,
         target: Path,
         units: tuple[UnitChoice, UnitChoice] = ("auto", "auto"),
-        gold: GoldFile | None = None,
+        gold: Path | None = None,
+        gold_base: int = 1,
+        gold_target_first: bool = False,
         name: str = "",
     ) -> ParallelText:
-        """Read two files of lines; the name defaults to that of the source file."""
+        """Read two files of lines, and gold alignments as `read_gold` does; the default name is the source file's."""
         found = find_unit(source, units[0]), find_unit(target, units[1])
         pairs = read_word_pairs(source, target, found)
-        gold_links = read_gold(gold.path, pairs, gold.base, gold.target_first) if gold else None
-        read = (source, target, gold.path) if gold else (source, target)
-        files = {str(path): sha256(path) for path in read}
+        gold_links = read_gold(gold, pairs, gold_base, gold_target_first) if gold else None
+        files = {str(path): sha256(path) for path in (source, target, gold) if path}
         return ParallelText(name or source.name.partition(".")[0], found, pairs, gold_links, files)
 
     def anticipation(self, found: Mapping[str, Sequence[set[Link] | None]]) -> list[Anticipation]:
         """Return the anticipation rates by each aligner and by the gold links."""
-        lengths = [(len(source), len(target)) for source, target in self.pairs]
-        files = dict(self.files)
-        records = [
-            measure_anticipation(self.name, aligner, self.units, lengths, links, self.gold, files)
-            for aligner, links in found.items()
-        ]
+        records = [self.measure(aligner, alignments, self.gold) for aligner, alignments in found.items()]
         if self.gold:
-            sure = [links for links, _ in self.gold]
-            records.append(measure_anticipation(self.name, "gold", self.units, lengths, sure, None, files))
+            records.append(self.measure("gold", [sure for sure, _ in self.gold]))
         return records
 
+    def measure(
+        self, aligner: str, alignments: Sequence[set[Link] | None], gold: Sequence[Gold] | None = None
+    ) -> Anticipation:
+        """Compute the anticipation rates by an aligner and, given gold links, its AER.
 
-def measure_anticipation(
-    corpus: str,
-    aligner: str,
-    units: tuple[Unit, Unit],
-    lengths: Sequence[tuple[int, int]],
-    alignments: Sequence[set[Link] | None],
-    gold: Sequence[Gold] | None = None,
-    files: dict[str, str] | None = None,
-) -> Anticipation:
-    """Compute the anticipation rates of a corpus and, given gold links, its AER.
+        Sentences that could not be aligned (None) are left out of the rates, but count in the AER.
+        """
+        links = [alignment or set() for alignment in alignments]
+        lengths = [(len(source), len(target)) for source, target in self.pairs]
+        delays = range(1, LONGEST_DELAY + 1)
+        return Anticipation(
+            self.name,
+            aligner,
+            *self.units,
+            sentences=len(links),
+            links=sum(map(len, links)),
+            rates=tuple(anticipation_rate(links, k) for k in delays),
+            alignment_error_rate=None if gold is None else alignment_error_rate(links, gold),
+            skipped=sum(alignment is None for alignment in alignments),
+            scaled_rates=tuple(anticipation_rate(links, k, lengths) for k in delays),
+            files=self.files,
+        )
 
-    `lengths` are (source, target) lengths. Sentences that could not be aligned (None) are left out of the rates, but
-    count in the AER.
-    """
-    links = [alignment or set() for alignment in alignments]
-    delays = range(1, LONGEST_DELAY + 1)
-    return Anticipation(
-        corpus,
-        aligner,
-        *units,
-        sentences=len(links),
-        links=sum(map(len, links)),
-        rates=tuple(anticipation_rate(links, k) for k in delays),
-        alignment_error_rate=None if gold is None else alignment_error_rate(links, gold),
-        skipped=sum(alignment is None for alignment in alignments),
-        scaled_rates=tuple(anticipation_rate(links, k, lengths) for k in delays),
-        files=files or {},
-    )
+
+def write_anticipation(
+    directory: Path, records: Sequence[Anticipation], found: Mapping[str, Sequence[set[Link] | None]]
+) -> None:
+    """Write anticipation rates, and the links of each aligner in Pharaoh format."""
+    write_records(directory, records)
+    for aligner, alignments in found.items():
+        lines = (f"{format_pharaoh(links or ())}\n" for links in alignments)
+        path = directory / f"{file_name(f'{records[0].corpus}-{aligner}')}.links"
+        path.write_text("".join(lines), encoding="utf-8")
 
 
 def score_oracle(

@@ -1,4 +1,4 @@
-"""Translation quality: BLEU and chrF2 with intervals and significance; alignment-based error rates.
+"""Translation quality: BLEU and chrF2 with intervals and significance.
 
 Scores are sacrebleu's, lower-cased, as is customary for simultaneous translation, and cased. An empty line in one of
 several reference files means a missing reference.
@@ -6,7 +6,7 @@ several reference files means a missing reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
-from simulmt.data.alignment import Link
 from simulmt.errors import DataError
 from simulmt.eval.results import Interval
 from simulmt.text.words import Unit
@@ -122,37 +121,3 @@ def _bootstrap(metric: Any, systems: Sequence[Sequence[str]]) -> tuple[list[Any]
     test: Any = PairedTest(named, {"metric": metric}, None, test_type="bs", n_samples=RESAMPLES)
     (signature,), (_, results) = (found.values() for found in test())
     return results, str(signature)
-
-
-def hallucinated(links: Iterable[Link], delays: Sequence[int]) -> list[bool]:
-    """Return for each target word whether it is aligned to no source word read before it was written."""
-    grounded = set()
-    for i, j in links:
-        if not 1 <= j <= len(delays):
-            raise DataError(f"link ({i}, {j}) does not fit a target of {len(delays)} words, counted from 1")
-        if i <= delays[j - 1]:
-            grounded.add(j)
-    return [j not in grounded for j in range(1, len(delays) + 1)]
-
-
-def untranslated(links: Iterable[Link], source_length: int) -> list[bool]:
-    """Return for each source word whether no target word is aligned to it."""
-    translated = {i for i, _ in links}
-    if translated and not 1 <= min(translated) <= max(translated) <= source_length:
-        raise DataError(f"links to source words {sorted(translated)} do not fit a source of {source_length} words")
-    return [i not in translated for i in range(1, source_length + 1)]
-
-
-def hallucination_rate(sentences: Iterable[tuple[Iterable[Link], Sequence[int]]]) -> float:
-    """Return the share of `hallucinated` target words, given (links, delays) of each sentence."""
-    return _rate(hallucinated(links, delays) for links, delays in sentences)
-
-
-def under_translation_rate(sentences: Iterable[tuple[Iterable[Link], int]]) -> float:
-    """Return the share of `untranslated` source words, given (links, source length) of each sentence."""
-    return _rate(untranslated(links, source_length) for links, source_length in sentences)
-
-
-def _rate(sentences: Iterable[Sequence[bool]]) -> float:
-    marks = [mark for sentence in sentences for mark in sentence]
-    return sum(marks) / len(marks) if marks else 0.0

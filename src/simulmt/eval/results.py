@@ -1,14 +1,17 @@
-"""Result files of evaluations and analyses.
+"""Result files.
 
     DIR/scores.jsonl                     one `Result` per line: a system at a delay on a test set
     DIR/<name>.hyp                       its translations, one per line; <name> is `Result.name`, such as en-zh-k3
-    DIR/<name>/instances.log             its sentences with delays, in SimulEval's format (`instances`)
-    DIR/anticipation.jsonl               one `Anticipation` per line: a corpus and an aligner
-    DIR/oracle.jsonl                     one `OracleScore` per line: oracle and default order
-    DIR/sortings.jsonl                   one `SortedSentence` per line: Z of a sentence
+    DIR/<name>/instances.log             its sentences with delays, in SimulEval's format
+    DIR/anticipation.jsonl               one `order.Anticipation` per line: a corpus and an aligner
+    DIR/oracle.jsonl                     one `order.OracleScore` per line: oracle and default order
+    DIR/sortings.jsonl                   one `order.SortedSentence` per line: Z of a sentence
 
 A directory holds one test set. Values that were not measured are null, such as timings of a system scored from a log.
 Fields with defaults may be left out, so that published scores can be added for comparison.
+
+Logs written here add `references` if there are several, which SimulEval ignores. `elapsed` is always 0, as in
+SimulEval's own logs of text, which have no computation-aware latency.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from simulmt.config import as_table, build, require
+from simulmt.data.corpus import read_lines
 from simulmt.errors import ConfigError, DataError
+from simulmt.eval.latency import Instance, end_offset
 from simulmt.files import write_whole
 from simulmt.text.words import Unit
 
@@ -38,6 +43,8 @@ _FORMER_NAMES = {
     "torn_words": "unknown_words",
 }
 _SYSTEM_NAME = re.compile(r"[^\s/\\.][^\s/\\]*")
+# `simuleval --score-only --output DIRECTORY` needs config.yaml next to the log.
+_SIMULEVAL_CONFIG = "source_type: text\ntarget_type: text\n"
 
 
 @dataclass(frozen=True)
@@ -150,76 +157,6 @@ def result_name(system: str, delay: int | None) -> str:
     return f"{system}-{WHOLE_SENTENCE if delay is None else f'k{delay}'}"
 
 
-@dataclass(frozen=True)
-class Anticipation:
-    """k-anticipation rates of a corpus, for k from 1, by one aligner."""
-
-    FILE: ClassVar[str] = "anticipation.jsonl"
-
-    corpus: str
-    aligner: str
-    source_unit: Unit
-    target_unit: Unit
-    sentences: int
-    links: int
-    rates: tuple[float, ...]
-    alignment_error_rate: float | None = None  # against gold alignments
-    skipped: int = 0  # sentences that the aligner could not align
-    scaled_rates: tuple[float, ...] = ()  # with target positions scaled to the length of the source
-    files: dict[str, str] = field(default_factory=dict)  # SHA-256 by path
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return self.corpus, self.aligner
-
-
-@dataclass(frozen=True)
-class OracleScore:
-    """Lower-cased BLEU of a model on a test set, in oracle and in default order."""
-
-    FILE: ClassVar[str] = "oracle.jsonl"
-
-    test_set: str
-    model: str
-    delay: int
-    blank_penalty: float
-    sentences: int
-    oracle_BLEU: float  # noqa: N815
-    oracle_interval: Interval
-    oracle_BP: float  # noqa: N815
-    default_BLEU: float  # noqa: N815
-    default_interval: Interval
-    default_BP: float  # noqa: N815
-    signature: str
-    oracle_precisions: tuple[float, ...] = ()  # of 1-grams to 4-grams, in percent
-    default_precisions: tuple[float, ...] = ()
-    diagonal: float | None = None  # mean mass on the diagonal of Z
-    displacement: float | None = None  # mean distance that Z moves a state, in source pieces
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return self.test_set, self.model, self.delay, self.blank_penalty
-
-
-@dataclass(frozen=True)
-class SortedSentence:
-    """Z of a sentence, with source pieces as columns and target pieces as rows."""
-
-    FILE: ClassVar[str] = "sortings.jsonl"
-
-    test_set: str
-    model: str
-    delay: int
-    number: int  # the line of the sentence, counted from 1
-    columns: tuple[str, ...]
-    rows: tuple[str, ...]
-    Z: tuple[tuple[float, ...], ...]
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return self.test_set, self.model, self.delay, self.number
-
-
 class _Record(Protocol):
     FILE: ClassVar[str]
 
@@ -271,12 +208,6 @@ def read_records(kind: type[Record], directories: Iterable[Path]) -> list[Record
     return [record for path in paths if path.exists() for record in _read(kind, path)]
 
 
-def directories_with_scores(directories: Iterable[Path]) -> list[Path]:
-    """Return the directories that hold scores, not only analyses."""
-    files = [kind.FILE for kind in (Anticipation, OracleScore, SortedSentence)]
-    return [each for each in directories if (each / SCORES).exists() or not any((each / f).exists() for f in files)]
-
-
 def write_results(directory: Path, results: Sequence[Result]) -> None:
     """Add results of a test set to a directory, replacing those of the same system and delay."""
     for test_set in {result.test_set for result in results}:
@@ -315,26 +246,94 @@ def check_system_name(name: str) -> str:
     return name
 
 
+def file_name(text: str) -> str:
+    """Return text as a safe file name."""
+    return re.sub(r"[^\w.+=-]+", "-", text)
+
+
 def _read(kind: type[Record], path: Path) -> list[Record]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
-    return [_parse(kind, line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    return [_parse_record(kind, line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _parse(kind: type[Record], line: str, where: str) -> Record:
+def _parse_record(kind: type[Record], line: str, where: str) -> Record:
+    table = _parse_object(line, where)
+    try:
+        return build(kind, {_FORMER_NAMES.get(name, name): value for name, value in table.items()}, where)
+    except ConfigError as error:
+        raise DataError(str(error)) from None
+
+
+def _parse_object(line: str, where: str) -> dict[str, Any]:
     try:
         table = json.loads(line, parse_constant=_refuse_constant)
     except ValueError as error:
         raise DataError(f"{where}: not JSON: {error}") from None
     if not isinstance(table, dict):
         raise DataError(f"{where}: expected one JSON object per line, found {type(table).__name__}")
-    try:
-        return build(kind, {_FORMER_NAMES.get(str(name), str(name)): value for name, value in table.items()}, where)
-    except ConfigError as error:
-        raise DataError(str(error)) from None
+    return table
 
 
 def _refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not a number")
+
+
+def write_instances(directory: Path, instances: Sequence[Instance]) -> None:
+    """Write a log that `simuleval --score-only --output DIRECTORY` can score."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.yaml").write_text(_SIMULEVAL_CONFIG, encoding="utf-8")
+    lines = (json.dumps(_log_entry(instance), ensure_ascii=False) + "\n" for instance in instances)
+    (directory / INSTANCES).write_text("".join(lines), encoding="utf-8")
+
+
+def read_instances(path: Path) -> list[Instance]:
+    """Read a log, given as a file or its directory."""
+    path = path / INSTANCES if path.is_dir() else path
+    return [_parse_instance(line, f"{path}:{number}") for number, line in enumerate(read_lines(path), start=1)]
+
+
+def _log_entry(instance: Instance) -> dict[str, Any]:
+    table = {
+        "index": instance.index,
+        "prediction": instance.prediction,
+        "delays": instance.delays,
+        "elapsed": [0] * len(instance.delays),
+        "prediction_length": len(instance.delays),
+        "reference": instance.reference,
+        "source": instance.source,
+        "source_length": instance.source_length,
+    }
+    return table if len(instance.references) == 1 else table | {"references": instance.references}
+
+
+def _parse_instance(line: str, where: str) -> Instance:
+    table = _parse_object(line, where)
+    delays = _field(table, "delays", list, where)
+    if not all(isinstance(delay, int) for delay in delays):
+        raise DataError(f"{where}: delays: expected integer numbers of source words; speech logs are not supported")
+    source_length = _field(table, "source_length", int, where)
+    try:
+        end_offset(delays, source_length)  # validates the delays
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+    reference = _field(table, "reference", str | None, where) or ""
+    references = _field(table, "references", list, where) if "references" in table else [reference.removesuffix("\n")]
+    return Instance(
+        index=_field(table, "index", int, where),
+        source=_field(table, "source", str, where),
+        references=tuple(references),
+        prediction=_field(table, "prediction", str, where),
+        delays=tuple(delays),
+        source_length=source_length,
+    )
+
+
+def _field(table: dict[str, Any], key: str, kind: Any, where: str) -> Any:
+    if key not in table:
+        raise DataError(f"{where}: no '{key}'; expected a line of SimulEval's {INSTANCES}")
+    if not isinstance(table[key], kind):
+        raise DataError(f"{where}: {key}: expected {getattr(kind, '__name__', kind)}, got {table[key]!r}")
+    return table[key]

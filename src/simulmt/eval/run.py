@@ -7,9 +7,11 @@ pace) are measured on some evenly spaced sentences, each translated alone, word 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -18,26 +20,38 @@ from simulmt.config import require
 from simulmt.data.corpus import read_references, read_sentences
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.flaws import FactChecker, Lexicon, repeated_words
-from simulmt.eval.instances import (
+from simulmt.eval.latency import (
     Instance,
+    TimedSentence,
+    computation,
     detect_unit,
-    read_instances,
+    latency,
     spaced_words_read,
     split_units,
     unit_delays,
-    write_instances,
 )
-from simulmt.eval.latency import TimedSentence, computation, latency
 from simulmt.eval.quality import QualityScorer
-from simulmt.eval.results import INSTANCES, Result, result_name, write_results
+from simulmt.eval.results import (
+    INSTANCES,
+    Result,
+    check_system_name,
+    prepare_directory,
+    read_instances,
+    result_name,
+    write_instances,
+    write_results,
+)
 from simulmt.files import sha256
 from simulmt.provenance import commit, environment, timestamp
-from simulmt.runtime.bundle import MANIFEST
+from simulmt.runtime.bundle import MANIFEST, Bundle, find
 from simulmt.runtime.stream import Commit, Translator
 from simulmt.text import split_words
 from simulmt.text.words import Unit
 
+STREAMS = 64  # per batch
+
 T = TypeVar("T")
+_LOG = re.compile(r"(?P<system>[^=:]+)(?::(?P<delay>[1-9][0-9]*))?=(?P<path>.+)")
 
 
 @dataclass(frozen=True)
@@ -109,6 +123,70 @@ def read_test_set(source: Path, references: Sequence[Path], name: str = "", limi
     )
 
 
+class Job(NamedTuple):
+    """A bundle to score at a delay, or a SimulEval log of a system."""
+
+    system: str
+    delay: int | None
+    origin: Bundle | Path
+
+
+def bundle_jobs(models: Sequence[str], delays: Sequence[int]) -> Iterator[Job]:
+    """Yield a job for each delay of models given as [NAME=]MODEL; bundles of the same name are one system."""
+    systems: defaultdict[str, list[Bundle]] = defaultdict(list)
+    for text in models:
+        is_named = "=" in text and not Path(text).exists()
+        name, path = text.split("=", 1) if is_named else (None, text)
+        bundle = Bundle(find(path))
+        systems[check_system_name(bundle.name if name is None else name)].append(bundle)
+    for system, bundles in systems.items():
+        trained = {k for bundle in bundles for k in bundle.config.delays}
+        if trained and not trained.issuperset(delays):
+            listed = ", ".join(map(str, sorted(trained)))
+            raise ConfigError(f"--delay {','.join(map(str, delays))}: {system} was trained for {listed}")
+        for bundle in bundles:
+            known = bundle.config.delays
+            chosen = [k for k in delays or known if k in known] if known else [None]
+            yield from (Job(system, k, bundle) for k in chosen)
+
+
+def log_job(text: str) -> Job:
+    """Return the job of a log given as NAME[:DELAY]=PATH."""
+    match = _LOG.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"--log {text}: expected NAME:DELAY=PATH, or NAME=PATH for a system without delay")
+    delay = int(match["delay"]) if match["delay"] else None
+    return Job(check_system_name(match["system"]), delay, Path(match["path"]))
+
+
+def check_jobs(jobs: Sequence[Job]) -> None:
+    """Raise ConfigError if there are no jobs, or two of the same system at the same delay."""
+    if not jobs:
+        raise ConfigError("nothing to score: give --model or --log")
+    seen = set()
+    for system, delay, _ in jobs:
+        if (system, delay) in seen:
+            raise ConfigError(f"system {system} is given twice at delay {delay}; rename one of them: NAME=...")
+        seen.add((system, delay))
+
+
+def run_jobs(evaluator: Evaluator, jobs: Iterable[Job], threads: int, output: Path) -> list[Evaluation]:
+    """Evaluate all jobs and write each result to a directory; a bundle is loaded once for all its delays."""
+    prepare_directory(output, evaluator.test_set.name)
+    evaluations = []
+    translator: Translator | None = None
+    for system, delay, origin in jobs:
+        if isinstance(origin, Path):
+            evaluation = evaluator.log(system, origin, delay)
+        else:
+            if translator is None or translator.bundle is not origin:
+                translator = Translator(origin, threads)
+            evaluation = evaluator.bundle(system, translator, delay, threads)
+        evaluation.write(output)
+        evaluations.append(evaluation)
+    return evaluations
+
+
 class Evaluator:
     """Scores systems on a test set; `unit` auto detects the target unit.
 
@@ -124,7 +202,7 @@ class Evaluator:
         lexicon: Lexicon | None = None,
         stop_at_end: bool = False,
     ) -> None:
-        self._test_set = test_set
+        self.test_set = test_set
         self._unit = unit
         self._timing = timing
         self._progress = progress
@@ -139,7 +217,7 @@ class Evaluator:
         self._title = result_name(system, delay)
         unit = self._bundle_unit(translator)
         translations = translate_all(
-            translator, self._test_set.sources, delay, unit, self._report_done, self._stop_at_end
+            translator, self.test_set.sources, delay, unit, self._report_done, self._stop_at_end
         )
         instances = [self._instance(index, unit, *translation) for index, translation in enumerate(translations)]
         timings = self._time(translator, instances, delay, unit) if self._timing.sentences else {}
@@ -156,7 +234,7 @@ class Evaluator:
         if self._unit not in ("auto", unit):
             raise ConfigError(f"--unit {self._unit}: {path} has one delay per {unit}")
         instances = [self._instance(index, unit, entry.prediction, entry.delays) for index, entry in enumerate(logged)]
-        extra = {"files": {**self._test_set.files, str(path): sha256(path)}}
+        extra = {"files": {**self.test_set.files, str(path): sha256(path)}}
         return self._score(system, delay, unit, [entry.prediction for entry in logged], instances, extra)
 
     def _bundle_unit(self, translator: Translator) -> Unit:
@@ -171,21 +249,21 @@ class Evaluator:
         self._progress(f"{self._title}: {message}")
 
     def _report_done(self, done: int) -> None:
-        self._report(f"{done:,} of {len(self._test_set.sources):,} sentences translated")
+        self._report(f"{done:,} of {len(self.test_set.sources):,} sentences translated")
 
     def _instance(self, index: int, unit: Unit, text: str, delays: tuple[int, ...]) -> Instance:
-        source = self._test_set.sources[index].split()
+        source = self.test_set.sources[index].split()
         return Instance(
             index=index,
             source=" ".join(source),
-            references=tuple(lines[index] for lines in self._test_set.references),
+            references=tuple(lines[index] for lines in self.test_set.references),
             prediction=(" " if unit == "word" else "").join(split_units(text, unit)),
             delays=delays,
             source_length=len(source),
         )
 
     def _check_log(self, path: Path, logged: Sequence[Instance]) -> None:
-        sources, origin = self._test_set.sources, next(iter(self._test_set.files))
+        sources, origin = self.test_set.sources, next(iter(self.test_set.files))
         if len(logged) != len(sources):
             raise DataError(f"{path} has {len(logged)} sentences, expected the {len(sources)} of {origin}")
         for number, (entry, source) in enumerate(zip(logged, sources, strict=True), start=1):
@@ -196,8 +274,7 @@ class Evaluator:
         self, translator: Translator, instances: Sequence[Instance], delay: int | None, unit: Unit
     ) -> dict[str, float]:
         chosen = evenly_spaced(instances, self._timing.sentences)
-        # warm-up
-        time_words(translator, chosen[0].source, delay, self._stop_at_end)
+        time_words(translator, chosen[0].source, delay, self._stop_at_end)  # warm-up
         timed = []
         for run in range(self._timing.runs):
             self._report(f"timing {len(chosen):,} sentences, run {run + 1} of {self._timing.runs}")
@@ -218,7 +295,7 @@ class Evaluator:
     ) -> Evaluation:
         self._report("scoring")
         if unit not in self._scorers:
-            self._scorers[unit] = QualityScorer(self._test_set.references, unit)
+            self._scorers[unit] = QualityScorer(self.test_set.references, unit)
         quality = self._scorers[unit].score(hypotheses)
         table: dict[str, Any] = {
             **{name: score.value for name, score in quality.scores.items()},
@@ -230,20 +307,20 @@ class Evaluator:
             "sentences": len(hypotheses),
             "empty_hypotheses": sum(not hypothesis.strip() for hypothesis in hypotheses),
             "repeated_words": sum(repeated_words(hypothesis, unit) for hypothesis in hypotheses),
-            "reference_repeated_words": sum(repeated_words(line, unit) for line in self._test_set.references[0]),
+            "reference_repeated_words": sum(repeated_words(line, unit) for line in self.test_set.references[0]),
             "unknown_words": self._unknown_words(hypotheses),
             **self._facts.count(hypotheses),
-            "files": self._test_set.files,
+            "files": self.test_set.files,
             **latency(instances, unit),
             **_provenance(),
             **extra,
         }
-        return Evaluation(Result(system, delay, self._test_set.name, unit, **table), hypotheses, instances)
+        return Evaluation(Result(system, delay, self.test_set.name, unit, **table), hypotheses, instances)
 
     def _unknown_words(self, hypotheses: Sequence[str]) -> int | None:
         if self._lexicon is None:
             return None
-        pairs = zip(hypotheses, self._test_set.sources, strict=True)
+        pairs = zip(hypotheses, self.test_set.sources, strict=True)
         return sum(len(self._lexicon.unknown(hypothesis, source)) for hypothesis, source in pairs)
 
 
@@ -262,9 +339,6 @@ def _provenance() -> dict[str, Any]:
         "date": timestamp(),
         "environment": environment("onnxruntime", "sacrebleu", "sentencepiece") | {"cores": str(os.cpu_count())},
     }
-
-
-STREAMS = 64  # per batch
 
 
 class Translation(NamedTuple):

@@ -15,7 +15,7 @@ from simuleval.agents.actions import Action, ReadAction, WriteAction
 from simuleval.agents.agent import TextToTextAgent
 from simuleval.agents.states import AgentStates
 
-from simulmt.eval.instances import CompleteWords
+from simulmt.eval.latency import CompleteWords
 from simulmt.runtime.stream import Translator, load
 
 

@@ -6,28 +6,32 @@ by minimum edit distance, as in mWERSegmenter. BLEU and StreamLAAL (Papi et al.,
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simulmt.config import as_table
 from simulmt.data.speech_noise import unpunctuated
-from simulmt.errors import DataError
-from simulmt.eval.instances import split_units
-from simulmt.eval.latency import lagging
+from simulmt.errors import ConfigError, DataError
+from simulmt.eval.latency import lagging, split_units
 from simulmt.eval.quality import QualityScorer
-from simulmt.files import peak_memory_mb
+from simulmt.eval.run import Job, TestSet
+from simulmt.files import peak_memory_mb, write_whole
 from simulmt.runtime.revisions import Word
 from simulmt.runtime.stream import Commit, Translator
-from simulmt.speech.audio import BLOCK, RATE, Samples
+from simulmt.speech import synthesis
+from simulmt.speech.audio import BLOCK, RATE, Samples, read_whole
 from simulmt.speech.live import LiveSpeech, SpeechClock, transcribe
-from simulmt.speech.recogniser import Recogniser
+from simulmt.speech.recogniser import Recogniser, open_recogniser
 from simulmt.text.words import Unit
 
 PAUSE = 0.6  # seconds of silence between joined sentences
@@ -165,6 +169,52 @@ def score_speech(
         cpu_rtf=output.cpu_seconds / recording.seconds,
         peak_memory_mb=output.peak_memory_mb,
     )
+
+
+def run_speech_jobs(
+    jobs: Sequence[Job],
+    test_set: TestSet,
+    audio: str,
+    recogniser: str,
+    threads: int,
+    output: Path,
+    report: Callable[[str], None] = lambda _: None,
+) -> list[dict[str, Any]]:
+    """Translate a test set as a live stream of speech; write the scores of each job to OUTPUT/speech.json.
+
+    `audio` is a directory of WAV files, one per sentence in order of name, or espeak-ng.
+    """
+    bundles = [(system, delay, origin) for system, delay, origin in jobs if not isinstance(origin, Path)]
+    if len(bundles) < len(jobs):
+        raise ConfigError("--audio: needs --model; a SimulEval log has no audio")
+    opened = open_recogniser(recogniser)
+    references = zip(*test_set.references, strict=True)
+    recording = Recording.join(list(zip(read_audio(audio, test_set), test_set.sources, references, strict=True)))
+    found = []
+    for system, delay, bundle in bundles:
+        scores = score_speech(
+            Translator(bundle, threads),
+            opened,
+            recording,
+            delay,
+            "word" if bundle.target.spaced else "char",
+            lambda done: report(f"{done:.0f} of {recording.seconds:.0f} s"),
+        )
+        found.append({"system": system, "delay": delay, "test_set": test_set.name, **as_table(scores)})
+    facts = {"recogniser": recogniser, "audio": audio, "files": test_set.files, "results": found}
+    write_whole(output / "speech.json", json.dumps(facts, indent=2) + "\n")
+    return found
+
+
+def read_audio(audio: str, test_set: TestSet) -> Iterator[Samples]:
+    """Yield the audio of each sentence, synthesised or from a directory."""
+    if audio == synthesis.COMMAND:
+        yield from map(synthesis.synthesise, test_set.sources)
+        return
+    files = sorted(Path(audio).glob("*.wav"))
+    if len(files) < len(test_set.sources):
+        raise ConfigError(f"--audio {audio}: {len(files)} WAV files for {len(test_set.sources)} sentences")
+    yield from map(read_whole, files[: len(test_set.sources)])
 
 
 def _translate_speech(

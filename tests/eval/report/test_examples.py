@@ -4,10 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eval.results_directory import Diagonal, evaluated
 from eval.sentences import CHINESE, ENGLISH, GERMAN
-from simulmt.eval.report.examples import read_outputs
+from simulmt.data.alignment import Link
+from simulmt.eval.report.examples import Output, Outputs, read_outputs
 from simulmt.eval.results import read_results
 
 SENTENCES = len(ENGLISH)
@@ -30,7 +33,7 @@ def test_a_word_among_characters_is_written_with_its_last_one(tmp_path: Path) ->
     assert output.words == ["我", "用", "Python", "写", "。"]
     assert output.delays == [1, 2, 8, 9, 10]
     assert output.links is None
-    assert output.marks == [False] * 5
+    assert output.hallucinated == [False] * 5
 
 
 def test_words_without_ground_are_marked(tmp_path: Path) -> None:
@@ -43,7 +46,7 @@ def test_words_without_ground_are_marked(tmp_path: Path) -> None:
     output = outputs[1].sentences[0]
     assert output.delays == [1, 2, 3]
     # zwei is aligned to the third word when two were read; drei to the fifth, too, but also to the second.
-    assert output.marks == [False, True, False]
+    assert output.hallucinated == [False, True, False]
 
 
 def test_rates_worked_by_hand(tmp_path: Path) -> None:
@@ -103,3 +106,45 @@ def test_results_without_logs_have_no_outputs(tmp_path: Path) -> None:
     assert [outputs.name for outputs in read_outputs(tmp_path, read_results(tmp_path), None)] == ["reference", "ctc-k3"]
     (tmp_path / "ctc-k3" / "instances.log").unlink()
     assert read_outputs(tmp_path, read_results(tmp_path), None) == []
+
+
+LINKS: set[Link] = {(1, 1), (3, 2), (4, 2), (5, 4)}
+
+
+def aligned(links: set[Link], delays: list[int], source: int = 5) -> Output:
+    return Output(["s"] * source, ["t"] * len(delays), delays, "word", links)
+
+
+@pytest.mark.parametrize(
+    ("delays", "expected"),
+    [
+        # word 1 saw its source word 1; word 2 one of 3 and 4; word 3 has no link; word 4 wants source word 5
+        ([1, 3, 4, 5], [False, False, True, False]),
+        ([1, 2, 4, 4], [False, True, True, True]),
+        ([0, 0, 0, 0], [True, True, True, True]),
+    ],
+)
+def test_hallucinated_by_hand(delays: list[int], expected: list[bool]) -> None:
+    assert aligned(LINKS, delays).hallucinated == expected
+
+
+def test_untranslated_by_hand() -> None:
+    assert aligned(LINKS, [1] * 4, source=6).untranslated == [False, True, False, False, False, True]
+    assert aligned(set(), [], source=2).untranslated == [True, True]
+
+
+def test_rates_weigh_every_word_alike() -> None:
+    sentences = [aligned(LINKS, [1, 3, 4, 5], 6), aligned(set(), [1] * 4, 1), aligned({(1, 1)}, [1, 1], 1)]
+    outputs = Outputs("ctc-k1", None, sentences)
+    assert (outputs.hallucination_rate, outputs.under_translation_rate) == (6 / 10, 3 / 8)
+    assert Outputs("none", None, []).hallucination_rate == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sets(st.tuples(st.integers(1, 5), st.integers(1, 6))), st.lists(st.integers(0, 5), min_size=6, max_size=6))
+def test_waiting_longer_never_hallucinates_more(links: set[Link], delays: list[int]) -> None:
+    now = aligned(links, delays).hallucinated
+    later = aligned(links, [min(delay + 1, 5) for delay in delays]).hallucinated
+    assert all(before or not after for before, after in zip(now, later, strict=True))
+    brute_force = [not any(i <= delay for i, j in links if j == unit) for unit, delay in enumerate(delays, start=1)]
+    assert now == brute_force

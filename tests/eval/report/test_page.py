@@ -8,25 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from eval.results_directory import Diagonal, evaluated
 from eval.sentences import CHINESE, GERMAN
-from simulmt.cli import figures
+from simulmt.cli import app, figures
 from simulmt.errors import ConfigError, DataError
-from simulmt.eval.report import examples
-from simulmt.eval.report import page as module
+from simulmt.eval.order import Anticipation, OracleScore, SortedSentence
+from simulmt.eval.report import examples, plots
 from simulmt.eval.report.page import ReportOptions, build_report
-from simulmt.eval.results import (
-    Anticipation,
-    OracleScore,
-    Result,
-    SortedSentence,
-    read_results,
-    write_records,
-    write_results,
-)
+from simulmt.eval.results import Result, read_results, write_records, write_results
 
 WORSE = [line[2:] for line in GERMAN]
 VOID = {"meta", "br", "link", "img"}
@@ -89,7 +80,7 @@ def results(evaluation: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare the time that pictures take, in tests of what is around them."""
-    monkeypatch.setattr(module, "inline_svg", lambda _figure, _title: "<svg></svg>")
+    monkeypatch.setattr(plots, "inline_svg", lambda _figure, _title: "<svg></svg>")
 
 
 def report(*directories: Path, aligner: examples.Aligner | None = None, **options: object) -> Outline:
@@ -287,8 +278,6 @@ def test_an_empty_translation_is_shown_as_such(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_command_writes_page_and_markdown(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = typer.Typer()
-    figures.register(app)
     page = results.parent / "pages" / "report.html"
     arguments = ["report", str(results), "--output", str(page), "--examples", "1", "--title", "Ours"]
     diagonal = Diagonal()
@@ -303,8 +292,6 @@ def test_the_command_writes_page_and_markdown(results: Path, monkeypatch: pytest
 
 @pytest.mark.usefixtures("undrawn")
 def test_without_eflomal_the_report_is_made_and_the_extra_named(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = typer.Typer()
-    figures.register(app)
     monkeypatch.setattr(figures, "find_spec", lambda _: None)
     arguments = ["report", str(results), "--output", str(results / "r.html"), "--examples", "0"]
     found = CliRunner().invoke(app, arguments, catch_exceptions=False)

@@ -1,35 +1,47 @@
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-import typer
 from matplotlib.colors import to_hex
 from matplotlib.text import Annotation
 from typer.testing import CliRunner
 
 from eval.results_directory import Diagonal, evaluated
 from eval.sentences import CHINESE, GERMAN
-from simulmt.cli import figures
-from simulmt.errors import ConfigError, DataError
-from simulmt.eval.report import figure as drawing
+from simulmt.cli import app
+from simulmt.errors import ConfigError, DataError, MissingExtraError
+from simulmt.eval.order import Anticipation, SortedSentence
+from simulmt.eval.report import plots as module
 from simulmt.eval.report.examples import Output, read_outputs
-from simulmt.eval.report.figure import MARKERS, PALETTE, svg_text
 from simulmt.eval.report.plots import (
+    INK,
+    MARKERS,
     MIN_WEIGHT,
+    PALETTE,
     anticipation_figure,
     assign_styles,
+    contrasting_ink,
     draw_all,
+    drawing,
     heat_map_figure,
+    inline_svg,
     ngram_gain_figure,
     ngram_gain_figures,
     ngram_gains,
     path_figure,
     quality_latency_figure,
+    save_figures,
+    svg_text,
 )
-from simulmt.eval.results import Anticipation, Result, SortedSentence, read_results, write_records
+from simulmt.eval.results import Result, read_results, write_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,8 +126,6 @@ def test_intervals_are_bands_where_they_are_known() -> None:
 def test_what_was_not_measured_has_no_panel() -> None:
     (axes,) = quality_latency_figure([result("published", 1, 20.0, 3.0)]).axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("AL (source words)", "BLEU")
-    with pytest.raises(DataError, match="no results to draw"):
-        quality_latency_figure([])
 
 
 def test_anticipation_is_drawn_in_percent_over_k() -> None:
@@ -145,15 +155,13 @@ OTHER = [
 
 
 def test_ngram_gains_are_differences_at_shared_delays() -> None:
-    assert ngram_gains(BASE, OTHER) == {"k = 1": [1, 2, 3, 4], "k = 3": [-1, 0.5, 1, 2]}
-    with pytest.raises(DataError, match="share no delay"):
-        ngram_gains(BASE[2:], OTHER)
-    with pytest.raises(DataError, match="share no delay"):
-        ngram_gains([result("base", 1, 0, 0)], OTHER)
+    assert ngram_gains([*BASE, *OTHER], "other", "base") == {"k = 1": [1, 2, 3, 4], "k = 3": [-1, 0.5, 1, 2]}
+    assert ngram_gains([*BASE[2:], *OTHER], "other", "base") == {}
+    assert ngram_gains([result("base", 1, 0, 0), *OTHER], "other", "base") == {}
 
 
 def test_a_group_of_bars_an_n_and_a_bar_a_delay() -> None:
-    figure = ngram_gain_figure(BASE, OTHER)
+    figure = ngram_gain_figure(ngram_gains([*BASE, *OTHER], "other", "base"), "other over base")
     (axes,) = figure.axes
     bars = [
         [(round(bar.get_x() + bar.get_width() / 2), bar.get_height()) for bar in group] for group in axes.containers
@@ -257,10 +265,8 @@ def test_wrong_names_and_lines_are_refused(results: Path) -> None:
 def test_the_command_says_what_it_wrote_and_which_font_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "CHINESE_FONTS", ())
+    monkeypatch.setattr(module, "CHINESE_FONTS", ())
     evaluated(tmp_path / "results", "ctc:new", 1, CHINESE, "char")
-    app = typer.Typer()
-    figures.register(app)
     arguments = ["plot", str(tmp_path / "results"), "--output", str(tmp_path / "pictures"), "--sentences", "1,4"]
     found = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert found.exit_code == 0
@@ -270,3 +276,124 @@ def test_the_command_says_what_it_wrote_and_which_font_is_missing(
     assert found.stderr.count("fonts-noto-cjk") == 1
     with pytest.raises(ConfigError, match="--sentences 0: expected comma-separated whole numbers from 1"):
         CliRunner().invoke(app, [*arguments[:-1], "0"], catch_exceptions=False)
+
+
+def lettered(*texts: str) -> Figure:
+    """A figure that says something."""
+    with drawing(2, 2) as figure:
+        axes = figure.subplots()
+        axes.plot([1, 2], [1, 2], marker="o")
+        for place, text in enumerate(texts):
+            axes.text(1, 1 + place / 4, text)
+        return figure
+
+
+def save(figure: Figure, directory: Path, name: str = "picture") -> list[str]:
+    """Save a figure; what is reported."""
+    lines: list[str] = []
+    save_figures([(name, figure)], directory, lines.append)
+    return lines
+
+
+def test_a_picture_is_saved_as_svg_and_png(tmp_path: Path) -> None:
+    lines = save(lettered("plain"), tmp_path / "new", "ctc+asn.k3")
+    svg, png = tmp_path / "new" / "ctc+asn.k3.svg", tmp_path / "new" / "ctc+asn.k3.png"
+    assert lines == [f"{svg} {png}"]
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_picture_is_the_same_file() -> None:
+    assert svg_text(lettered("a")) == svg_text(lettered("a"))
+
+
+def test_text_stays_text() -> None:
+    root = ElementTree.fromstring(svg_text(lettered("老桥", "bridge")))
+    texts = {element.text for element in root.iter() if element.tag.endswith("text")}
+    assert {"老桥", "bridge"} <= texts
+
+
+def test_without_a_chinese_font_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHINESE_FONTS", ())
+    _, advice = save(lettered("老桥"), tmp_path)
+    assert "apt install fonts-noto-cjk" in advice
+    assert str(tmp_path / "picture.png") in advice
+    assert "老桥" in (tmp_path / "picture.svg").read_text(encoding="utf-8")
+    assert len(save(lettered("bridge"), tmp_path)) == 1
+
+
+def test_a_chinese_font_is_used_for_chinese_text_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "CHINESE_FONTS", ("No Such Font", "STIXGeneral"))  # as if it had Chinese glyphs
+    figure = lettered("老桥", "bridge")
+    assert len(save(figure, tmp_path)) == 1
+    families = {text.get_text(): text.get_fontfamily() for text in figure.axes[0].texts}
+    assert families == {"老桥": ["DejaVu Sans", "STIXGeneral"], "bridge": ["DejaVu Sans"]}
+
+
+def test_fonts_installed_since_matplotlib_looked_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from matplotlib import font_manager
+
+    new, broken = tmp_path / "new.ttf", tmp_path / "broken.ttf"
+    new.touch()
+    broken.touch()
+    added: list[str] = []
+
+    def add(path: str) -> None:
+        if path == str(broken):
+            raise RuntimeError("not a font")
+        added.append(path)
+
+    monkeypatch.setattr(module, "CHINESE_FONTS", ("No Such Font",))
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(broken), str(new)])
+    monkeypatch.setattr(font_manager.fontManager, "addfont", add)
+    assert module.chinese_font() is None
+    assert added == [str(new)]
+
+
+def test_an_inline_picture_takes_the_colour_of_the_page() -> None:
+    inline = inline_svg(lettered("a"), 'what "k" < 3 & more does')
+    root = ElementTree.fromstring(inline)
+    assert root.attrib["aria-label"] == 'what "k" < 3 & more does'
+    assert INK not in inline
+    assert "currentColor" in inline
+    assert "height" not in root.attrib
+    assert not any(element.tag.endswith("metadata") for element in root.iter())
+
+
+def test_inline_pictures_do_not_repeat_ids_and_refer_to_their_own() -> None:
+    page = inline_svg(lettered("a"), "") + inline_svg(lettered("b"), "")
+    ids = Counter(re.findall(r'\bid="([^"]+)"', page))
+    for (
+        name,
+        count,
+    ) in ids.items():  # the same id twice is the same thing twice: a marker or a clipping of equal content
+        assert count == 1 or len(set(re.findall(rf'<[^>]*id="{name}".*?/>', page, re.DOTALL))) == 1
+    for reference in re.findall(r'(?:href="#|url\(#)([^")]+)', page):
+        assert reference in ids
+    assert set(re.findall(r'"(https?://[^"]+)"', page)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+
+
+@pytest.mark.parametrize(("colour", "ink"), [("#0072b2", "#ffffff"), ("#e69f00", "#000000"), ("#000000", "#ffffff")])
+def test_letters_can_be_read_on_a_colour(colour: str, ink: str) -> None:
+    assert contrasting_ink(colour) == ink
+
+
+def test_matplotlib_is_loaded_only_to_draw_and_no_backend_is_chosen() -> None:
+    program = """
+import sys
+import simulmt.eval.report.plots as plots
+from simulmt.eval.order import Anticipation
+assert not any(name.startswith("matplotlib") for name in sys.modules)
+plots.anticipation_figure([Anticipation("a", "gold", "word", "word", 1, 1, (0.5,))])
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"simulmt\[eval\]"), drawing(1, 1):
+        pass

@@ -1,11 +1,11 @@
-"""Blocks that the report is made of, and their rendering as HTML and Markdown.
+"""Blocks that the report is made of: paragraphs, tables of results, figures and examples, as HTML and Markdown.
 
 HTML is rendered by one Jinja template, by the `kind` of each block. Figures are omitted in Markdown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,14 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from simulmt.eval.compare import HEADINGS, Comparison
+from simulmt.eval.order import Anticipation, OracleScore
+from simulmt.eval.report.examples import Outputs
+from simulmt.eval.results import Interval, Result
+
+MISSING = "–"  # not measured
+
+Cell = Callable[[Result], str]
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,
@@ -114,9 +122,7 @@ class Example(Block):
         return Table(self.lines[0], self.lines[1:], names=2).markdown()
 
 
-class Chapter(NamedTuple):
-    title: str
-    blocks: Sequence[Block]
+Chapter = tuple[str, Sequence[Block]]  # with its title
 
 
 def render_html(title: str, chapters: Iterable[Chapter], **context: Any) -> str:
@@ -125,7 +131,148 @@ def render_html(title: str, chapters: Iterable[Chapter], **context: Any) -> str:
 
 def render_markdown(title: str, chapters: Iterable[Chapter]) -> str:
     parts = [f"# {title}\n"]
-    for chapter in chapters:
-        if blocks := [text for block in chapter.blocks if (text := block.markdown())]:
-            parts += [f"## {chapter.title}\n", *blocks]
+    for name, blocks in chapters:
+        if texts := [text for block in blocks if (text := block.markdown())]:
+            parts += [f"## {name}\n", *texts]
     return "\n".join(parts)
+
+
+def results_table(results: Iterable[Result]) -> Table:
+    """Return the table of quality, latency and computation."""
+    columns: dict[str, Cell] = {
+        "BLEU": lambda r: with_interval(r.BLEU, r.BLEU_interval),
+        "chrF2": lambda r: with_interval(r.chrF2, r.chrF2_interval),
+        "BP": lambda r: _number(r.BP, 3),
+        "AL": lambda r: _number(r.AL, 2),
+        "LAAL": lambda r: _number(r.LAAL, 2),
+        "DAL": lambda r: _number(r.DAL, 2),
+        "AP": lambda r: _number(r.AP, 3),
+        "AL-CA ms": lambda r: _number(r.AL_CA, 1),
+        "ms/piece median": lambda r: _number(r.compute_ms_median, 2),
+        "p99": lambda r: _number(r.compute_ms_p99, 2),
+        "lag s": lambda r: _number(r.paced_lag, 2),
+        "computing s": lambda r: _number(_sum(r.paced_computing, r.paced_queueing), 3),
+    }
+    return _table(results, columns)
+
+
+def quality_table(results: Iterable[Result]) -> Table:
+    """Return the table of BLEU components and cased scores."""
+    columns: dict[str, Cell] = {
+        "BLEU cased": lambda r: with_interval(r.BLEU_cased, r.BLEU_cased_interval),
+        "chrF2 cased": lambda r: with_interval(r.chrF2_cased, r.chrF2_cased_interval),
+        **{f"{n + 1}-gram": lambda r, n=n: _precision(r, n) for n in range(4)},  # type: ignore[misc]
+        "BP": lambda r: _number(r.BP, 3),
+        "repeated words": lambda r: _number(r.repeated_words, 0),
+        "repeated in reference": lambda r: _number(r.reference_repeated_words, 0),
+        "unknown words": lambda r: _number(r.unknown_words, 0),
+        "numbers kept, %": lambda r: _number(r.numbers_percent, 1),
+        "negations kept, %": lambda r: _number(r.negations_percent, 1),
+        "empty": lambda r: _number(r.empty_hypotheses, 0),
+        "sentences": lambda r: _number(r.sentences, 0),
+    }
+    return _table(results, columns)
+
+
+def comparison_table(comparisons: Iterable[Comparison]) -> Table:
+    """Return the table of paired bootstrap tests."""
+    return Table(HEADINGS, [comparison.cells() for comparison in comparisons], names=3)
+
+
+def indicator_table(outputs: Iterable[Outputs]) -> Table:
+    """Return the table of hallucination and under-translation rates."""
+    rows = [
+        (each.name, _number(100 * each.hallucination_rate, 1), _number(100 * each.under_translation_rate, 1))
+        for each in outputs
+    ]
+    return Table(("", "hallucinated target words, %", "untranslated source words, %"), rows)
+
+
+def anticipation_table(records: Sequence[Anticipation]) -> Table:
+    """Return the table of k-anticipation rates, plain and with scaled positions, and alignment error rates."""
+    delays = [f"k={k}" for k in range(1, max((len(record.rates) for record in records), default=0) + 1)]
+    headings = ("corpus", "aligner", "units", "positions", *delays, "AER %", "links", "sentences", "skipped")
+    rows = [
+        (
+            record.corpus,
+            record.aligner,
+            f"{record.source_unit} → {record.target_unit}",
+            positions,
+            *(_number(100 * rate, 1) for rate in rates),
+            _number(None if record.alignment_error_rate is None else 100 * record.alignment_error_rate, 1),
+            str(record.links),
+            str(record.sentences),
+            str(record.skipped),
+        )
+        for record in records
+        for positions, rates in (("plain", record.rates), ("scaled", record.scaled_rates))
+        if rates
+    ]
+    return Table(headings, rows, names=4)
+
+
+def oracle_table(records: Iterable[OracleScore]) -> Table:
+    """Return the table of BLEU in default and oracle order, one row each, as in the paper."""
+    precisions = [f"{n}-gram" for n in range(1, 5)]
+    headings = ("model", "k", "blank penalty", "order", "BLEU", *precisions, "BP", "gain")
+    rows: list[tuple[str, ...]] = []
+    for r in records:
+        labels = (r.model, str(r.delay), f"{r.blank_penalty:g}")
+        default = with_interval(r.default_BLEU, r.default_interval)
+        rows.append((*labels, "default", default, *_precisions(r.default_precisions), _number(r.default_BP, 3), ""))
+        oracle, gain = with_interval(r.oracle_BLEU, r.oracle_interval), f"{r.oracle_BLEU - r.default_BLEU:+.2f}"
+        rows.append((*labels, "oracle", oracle, *_precisions(r.oracle_precisions), _number(r.oracle_BP, 3), gain))
+    return Table(headings, rows, names=4)
+
+
+def sorting_table(records: Iterable[OracleScore]) -> Table:
+    """Return the table of distances of Z from the identity, averaged over source pieces."""
+    headings = ("model", "k", "mass on the diagonal", "mean displacement, pieces", "sentences")
+    rows = [
+        (r.model, str(r.delay), _number(r.diagonal, 4), _number(r.displacement, 3), str(r.sentences))
+        for r in records
+        if r.diagonal is not None
+    ]
+    return Table(list(headings), list(dict.fromkeys(rows)))
+
+
+def signatures(results: Iterable[Result]) -> list[str]:
+    """Return the distinct signatures, each with the name of its score."""
+    named = []
+    for result in results:
+        named += [f"{name}: {signature}" for name, signature in result.signatures.items()]
+        if result.signature and not result.signatures:
+            named.append(f"BLEU: {result.signature}")
+    return list(dict.fromkeys(named))
+
+
+def _number(value: float | None, digits: int) -> str:
+    """Format a number, or a dash if it was not measured."""
+    return MISSING if value is None else f"{value:.{digits}f}"
+
+
+def with_interval(value: float | None, interval: Interval | None) -> str:
+    """Format a score with its 95% interval."""
+    ends = "" if interval is None else f" [{interval[0]:.1f}, {interval[1]:.1f}]"
+    return _number(value, 2) + ends
+
+
+def _table(results: Iterable[Result], columns: dict[str, Cell]) -> Table:
+    """Build a table with one row per result, omitting empty columns."""
+    rows = [(r.system, r.delay_name, *(cell(r) for cell in columns.values())) for r in results]
+    headings = ("system", "k", *columns)
+    measured = [column for column in range(len(headings)) if any(row[column] != MISSING for row in rows)]
+    return Table([headings[c] for c in measured], [[row[c] for c in measured] for row in rows])
+
+
+def _precision(result: Result, n: int) -> str:
+    return _precisions(result.precisions)[n]
+
+
+def _precisions(values: Sequence[float]) -> list[str]:
+    """Format the precisions of 1-grams to 4-grams."""
+    return [_number(values[n] if n < len(values) else None, 1) for n in range(4)]
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simulmt.data.alignment import Link, WordPair, alignment_words, format_pharaoh, read_pharaoh
 from simulmt.errors import DataError
-from simulmt.eval.instances import Instance, read_instances
-from simulmt.eval.quality import hallucinated, hallucination_rate, under_translation_rate
-from simulmt.eval.results import INSTANCES, Result
+from simulmt.eval.latency import Instance
+from simulmt.eval.results import INSTANCES, Result, read_instances
 from simulmt.files import write_whole
 from simulmt.text.words import Unit
 
@@ -34,9 +33,18 @@ class Output:
     links: set[Link] | None = None
 
     @property
-    def marks(self) -> list[bool]:
-        """Whether each word is hallucinated."""
-        return [False] * len(self.words) if self.links is None else hallucinated(self.links, self.delays)
+    def hallucinated(self) -> list[bool]:
+        """Whether each target word is aligned to no source word read before it was written."""
+        if self.links is None:
+            return [False] * len(self.words)
+        grounded = {j for i, j in self.links if i <= self.delays[j - 1]}
+        return [j not in grounded for j in range(1, len(self.words) + 1)]
+
+    @property
+    def untranslated(self) -> list[bool]:
+        """Whether each source word is aligned to no target word."""
+        translated = {i for i, _ in self.links or ()}
+        return [i not in translated for i in range(1, len(self.source) + 1)]
 
 
 @dataclass(frozen=True)
@@ -53,13 +61,18 @@ class Outputs:
 
     @property
     def hallucination_rate(self) -> float:
-        """Share of target words not aligned to any source word read before."""
-        return hallucination_rate((output.links or (), output.delays) for output in self.sentences)
+        """Share of hallucinated target words."""
+        return _share(mark for output in self.sentences for mark in output.hallucinated)
 
     @property
     def under_translation_rate(self) -> float:
-        """Share of source words without alignment."""
-        return under_translation_rate((output.links or (), len(output.source)) for output in self.sentences)
+        """Share of untranslated source words."""
+        return _share(mark for output in self.sentences for mark in output.untranslated)
+
+
+def _share(marks: Iterable[bool]) -> float:
+    marks = list(marks)
+    return sum(marks) / len(marks) if marks else 0.0
 
 
 def read_outputs(
@@ -69,23 +82,15 @@ def read_outputs(
 
     All are aligned together, since aligners learn from the text. Without an aligner, only cached links are used.
     """
-    logged = [result for result in results if _log(directory, result).exists()]
+    logs = [(result, directory / result.name / INSTANCES) for result in results]
+    logged = [(result, read_instances(log)) for result, log in logs if log.exists()]
     if not logged:
         return []
-    everything = [_system_outputs(directory, result) for result in logged]
-    instances = read_instances(_log(directory, logged[0]))
-    references = [_reference(instance, logged[0].unit) for instance in instances]
-    everything.insert(0, Outputs("reference", None, references))
+    first, instances = logged[0]
+    everything = [Outputs("reference", None, [_reference(instance, first.unit) for instance in instances])]
+    for result, instances in logged:
+        everything.append(Outputs(result.name, result, [_output(instance, result.unit) for instance in instances]))
     return _aligned(everything, aligner, cache)
-
-
-def _log(directory: Path, result: Result) -> Path:
-    return directory / result.name / INSTANCES
-
-
-def _system_outputs(directory: Path, result: Result) -> Outputs:
-    instances = read_instances(_log(directory, result))
-    return Outputs(result.name, result, [_output(instance, result.unit) for instance in instances])
 
 
 def _reference(instance: Instance, unit: Unit) -> Output:

@@ -16,41 +16,11 @@ from markupsafe import Markup
 from simulmt.config import require
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.compare import SIGNIFICANT, Comparison, compare
-from simulmt.eval.report import tables
-from simulmt.eval.report.blocks import (
-    Block,
-    Chapter,
-    Details,
-    Example,
-    Figures,
-    Heading,
-    List,
-    Note,
-    Paragraph,
-    Picture,
-    render_html,
-    render_markdown,
-)
+from simulmt.eval.order import Anticipation, OracleScore, SortedSentence, directories_with_scores
+from simulmt.eval.report import blocks, plots
+from simulmt.eval.report.blocks import Block, Details, Example, Figures, Heading, List, Note, Paragraph, Picture
 from simulmt.eval.report.examples import Aligner, Output, Outputs, read_outputs
-from simulmt.eval.report.figure import inline_svg
-from simulmt.eval.report.plots import (
-    anticipation_figure,
-    heat_map_figure,
-    ngram_gain_figures,
-    path_figure,
-    quality_latency_figure,
-)
-from simulmt.eval.results import (
-    Anticipation,
-    OracleScore,
-    Result,
-    SortedSentence,
-    check_baseline,
-    directories_with_scores,
-    read_all,
-    read_records,
-    read_results,
-)
+from simulmt.eval.results import Result, check_baseline, read_all, read_records, read_results
 from simulmt.eval.run import evenly_spaced
 
 DEFAULT_DELAY = 3  # of the examples, if most systems have it
@@ -103,11 +73,11 @@ def build_report(
         ("Sorting matrices Z", _sorting_blocks(read_records(SortedSentence, directories))),
         ("Reproduction", _provenance_blocks(test_sets)),
     ]
-    chapters = [chapter for title, blocks in contents if (chapter := Chapter(title, list(blocks))).blocks]
+    chapters = [(title, found) for title, parts in contents if (found := list(parts))]
     results = [result for test_set in test_sets for result in test_set.results]
     dates = sorted({result.date[:10] for result in results if result.date})
-    html = render_html(options.title, chapters, systems=systems, dates=dates)
-    return Report(html, render_markdown(options.title, chapters))
+    html = blocks.render_html(options.title, chapters, systems=systems, dates=dates)
+    return Report(html, blocks.render_markdown(options.title, chapters))
 
 
 def _test_sets(directories: Sequence[Path], aligner: Aligner | None, cache: Path | None) -> list[_TestSet]:
@@ -176,14 +146,16 @@ def _overview(results: Sequence[Result]) -> Iterator[Block]:
             " AL-CA assumes 1 ms per source word, so it is close to the time to the first word; "
             "the time per source piece in the table is closer to what users notice."
         )
-    yield Figures([Picture(inline_svg(quality_latency_figure(results), "Quality against latency"), caption)])
-    yield tables.results_table(results)
+    yield Figures(
+        [Picture(plots.inline_svg(plots.quality_latency_figure(results), "Quality against latency"), caption)]
+    )
+    yield blocks.results_table(results)
     if any(result.paced_lag is not None for result in results):
         rates = sorted({result.words_per_second for result in results if result.words_per_second})
         pace = " or ".join(f"{rate:g}" for rate in rates)
         yield Note(f"Lag: mean seconds behind an ideal interpreter at {pace} source words per second.")
-    if signatures := tables.signatures(results):
-        yield Details("Signatures", signatures)
+    if found := blocks.signatures(results):
+        yield Details("Signatures", found)
 
 
 def _significance(comparisons: Sequence[Comparison], baseline: str | None) -> Iterator[Block]:
@@ -191,17 +163,17 @@ def _significance(comparisons: Sequence[Comparison], baseline: str | None) -> It
         return
     yield Heading(f"Significance against {baseline}")
     yield Paragraph(f"Paired bootstrap, 1000 resamples, two-sided; * marks p < {SIGNIFICANT}.")
-    yield tables.comparison_table(comparisons)
+    yield blocks.comparison_table(comparisons)
 
 
 def _quality(results: Sequence[Result], baseline: str | None) -> Iterator[Block]:
     if not any(result.precisions for result in results):
         return
     yield Heading("Quality in detail")
-    yield tables.quality_table(results)
+    yield blocks.quality_table(results)
     figures = [
-        Picture(inline_svg(drawn, name), "Gain in n-gram precision, by delay.")
-        for name, drawn in ngram_gain_figures(results, baseline)
+        Picture(plots.inline_svg(drawn, name), "Gain in n-gram precision, by delay.")
+        for name, drawn in plots.ngram_gain_figures(results, baseline)
     ]
     if figures:
         yield Figures(figures)
@@ -216,7 +188,7 @@ def _indicators(outputs: Sequence[Outputs]) -> Iterator[Block]:
         "From word alignments. A target word is hallucinated if it is not aligned to a source word that had been read "
         "when it was written. The reference row is the floor: words of the reference that the aligner leaves unaligned."
     )
-    yield tables.indicator_table(aligned)
+    yield blocks.indicator_table(aligned)
 
 
 def _examples(test_set: _TestSet, options: ReportOptions) -> Iterator[Block]:
@@ -259,7 +231,7 @@ def _example(number: int, reference: Outputs, systems: Sequence[Outputs]) -> Exa
 def _marked(output: Output) -> Markup:
     """Return the translation as HTML, with hallucinated words marked."""
     text = ""
-    for before, word, mark in zip(["", *output.words], output.words, output.marks, strict=False):
+    for before, word, mark in zip(["", *output.words], output.words, output.hallucinated, strict=False):
         gap = " " if before and (output.unit == "word" or _needs_gap(before, word)) else ""
         text += gap + (f"<mark>{escape(word)}</mark>" if mark else escape(word))
     return Markup(text.replace("</mark><mark>", "").replace("</mark> <mark>", " ") or "<em>nothing</em>")
@@ -277,7 +249,7 @@ def _paths(numbers: Sequence[int], systems: Sequence[Outputs]) -> Iterator[Block
     figures = []
     for outputs in systems:
         output = outputs.sentences[drawable[0] - 1]
-        figures.append(Picture(inline_svg(path_figure(output), f"Path of {outputs.name}"), outputs.name))
+        figures.append(Picture(plots.inline_svg(plots.path_figure(output), f"Path of {outputs.name}"), outputs.name))
     note = "Shaded source words had been read when the target word of the row was written."
     yield Figures(figures, f"Read/write path, line {drawable[0]}", note)
 
@@ -294,9 +266,9 @@ def _anticipation_blocks(records: Sequence[Anticipation]) -> Iterator[Block]:
         "word. Scaled: target positions are scaled to the source length, so that a shorter target alone does not count "
         "as anticipation. AER: alignment error rate against gold alignments; lower is better."
     )
-    drawn = anticipation_figure(records)
-    yield Figures([Picture(inline_svg(drawn, "k-anticipation rate over k"), "k-anticipation rate over k.")])
-    yield tables.anticipation_table(records)
+    drawn = plots.anticipation_figure(records)
+    yield Figures([Picture(plots.inline_svg(drawn, "k-anticipation rate over k"), "k-anticipation rate over k.")])
+    yield blocks.anticipation_table(records)
 
 
 def _oracle_blocks(records: Sequence[OracleScore]) -> Iterator[Block]:
@@ -310,15 +282,15 @@ def _oracle_blocks(records: Sequence[OracleScore]) -> Iterator[Block]:
     for name in dict.fromkeys(record.test_set for record in records):
         of_set = [record for record in records if record.test_set == name]
         yield Heading(name)
-        yield tables.oracle_table(of_set)
-        if (sorting := tables.sorting_table(of_set)).rows:
+        yield blocks.oracle_table(of_set)
+        if (sorting := blocks.sorting_table(of_set)).rows:
             yield sorting
     yield Details("Signatures", list(dict.fromkeys(f"BLEU: {record.signature}" for record in records)))
 
 
 def _sorting_blocks(records: Sequence[SortedSentence]) -> Iterator[Block]:
     for record in records:
-        svg = inline_svg(heat_map_figure(record), f"Z of line {record.number}")
+        svg = plots.inline_svg(plots.heat_map_figure(record), f"Z of line {record.number}")
         caption = (
             f"Z of {record.test_set}, line {record.number}, by {record.model} at k = {record.delay}: source pieces as "
             "columns; as rows, the target pieces of each position's frames by CTC Viterbi alignment, · for a blank."

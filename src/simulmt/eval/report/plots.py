@@ -1,10 +1,21 @@
-"""Plots of results: quality against latency, anticipation, n-gram gains, heat maps of Z, read/write paths."""
+"""Plots of results: quality against latency, anticipation, n-gram gains, heat maps of Z, read/write paths.
+
+Colours are Okabe and Ito's, which are safe for colour-blind readers, and systems also differ in markers. Everything
+else is drawn in INK, which becomes the page's text colour in inline SVG, for light and dark pages.
+
+SVG keeps text as text, so it can be searched and browsers supply the glyphs. PNG needs a local font; `save_figures`
+warns if there is none for Chinese.
+"""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unicodedata import east_asian_width
@@ -12,32 +23,69 @@ from unicodedata import east_asian_width
 import numpy as np
 
 from simulmt.data.alignment import Link
-from simulmt.errors import DataError
+from simulmt.errors import DataError, needs_extra
+from simulmt.eval.order import Anticipation, SortedSentence, directories_with_scores
 from simulmt.eval.report.examples import Output, read_outputs
-from simulmt.eval.report.figure import INK, MARKERS, PALETTE, contrasting_ink, drawing
-from simulmt.eval.results import (
-    Anticipation,
-    Result,
-    SortedSentence,
-    check_baseline,
-    directories_with_scores,
-    read_all,
-    read_records,
-    read_results,
-)
+from simulmt.eval.results import Result, check_baseline, file_name, read_all, read_records, read_results
+from simulmt.text.words import is_spaceless
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator
 
-QUALITY = {"BLEU": "BLEU", "chrF2": "chrF2"}
+QUALITY = ("BLEU", "chrF2")
 LATENCY = {"AL": "AL (source words)", "AL_CA": "AL-CA (ms)"}
 MIN_WEIGHT = 0.01  # cells of Z below this are not drawn
 PANEL = (4.6, 3.4)  # inches
 LINE = 0.22  # line height in inches
 LONG_RANGE = 5.0  # latencies that differ by more than this factor are drawn on a logarithmic scale
 Named = tuple[str, "Figure"]  # a plot and its file name
+
+INK = "#1f2328"
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d3b", "#7a7a7a")
+MARKERS = ("o", "s", "D", "p", "h", "8", "^", "v")
+PNG_DPI = 160
+
+# Fonts with Chinese glyphs on Linux, macOS and Windows, best first.
+CHINESE_FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans SC",
+    "Source Han Sans SC",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "PingFang SC",
+    "Hiragino Sans GB",
+    "Microsoft YaHei",
+    "SimHei",
+    "Droid Sans Fallback",
+    "Noto Sans CJK JP",
+)
+FONT_ADVICE = (
+    "no font with Chinese glyphs was found, so {path} shows boxes; the SVG next to it displays correctly in a browser. "
+    "Install a font (Debian and Ubuntu: apt install fonts-noto-cjk) and run the command again"
+)
+
+_STYLE: dict[Any, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10.0,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "figure.constrained_layout.use": True,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "simulmt",  # makes element ids deterministic
+}
 _NODE: Mapping[str, Any] = {"markersize": 11, "markeredgecolor": "white", "markeredgewidth": 0.5}
 
 
@@ -90,8 +138,6 @@ def quality_latency_figure(results: Sequence[Result]) -> Figure:
 
     Full-sentence systems are dashed horizontal lines.
     """
-    if not results:
-        raise DataError("no results to draw")
     qualities = [name for name in QUALITY if any(getattr(result, name) is not None for result in results)]
     latencies = [name for name in LATENCY if any(_has_latency(result, name) for result in results)] or ["AL"]
     styles = assign_styles(result.system for result in results)
@@ -100,7 +146,7 @@ def quality_latency_figure(results: Sequence[Result]) -> Figure:
         for row, quality in enumerate(qualities):
             for column, latency in enumerate(latencies):
                 _draw_lines(grid[row, column], results, styles, quality, latency)
-                grid[row, 0].set_ylabel(QUALITY[quality])
+                grid[row, 0].set_ylabel(quality)
                 grid[-1, column].set_xlabel(LATENCY[latency])
         if "AL_CA" in latencies:
             _set_log_scale(
@@ -132,16 +178,15 @@ def anticipation_figure(records: Sequence[Anticipation]) -> Figure:
 
 def ngram_gain_figures(results: Sequence[Result], baseline: str | None) -> Iterator[Named]:
     """Yield plots of n-gram precision gained over the baseline, for systems that share a delay with it."""
-    base = [result for result in results if result.system == baseline and result.precisions]
     for system in dict.fromkeys(result.system for result in results):
-        other = [result for result in results if result.system == system and result.precisions]
-        if system != baseline and {result.delay for result in base} & {result.delay for result in other}:
-            yield f"{results[0].test_set}-gain-{system}-over-{baseline}", ngram_gain_figure(base, other)
+        gains = ngram_gains(results, system, baseline)
+        if system != baseline and gains:
+            name = f"{results[0].test_set}-gain-{system}-over-{baseline}"
+            yield name, ngram_gain_figure(gains, f"{system} over {baseline}")
 
 
-def ngram_gain_figure(base: Sequence[Result], other: Sequence[Result]) -> Figure:
+def ngram_gain_figure(gains: Mapping[str, Sequence[float]], title: str) -> Figure:
     """Plot n-gram precision gained over a baseline: one group of bars per n, one bar per delay."""
-    gains = ngram_gains(base, other)
     with drawing(5.4, 3.6) as figure:
         axes = figure.subplots()
         width = 0.8 / len(gains)
@@ -150,7 +195,7 @@ def ngram_gain_figure(base: Sequence[Result], other: Sequence[Result]) -> Figure
             places = np.arange(1, len(gain) + 1) + (number - (len(gains) - 1) / 2) * width
             axes.bar(places, gain, 0.92 * width, label=delay, color=PALETTE[0], alpha=shades[number])
         axes.axhline(0, color=INK, linewidth=0.8)
-        axes.set_title(f"{other[0].system} over {base[0].system}", parse_math=False)
+        axes.set_title(title, parse_math=False)
         axes.set_xticks(range(1, max(map(len, gains.values())) + 1))
         axes.set_xlabel("n")
         axes.set_ylabel("n-gram precision gained (points)")
@@ -160,16 +205,15 @@ def ngram_gain_figure(base: Sequence[Result], other: Sequence[Result]) -> Figure
         return figure
 
 
-def ngram_gains(base: Sequence[Result], other: Sequence[Result]) -> dict[str, list[float]]:
-    """Return differences of n-gram precision at each shared delay, n from 1."""
-    before = {result.delay: result.precisions for result in base if result.precisions}
-    after = {result.delay: result.precisions for result in other if result.precisions}
-    delays = sorted((delay for delay in before.keys() & after.keys()), key=lambda delay: delay or 0)
-    if not delays:
-        raise DataError("the two systems share no delay with n-gram precisions of both")
+def ngram_gains(results: Sequence[Result], system: str, baseline: str | None) -> dict[str, list[float]]:
+    """Return differences of n-gram precision between two systems at each shared delay, n from 1."""
+    before, after = (
+        {result.delay: result.precisions for result in results if result.system == name and result.precisions}
+        for name in (baseline, system)
+    )
     return {
-        _delay_name(delay): [new - old for old, new in zip(before[delay], after[delay], strict=True)]
-        for delay in delays
+        "whole sentence" if delay is None else f"k = {delay}": np.subtract(after[delay], before[delay]).tolist()
+        for delay in sorted(before.keys() & after.keys(), key=lambda delay: delay or 0)
     }
 
 
@@ -185,13 +229,11 @@ def heat_map_figure(record: SortedSentence) -> Figure:
     from matplotlib.patches import Rectangle
 
     Z = np.array(record.Z)
-    with _matrix_drawing(record.columns, record.rows) as figure:
-        axes = figure.subplots()
+    with _matrix(record.columns, record.rows) as (figure, axes):
         cells = [(r, c) for r, c in np.ndindex(*Z.shape) if Z[r, c] >= MIN_WEIGHT]
         squares = [Rectangle((c - 0.5, r - 0.5), 1, 1) for r, c in cells]
         alphas = np.clip([Z[cell] for cell in cells], 0, 1)
         axes.add_collection(PatchCollection(squares, facecolor=PALETTE[0], alpha=alphas, edgecolor="none"))
-        _matrix_axes(axes, record.columns, record.rows)
         axes.tick_params(length=0)
         return figure
 
@@ -202,8 +244,7 @@ def path_figure(output: Output) -> Figure:
     Dots are alignment links; those right of the path were anticipated.
     """
     links = output.links or set()
-    with _matrix_drawing(output.source, output.words) as figure:
-        axes = figure.subplots()
+    with _matrix(output.source, output.words) as (figure, axes):
         edges = np.arange(len(output.words) + 1) - 0.5
         read = np.array([*output.delays, *output.delays[-1:]] or [0]) - 0.5
         axes.fill_betweenx(edges, -0.5, read, step="post", color=PALETTE[0], alpha=0.16, linewidth=0)
@@ -215,7 +256,6 @@ def path_figure(output: Output) -> Figure:
         ahead = {(i, j) for i, j in links if i > output.delays[j - 1]}
         _draw_links(axes, links - ahead, "o", INK, "link to a word that was read")
         _draw_links(axes, ahead, "X", PALETTE[1], "link to a word not yet read")
-        _matrix_axes(axes, output.source, output.words)
         if links:
             figure.legend(loc="outside lower center", ncols=1)
         return figure
@@ -268,15 +308,6 @@ def _legend(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncols=math.ceil(len(labels) / rows))
 
 
-@contextmanager
-def _matrix_drawing(columns: Sequence[str], rows: Sequence[str]) -> Iterator[Figure]:
-    """Yield a figure with cells of fixed size and room for labels."""
-    with drawing(
-        0.26 * len(columns) + _label_width(rows) + 0.8, LINE * len(rows) + _label_width(columns) + 0.8
-    ) as figure:
-        yield figure
-
-
 def _label_width(labels: Sequence[str]) -> float:
     """Estimate the length of the longest label."""
     wide = [sum(2 if east_asian_width(letter) in "WF" else 1 for letter in label) for label in labels]
@@ -284,33 +315,108 @@ def _label_width(labels: Sequence[str]) -> float:
 
 
 def _set_log_scale(axes: Axes, latencies: Sequence[float]) -> None:
+    from matplotlib.ticker import LogLocator
+
     if latencies and min(latencies) > 0 and max(latencies) > LONG_RANGE * min(latencies):
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(_readable_logarithms())
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
 
 
-def _readable_logarithms() -> LogLocator:
-    from matplotlib.ticker import LogLocator
-
-    return LogLocator(subs=(1, 2, 5))
-
-
-def _matrix_axes(axes: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
-    """Label columns above and rows on the left, first row on top; labels are never parsed as mathtext."""
-    axes.set_xlim(-0.5, max(1, len(columns)) - 0.5)
-    axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
-    axes.xaxis.tick_top()
-    axes.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)
-    axes.set_yticks(range(len(rows)), rows, parse_math=False)
-    for side in ("top", "right", "bottom", "left"):
-        axes.spines[side].set_visible(True)
-    axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
-    axes.grid(which="minor")
-    axes.tick_params(which="minor", length=0)
+@contextmanager
+def _matrix(columns: Sequence[str], rows: Sequence[str]) -> Iterator[tuple[Figure, Axes]]:
+    """Yield a grid of cells of fixed size: columns labelled above, rows on the left, first row on top."""
+    width, height = 0.26 * len(columns) + _label_width(rows), LINE * len(rows) + _label_width(columns)
+    with drawing(width + 0.8, height + 0.8) as figure:
+        axes = figure.subplots()
+        axes.set_xlim(-0.5, max(1, len(columns)) - 0.5)
+        axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
+        axes.xaxis.tick_top()
+        axes.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)  # labels may contain $
+        axes.set_yticks(range(len(rows)), rows, parse_math=False)
+        axes.spines[:].set_visible(True)
+        axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
+        axes.grid(which="minor")
+        axes.tick_params(which="minor", length=0)
+        yield figure, axes
 
 
-def _delay_name(delay: int | None) -> str:
-    return "whole sentence" if delay is None else f"k = {delay}"
+@contextmanager
+def drawing(width: float, height: float) -> Iterator[Figure]:
+    """Yield an empty figure (size in inches) in the common style."""
+    with needs_extra("plotting", "eval"):
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    with rc_context(_STYLE):
+        yield Figure(figsize=(width, height))
+
+
+def save_figures(figures: Iterable[Named], directory: Path, report: Callable[[str], None]) -> None:
+    """Write plots as SVG and PNG, and report their paths; warn once if a font is missing."""
+    directory.mkdir(parents=True, exist_ok=True)
+    advice = ""
+    for name, figure in figures:
+        stem = file_name(name)
+        svg, png = directory / f"{stem}.svg", directory / f"{stem}.png"
+        svg.write_text(svg_text(figure), encoding="utf-8")
+        if not _draw(figure, png, dpi=PNG_DPI, facecolor="white"):
+            advice = advice or FONT_ADVICE.format(path=png)
+        report(f"{svg} {png}")
+    if advice:
+        report(f"simulmt: {advice}")
+
+
+def svg_text(figure: Figure) -> str:
+    """Return a figure as a deterministic SVG document."""
+    buffer = io.StringIO()
+    _draw(figure, buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def _draw(figure: Figure, output: Path | io.StringIO, **options: Any) -> bool:
+    """Save a figure, with ideographs in a font that has them; return False if there is none."""
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
+    texts: list[Any] = [text for text in figure.findobj(Text) if any(map(is_spaceless, text.get_text()))]
+    font = chinese_font() if texts else None
+    for text in texts:
+        text.set_fontfamily(["DejaVu Sans", font or "sans-serif"])
+    with rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        figure.savefig(output, **options)
+    return not texts or font is not None
+
+
+def inline_svg(figure: Figure, title: str) -> str:
+    """Return a figure as inline SVG in the page's text colour; `title` is its text alternative."""
+    svg = svg_text(figure)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # groups are never referenced, and ids must be unique in a page
+    svg = svg.replace(INK, "currentColor")
+    # Scale with the page, but scroll on small screens instead of becoming unreadable.
+    size = r'\1 style="max-width:\2pt;min-width:min(\2pt,34rem)"'
+    svg = re.sub(r'(<svg[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"', size, svg)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
+
+
+def contrasting_ink(colour: str) -> str:
+    """Return black or white, whichever contrasts more with a colour."""
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "#000000"
+
+
+def chinese_font() -> str | None:
+    """Return an installed font with Chinese glyphs, if any."""
+    from matplotlib.font_manager import findSystemFonts, fontManager
+
+    if not set(CHINESE_FONTS) & set(fontManager.get_font_names()):
+        # Matplotlib caches its font list: add fonts installed since.
+        for path in sorted(set(findSystemFonts()) - {font.fname for font in fontManager.ttflist}):
+            with suppress(OSError, RuntimeError, ValueError):  # skip files that are not valid fonts
+                fontManager.addfont(path)
+    installed = set(fontManager.get_font_names())
+    return next((name for name in CHINESE_FONTS if name in installed), None)
