@@ -20,6 +20,7 @@ from runtime.test_captions import parse_srt, parse_vtt
 from runtime.test_pipe import translation
 from simulmt.cli import app
 from simulmt.data import synthetic
+from simulmt.files import cores
 from simulmt.runtime import bundle as bundle_module
 from simulmt.runtime import demo, pipe
 from simulmt.runtime.pipe import Arrival
@@ -434,7 +435,7 @@ class TestBench:
 
     def test_threads_beyond_the_cores_are_not_counted(self, bundle: Path) -> None:
         done = CliRunner().invoke(app, ["bench", "--model", str(bundle), "--threads", "4000", "--json"])
-        assert json.loads(done.stdout)["threads"] == os.cpu_count()
+        assert json.loads(done.stdout)["threads"] == cores()
 
     def test_table(self, bundle: Path) -> None:
         shown = CliRunner().invoke(app, ["bench", "--model", str(bundle)]).stdout

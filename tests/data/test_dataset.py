@@ -114,6 +114,12 @@ def test_stores_are_replaced_on_purpose_only(directory: Path, text: Path) -> Non
     assert len(prepared(text, directory, overwrite=True).train) == 150
 
 
+def test_development_text_that_cannot_be_written_is_named(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "data" / "dev.source").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"dev\.source: cannot be written: Is a directory"):
+        prepared(text, tmp_path / "data")
+
+
 def test_only_line_feeds_end_a_reference(text: Path, directory: Path, tmp_path: Path) -> None:
     """Other line breaks occur inside sentences, and must not shift the references against the sentences."""
     strange = ["one\rtwo", "three\u2028four", "five\x85six\x0b", "seven "]

@@ -44,7 +44,7 @@ def _helper(limit):
     from simulmt.train.batches import plan
     raise Error
 """,
-    "cli/shared.py": "LIMIT = 3\n\ndef other():\n    import simulmt.eval.tables\n",
+    "cli/shared.py": "SIZE: int = 3\nLIMIT: int = SIZE\n\ndef other():\n    import simulmt.eval.tables\n",
     "errors.py": "class Error(Exception): ...\n",
     "unrelated.py": "thing = 1\n",
     "train/__init__.py": "",

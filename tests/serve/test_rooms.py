@@ -69,6 +69,17 @@ def test_a_room_has_one_speaker(served: Served) -> None:
         other.send("finish").receive_all()
 
 
+def test_a_session_whose_room_fails_is_forgotten(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError("the worker of this room is gone")
+
+    monkeypatch.setattr(served.service.rooms, "open", fail)
+    before = len(served.sessions._sessions)
+    with served.talk() as speaker:
+        assert speaker.send("start", model="toy", room="hall").receive_all() == []
+    assert len(served.sessions._sessions) == before
+
+
 def test_a_speaker_that_starts_again_is_not_heard_twice(served: Served, translator: Translator) -> None:
     with served.watch("hall") as viewer:
         with served.talk() as speaker:

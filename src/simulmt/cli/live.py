@@ -157,12 +157,13 @@ def bench(
     from rich.console import Console
 
     from simulmt.cli.display import benchmark_table
+    from simulmt.files import cores
     from simulmt.runtime.bundle import Bundle, default_names, find
     from simulmt.runtime.demo import measure, sentences_for
 
     directory = find(model or next(default_names()))
     sentences = sentences_for(Bundle(directory).config, text)
-    threads = min(threads, os.cpu_count() or 1)
+    threads = min(threads, cores())
     found = measure(lambda: load_translator(directory, delay, threads), sentences, delay, threads)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))

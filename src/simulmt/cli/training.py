@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from enum import StrEnum
@@ -95,6 +94,7 @@ def prepare(
 
     from simulmt.data.dataset import prepare_dataset
     from simulmt.data.store import Filters
+    from simulmt.files import cores
     from simulmt.text import VocabularySpec
 
     if dev_xml is None and not (dev_source and dev_target):
@@ -120,7 +120,7 @@ def prepare(
             progress=lambda stage, pairs: status.update(f"{stage}: {pairs:,} pairs" if pairs else f"{stage} ..."),
             more_references=more_references,
             vocabularies=vocabularies and _find_vocabularies(vocabularies),
-            processes=processes or os.cpu_count() or 1,
+            processes=processes or cores(),
         )
     manifest = dataset.train.manifest
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in manifest.dropped.items() if count) or "none"

@@ -106,7 +106,8 @@ def _write_development_text(directory: Path, pairs: Sequence[Pair], more_referen
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+    with writing(path):
+        write_whole(path, "".join(line + "\n" for line in lines))
 
 
 def _read_references(directory: Path, count: int) -> list[list[str]]:

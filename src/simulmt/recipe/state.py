@@ -300,10 +300,11 @@ def _serialise(part: object) -> str:
 
 def _members(statement: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
     """Yield the names a top-level statement defines, each with its defining node."""
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name, statement
-    elif isinstance(statement, ast.Assign):
-        yield from ((target.id, statement) for target in statement.targets if isinstance(target, ast.Name))
+    elif isinstance(statement, ast.Assign | ast.AnnAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        yield from ((target.id, statement) for target in targets if isinstance(target, ast.Name))
     elif isinstance(statement, ast.ImportFrom):
         for alias in statement.names:
             yield alias.asname or alias.name, ast.ImportFrom(statement.module, [alias], statement.level)

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from simulmt.config import as_table, build, require
 from simulmt.errors import BundleError, ConfigError, VocabularyError
-from simulmt.files import sha256
+from simulmt.files import cores, sha256
 from simulmt.runtime.rules import DecodingRules, RulesConfig
 from simulmt.text import Tokenizer
 
@@ -133,7 +133,7 @@ class Bundle:
     def session(self, graph: str, threads: int) -> Session:
         """Load a graph; `threads` 0 uses all physical cores."""
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = min(threads, os.cpu_count() or 1)  # more threads than cores are slower
+        options.intra_op_num_threads = min(threads, cores())  # more threads than cores are slower
         options.inter_op_num_threads = 1
         options.log_severity_level = 4  # errors are raised as exceptions
         # The graph is already optimal; optimising it would only slow down loading.

@@ -163,7 +163,7 @@ class StreamConnection(Connection):
             try:
                 key = message.room_key or session.name
                 session.room = await self._service.rooms.open(message.room, key, model.info)
-            except RefusedError:
+            except BaseException:
                 sessions.forget(session)
                 raise
         return session
