@@ -66,7 +66,7 @@ class Limits:
 
 
 def check_limit(count: int, most: int, what: str) -> None:
-    """Raise an error if as many as allowed are counted already."""
+    """Raise RefusedError if `count` has reached the limit."""
     if count >= most:
         raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many {what} (limit {most}); try again later")
 
@@ -91,11 +91,11 @@ class ApiKeys:
 
     @property
     def are_optional(self) -> bool:
-        """Whether the server has no keys."""
+        """Whether requests need no key, because the server has none."""
         return not self._hashes
 
     def admit(self, key: str | None, headers: Headers) -> bool:
-        """Check a key, or else the one in the Authorization header."""
+        """Return whether `key`, or without one the key in the Authorization header, is valid."""
         if self.are_optional:
             return True
         given = _hash(key or _bearer(headers))
@@ -111,6 +111,7 @@ class Authenticator:
         self._counters = counters
 
     async def admit(self, key: str | None, headers: Headers, address: str) -> bool:
+        """Return whether the key is valid; delay the answer to a wrong one."""
         if self._keys.admit(key, headers):
             return True
         failures = self._counters.of(Counted.WRONG_KEYS, address)
@@ -132,7 +133,7 @@ class Origins:
         self._host = host.lower() if host is not None and is_loopback(host) else None
 
     def admit(self, headers: Headers) -> bool:
-        """Check whether a request comes from an allowed origin, or has none."""
+        """Return whether a request comes from an allowed origin, or has none."""
         origin = headers.get("origin")
         if origin is None or origin in self.allowed or ANY_ORIGIN in self.allowed:
             return True
@@ -146,7 +147,7 @@ class Origins:
 
 
 def is_loopback(host: str) -> bool:
-    """Check whether a host name or address is a loopback address."""
+    """Return whether a host name or address is a loopback address."""
     try:
         return _is_loopback_name(str(socket.getaddrinfo(host, None)[0][4][0]))
     except OSError:  # nothing can listen there either

@@ -50,7 +50,7 @@ class Settings:
     """The settings of a server."""
 
     models: tuple[str, ...]  # names or paths
-    host: str = "0.0.0.0"  # the address it listens at: on loopback, pages loaded under other names are refused
+    host: str = "0.0.0.0"  # address to listen on; on loopback, pages loaded under other names are refused
     limits: Limits = field(default_factory=Limits)
     keys: ApiKeys = field(default_factory=ApiKeys)
     origins: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ def create_app(settings: Settings, peers: Peers = ALONE) -> Starlette:
 
 
 class HeadersMiddleware:
-    """Add the same headers to every HTTP response."""
+    """Adds the same headers to every HTTP response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

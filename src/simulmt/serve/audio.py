@@ -45,11 +45,13 @@ class Audio:
 
     @staticmethod
     def parse(data: bytes, most: int) -> Audio:
-        """Check a frame of a client."""
+        """Validate a binary frame sent by a client."""
         if len(data) > most:
             raise RefusedError(ErrorCode.TOO_BIG, f"messages are limited to {most} bytes; send the audio in parts")
         if len(data) % SAMPLE_BYTES:
-            raise RefusedError(ErrorCode.BAD_MESSAGE, f"expected 16-bit samples, got a frame of {len(data)} bytes")
+            raise RefusedError(
+                ErrorCode.BAD_MESSAGE, f"expected 16-bit samples, got an odd number of bytes ({len(data)})"
+            )
         return Audio(data)
 
     @property
@@ -62,12 +64,12 @@ class Audio:
         return (np.frombuffer(self.data, "<i2") / (1 << 15)).astype(np.float32)
 
 
-class _Worker:
-    """A recogniser with its own thread, loaded when it is first needed."""
+class _RecogniserThread:
+    """A recogniser and the one thread that runs it; loaded when it is first needed."""
 
     def __init__(self, language: str, name: str) -> None:
         self.language = language
-        self.thread = ThreadPoolExecutor(1, f"recogniser-{language}")
+        self.executor = ThreadPoolExecutor(1, f"recogniser-{language}")
         self._name = name
         self._recogniser: Recogniser | None = None
 
@@ -85,29 +87,29 @@ class RecogniserPool:
         self._limits = limits
         self._metrics = metrics
         self._counters = counters
-        self._workers = {language: _Worker(language, name) for language, name in recognisers.items()}
+        self._threads = {language: _RecogniserThread(language, name) for language, name in recognisers.items()}
 
     def open(self, language: str) -> SpeechInput:
         """Start recognising a speaker."""
-        if language not in self._workers:
-            known = ", ".join(sorted(self._workers)) or "none"
-            raise RefusedError(ErrorCode.NO_RECOGNISER, f"no recogniser for {language}; languages: {known}")
+        if language not in self._threads:
+            known = ", ".join(sorted(self._threads)) or "none"
+            raise RefusedError(ErrorCode.NO_RECOGNISER, f"no recogniser for {language}; available: {known}")
         check_limit(self._counters.total(Counted.AUDIO), self._limits.audio_streams, "audio streams")
-        return SpeechInput(self._workers[language], self._metrics, self._counters)
+        return SpeechInput(self._threads[language], self._metrics, self._counters)
 
     def close(self) -> None:
         """Stop all threads."""
-        for worker in self._workers.values():
-            worker.thread.shutdown(wait=False, cancel_futures=True)
+        for thread in self._threads.values():
+            thread.executor.shutdown(wait=False, cancel_futures=True)
 
 
 class SpeechInput:
     """The audio input of one session; called by one task at a time."""
 
-    def __init__(self, worker: _Worker, metrics: Metrics, counters: Counters) -> None:
+    def __init__(self, thread: _RecogniserThread, metrics: Metrics, counters: Counters) -> None:
         self.received = 0  # samples
         self._acknowledged = 0
-        self._worker = worker
+        self._thread = thread
         self._metrics = metrics
         self._counters = counters
         self._listener: Listener | None = None
@@ -117,7 +119,7 @@ class SpeechInput:
         self._count(1)
 
     def receive(self, audio: Audio) -> Ack | None:
-        """Count audio that was accepted; return an acknowledgement when one is due."""
+        """Count received audio; return an acknowledgement when one is due."""
         self.received += audio.length
         if self.received - self._acknowledged < ACKNOWLEDGED_EVERY:
             return None
@@ -131,7 +133,7 @@ class SpeechInput:
 
     async def recognise(self, audio: Audio | None) -> list[Word]:
         """Recognise received audio, or end it with None; return the words that are now stable."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker.thread, self._recognise, audio)
+        return await asyncio.get_running_loop().run_in_executor(self._thread.executor, self._recognise, audio)
 
     def transcripts(self, words: Sequence[Word]) -> list[Transcript]:
         """Return the messages for new words or a changed tentative text; each holds words of one sentence."""
@@ -151,7 +153,7 @@ class SpeechInput:
         self._count(-1)
         if self._listener is not None:
             with suppress(RuntimeError):  # when the pool is closed
-                self._worker.thread.submit(self._listener.close)
+                self._thread.executor.submit(self._listener.close)
 
     def _count(self, change: int) -> None:
         self._counters.add(Counted.AUDIO, "", change)
@@ -160,10 +162,10 @@ class SpeechInput:
     def _recognise(self, audio: Audio | None) -> list[Word]:
         """Run in the recogniser's thread."""
         if self._listener is None:
-            self._listener = Listener(self._worker.start())
+            self._listener = Listener(self._thread.start())
         before, started = self._listener.seconds, time.perf_counter()
         words = self._listener.finish() if audio is None else self._listener.push(audio.samples())
-        language = self._worker.language
+        language = self._thread.language
         self._metrics.audio_seconds.labels(language).inc(self._listener.seconds - before)
         self._metrics.recognition_seconds.labels(language).inc(time.perf_counter() - started)
         return words
@@ -190,11 +192,11 @@ def find_recognisers(options: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for option in options if list(options) != ["none"] else []:
         language, equals, name = option.rpartition("=")
-        named = language_of(name)  # checks the name
-        language = language if equals else named or ""
+        implied = language_of(name)  # also validates the name, whether or not a language is given
+        language = language if equals else implied or ""
         if not language:
             raise ConfigError(f"--recogniser {option}: unknown language; give LANGUAGE={name}")
         if language in found:
-            raise ConfigError(f"--recogniser {option}: duplicate recogniser for {language}")
+            raise ConfigError(f"--recogniser {option}: duplicate recogniser for {language}; give one per language")
         found[language] = name
     return found

@@ -7,8 +7,8 @@
             if isinstance(message, Commit):
                 print(message.text, end="", flush=True)
 
-It keeps every message. If the server does not know the session, all messages are sent again; since the output depends
-on them only, commits that were already received are dropped.
+The client keeps every message. If the server does not know the session, all messages are sent again; since the output
+depends on them only, commits that were already received are dropped.
 """
 
 from __future__ import annotations
@@ -205,9 +205,10 @@ class LiveTranslation:
 
     async def _receive_all(self, connection: ClientConnection) -> None:
         while not isinstance(message := await _receive(connection), Done):
-            await self._take(message)
+            await self._deliver(message)
 
-    async def _take(self, message: ServerMessage) -> None:
+    async def _deliver(self, message: ServerMessage) -> None:
+        """Pass a message to the iteration, unless an earlier connection has delivered it."""
         if isinstance(message, Commit) and message.seq > self._commits:
             self._commits = message.seq
             await self._output.put(message)
@@ -225,7 +226,7 @@ def _now() -> float:
 
 
 async def _receive(connection: ClientConnection) -> ServerMessage:
-    """Receive the next message; raise an error message as an exception."""
+    """Receive the next message; raise RefusedError for an error message."""
     message = parse_server(str(await connection.recv()))
     if isinstance(message, Error):
         raise message.as_exception()
@@ -233,7 +234,7 @@ async def _receive(connection: ClientConnection) -> ServerMessage:
 
 
 def _joined(messages: Iterable[Input]) -> list[Input]:
-    """Join consecutive texts."""
+    """Join consecutive texts of up to LONGEST_SOURCE characters."""
     joined: list[Input] = []
     for message in messages:
         last = joined[-1] if joined else None

@@ -37,7 +37,7 @@ class Throttle:
         self._filled = clock()
 
     def take(self, tokens: int) -> float:
-        """Take tokens out; return the seconds to wait before going on."""
+        """Take tokens out; return the seconds to wait before continuing."""
         now = self._clock()
         self._level = min(self._burst, self._level + (now - self._filled) * self._rate) - tokens
         self._filled = now
@@ -54,10 +54,11 @@ class Budget:
 
     @property
     def is_used(self) -> bool:
+        """Whether anything is outstanding."""
         return self._left < self._all
 
     async def spend(self, cost: int) -> None:
-        """Wait until the bound is not exceeded; a single message may exceed it."""
+        """Wait until anything is left, then spend `cost`, even if it is more than what is left."""
         await self._available.wait()
         self.refund(-cost)
 

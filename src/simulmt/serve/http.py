@@ -1,4 +1,4 @@
-"""The HTTP API: translation of texts and HTML as in LibreTranslate, and information about the server."""
+"""The HTTP API, compatible with LibreTranslate: translate text and HTML, detect languages, describe the server."""
 
 from __future__ import annotations
 
@@ -76,24 +76,24 @@ class HttpApi:
     async def _translate(self, request: Request) -> TranslateResponse:
         if self._service.sessions.is_draining:
             raise HTTPException(503, "the server is shutting down")
-        wanted = await self._parse(request, TranslateRequest)
-        await self._authenticate(request, wanted.api_key)
-        texts = [wanted.q] if isinstance(wanted.q, str) else wanted.q
-        model, detection = await self._model_for(wanted, texts)
+        body = await self._parse(request, TranslateRequest)
+        await self._authenticate(request, body.api_key)
+        texts = [body.q] if isinstance(body.q, str) else body.q
+        model, detection = await self._model_for(body, texts)
         try:
-            model.check_delay(wanted.delay)
+            model.check_delay(body.delay)
         except protocol.RefusedError as refusal:
             raise HTTPException(400, str(refusal)) from None
         async with self._slot(_address(request)):
-            translations = await _unless_disconnected(request, self._translate_all(model, texts, wanted))
-        return TranslateResponse(translations[0] if isinstance(wanted.q, str) else translations, detection)
+            translations = await _unless_disconnected(request, self._translate_all(model, texts, body))
+        return TranslateResponse(translations[0] if isinstance(body.q, str) else translations, detection)
 
-    async def _translate_all(self, model: Model, texts: list[str], wanted: TranslateRequest) -> list[str]:
+    async def _translate_all(self, model: Model, texts: list[str], body: TranslateRequest) -> list[str]:
         async def translate(text: str) -> str:
-            return await model.translate(text, wanted.delay)
+            return await model.translate(text, body.delay)
 
         try:
-            if wanted.format == "html":
+            if body.format == "html":
                 return [await translate_html(text, translate) for text in texts]
             return [await translate(text) for text in texts]
         except Exception as error:
@@ -105,7 +105,8 @@ class HttpApi:
         """Count a translation while it runs; refuse it above the limits."""
         limits, counters = self._service.limits, self._service.counters
         if counters.of(Counted.REQUESTS, address) >= limits.requests_per_address:
-            raise HTTPException(429, f"too many translations from this address (limit {limits.requests_per_address})")
+            most = limits.requests_per_address
+            raise HTTPException(429, f"too many translations from this address (limit {most}); wait for one to end")
         if counters.total(Counted.REQUESTS) >= limits.requests:
             raise HTTPException(429, f"too many translations (limit {limits.requests}); try again later")
         counters.add(Counted.REQUESTS, address)
@@ -114,37 +115,39 @@ class HttpApi:
         finally:
             counters.add(Counted.REQUESTS, address, -1)
 
-    async def _model_for(self, wanted: TranslateRequest, texts: list[str]) -> tuple[Model, Detection | None]:
+    async def _model_for(self, body: TranslateRequest, texts: list[str]) -> tuple[Model, Detection | None]:
         """Choose a model by the languages of a request, detecting the source language if it is not given."""
-        source, target = base_code(wanted.source), base_code(wanted.target)
-        fitting = {model.info.source: model for model in self._service.models.values() if model.info.target == target}
+        source, target = base_code(body.source), base_code(body.target)
+        candidates = {
+            model.info.source: model for model in self._service.models.values() if model.info.target == target
+        }
         detection = None
-        if source == openapi.AUTO and fitting:
-            detection = await self._detected(" ".join(texts), fitting)
+        if source == openapi.AUTO and candidates:
+            detection = await self._detect_source(" ".join(texts), candidates)
             source = detection.language
-        if source not in fitting:
+        if source not in candidates:
             pairs = ", ".join(f"{info.source} to {info.target}" for info in self._infos)
-            found = f"{wanted.source!r} to {wanted.target!r}"
+            found = f"{body.source!r} to {body.target!r}"
             raise HTTPException(400, protocol.quotable(f"no model translates {found}; available: {pairs}"))
-        return fitting[source], detection
+        return candidates[source], detection
 
-    async def _detected(self, text: str, fitting: dict[str, Model]) -> Detection:
+    async def _detect_source(self, text: str, candidates: dict[str, Model]) -> Detection:
         """Return the most likely language that can be translated to the target."""
-        if len(fitting) == 1:
-            return Detection(next(iter(fitting)), 100.0)
+        if len(candidates) == 1:
+            return Detection(next(iter(candidates)), 100.0)
         ranked = await asyncio.to_thread(self._detector.detect, text)
-        return next(found for found in ranked if found.language in fitting)
+        return next(found for found in ranked if found.language in candidates)
 
     async def detect(self, request: Request) -> Response:
-        wanted = await self._parse(request, DetectRequest)
-        await self._authenticate(request, wanted.api_key)
-        return json_response(await asyncio.to_thread(self._detector.detect, wanted.q))
+        body = await self._parse(request, DetectRequest)
+        await self._authenticate(request, body.api_key)
+        return json_response(await asyncio.to_thread(self._detector.detect, body.q))
 
     async def _authenticate(self, request: Request, key: str | None) -> None:
         if not self._service.origins.admit(request.headers):
             raise HTTPException(403, "origin not allowed; allow it with --origin")
         if not await self._service.authenticator.admit(key, request.headers, _address(request)):
-            raise HTTPException(403, "missing or invalid API key")
+            raise HTTPException(403, "missing or invalid API key; send it as api_key or as Authorization: Bearer KEY")
 
     async def _parse(self, request: Request, kind: type[T]) -> T:
         """Parse a JSON or form body."""
@@ -163,11 +166,11 @@ class HttpApi:
             raise HTTPException(400, protocol.quotable(f"invalid body: {error}")) from None
 
     async def _body(self, request: Request) -> bytes:
-        body = b""
+        body, most = b"", self._service.limits.message_bytes
         async for chunk in request.stream():
             body += chunk
-            if len(body) > self._service.limits.message_bytes:
-                raise HTTPException(413, f"requests are limited to {self._service.limits.message_bytes} bytes")
+            if len(body) > most:
+                raise HTTPException(413, f"requests are limited to {most} bytes; send the text in parts")
         return body
 
     async def ready(self, _: Request) -> Response:
@@ -178,7 +181,9 @@ class HttpApi:
     async def metrics(self, request: Request) -> Response:
         admit = self._service.authenticator.admit
         if not self._service.settings.open_metrics and not await admit(None, request.headers, _address(request)):
-            return error_response("missing or invalid API key; or allow everyone with --open-metrics", 403)
+            return error_response(
+                "missing or invalid API key; send Authorization: Bearer KEY, or start with --open-metrics", 403
+            )
         return Response(self._service.metrics.text(), media_type=PROMETHEUS)
 
 
@@ -208,14 +213,14 @@ def _address(request: Request) -> str:
 
 async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine; cancel it if the client disconnects."""
-    async with running(work, _disconnect(request)) as tasks:
+    async with running(work, _wait_for_disconnect(request)) as tasks:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
             raise HTTPException(CLIENT_CLOSED_REQUEST, "the client has disconnected")
         return tasks[0].result()
 
 
-async def _disconnect(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -270,7 +275,7 @@ class Detector:
 
     @cached_property
     def _identifier(self) -> LanguageIdentifier | None:
-        """An identifier of those of the languages that it knows; None if it knows none."""
+        """The language identifier, restricted to the languages that it knows; None if it knows none of them."""
         identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
         known = [language for language in self._languages if language in identifier.labels]
         if not known:
@@ -280,7 +285,7 @@ class Detector:
 
 
 async def translate_html(text: str, translate: Callable[[str], Awaitable[str]]) -> str:
-    """Translate every run of text between two tags on its own.
+    """Translate each run of text between two tags separately.
 
     Text without letters, and in `translate="no"`, scripts, styles and code, is left alone.
     """

@@ -20,11 +20,13 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.live = self._gauge("simulmt_live_streams", "Streams that are connected", "model")
+        self.live = self._gauge("simulmt_live_streams", "Connected streams", "model")
         self.viewers = self._gauge("simulmt_viewers", "Viewers of rooms")
         self.audio = self._gauge("simulmt_audio_streams", "Sessions with audio")
         self.audio_seconds = self._counter("simulmt_audio_seconds", "Seconds of audio recognised", "language")
-        self.recognition_seconds = self._counter("simulmt_recognition_seconds", "Seconds it took", "language")
+        self.recognition_seconds = self._counter(
+            "simulmt_recognition_seconds", "Seconds spent recognising it", "language"
+        )
         self.words = self._counter("simulmt_source_words", "Source words translated in streams", "model")
         self.commits = self._counter("simulmt_commits", "Pieces of translation written to streams", "model")
         self.sentences = self._counter("simulmt_sentences", "Sentences finished in streams", "model")

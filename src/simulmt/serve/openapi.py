@@ -20,11 +20,11 @@ ApiKey = Annotated[str | None, Meta(description="or send the header Authorizatio
 class TranslateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of POST /translate."""
 
-    q: Annotated[str | list[str], Meta(description="a text or several; every line is translated on its own")]
+    q: Annotated[str | list[str], Meta(description="a text or several; each line is translated separately")]
     source: Annotated[str, Meta(description="a language, or auto to detect it")]
     target: str
     format: Literal["text", "html"] = "text"
-    delay: Annotated[int | None, Meta(description="one of the model's; by default the largest")] = None
+    delay: Annotated[int | None, Meta(description="one of the model's delays; by default the largest")] = None
     api_key: ApiKey = None
     alternatives: Annotated[int, Meta(description="accepted for compatibility and ignored")] = 0
 
@@ -71,7 +71,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
-    """What went wrong, for people."""
+    """An error message, for people."""
 
     error: str
 
@@ -79,7 +79,7 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 STRUCTS = (TranslateRequest, TranslateResponse, DetectRequest, Detection, Language, Models, Status, ErrorResponse)
 TRANSLATE_ERRORS = {
     400: "The request is invalid, or no model translates these languages.",
-    403: "The API key is missing or invalid, or the page is of another origin.",
+    403: "The API key is missing or invalid, or the origin is not allowed.",
     413: "The request is too long.",
     429: "Too many translations at once.",
     500: "Internal server error.",
@@ -125,7 +125,7 @@ def document(models: Collection[ModelInfo]) -> dict[str, Any]:
 
 
 def _restrict(request: dict[str, Any], models: Collection[ModelInfo]) -> None:
-    """Name the languages and delays of this server in the schema of a request."""
+    """Restrict the schema of a request to the languages and delays of this server."""
     fields = request["properties"]
     fields["source"]["enum"] = [AUTO, *sorted({model.source for model in models})]
     fields["target"]["enum"] = sorted({model.target for model in models})

@@ -1,11 +1,11 @@
-"""The wire format, defined once: JSON, one object per message, told apart by `type`.
+"""The wire format, defined once: JSON, one object per message, distinguished by `type`.
 
     /v1/stream      client: start | resume, then source, delay, undo, end ..., finish
                     server: ready, then commit, sentence, undone ..., done; or error
     /v1/rooms/NAME  client: watch, where viewers need a key
                     server: waiting, room, commit, sentence, retract ..., closed; or error
 
-Decoding, encoding, the JSON Schema at /v1/schema and the tables in docs/protocol.md all follow from these structs.
+Decoding, encoding and the JSON Schema at /v1/schema are derived from these structs; docs/protocol.md describes them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Remedy(enum.Enum):
 
 
 class ErrorCode(enum.StrEnum):
-    """The errors, with the code that the WebSocket is closed with and what a client can do."""
+    """The errors, each with its WebSocket close code and what a client can do about it."""
 
     close_code: int
     remedy: Remedy
@@ -65,7 +65,7 @@ class ErrorCode(enum.StrEnum):
 
 
 class RefusedError(StreamError):
-    """The server refuses to go on with a stream; raised on both sides."""
+    """The server refuses or ends a stream; raised by server and client."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(quotable(message))
@@ -97,7 +97,7 @@ class Start(Message, frozen=True):
     """Open a session; the first message of a connection."""
 
     model: Annotated[str, _field("a name from /v1/models")]
-    delay: Annotated[int, _field("k; by default the model's own", ge=1)] | None = None
+    delay: Annotated[int, _field("k; by default that of the model", ge=1)] | None = None
     format: Annotated[Literal["text"], _field("the format of the source")] = "text"
     input: Annotated[Literal["text", "audio"], _field("audio: speech follows in binary frames")] = "text"
     output: Annotated[Literal["translation", "transcript"], _field("transcript: speech is only recognised")] = (
@@ -121,7 +121,7 @@ class Resume(Message, frozen=True):
 class Source(Message, frozen=True):
     """Append source text, in chunks of any size; a word is read once white space or an ideograph follows it."""
 
-    text: Annotated[str, _field("what is appended to the source")]
+    text: Annotated[str, _field("text appended to the source")]
 
 
 class Delay(Message, frozen=True):
@@ -131,7 +131,7 @@ class Delay(Message, frozen=True):
 
 
 class Undo(Message, frozen=True):
-    """Take the last sentence back; undone follows."""
+    """Undo the last sentence; undone follows."""
 
 
 class End(Message, frozen=True):
@@ -163,7 +163,7 @@ class Ready(Message, frozen=True):
 class LagMs(msgspec.Struct, frozen=True, omit_defaults=True):
     """Milliseconds from a source word to its translation, by cause."""
 
-    policy: Annotated[float, _field("until the look-ahead that the delay asks for had arrived")]
+    policy: Annotated[float, _field("until the look-ahead required by the delay had arrived")]
     queue: Annotated[float, _field("until the computation began")]
     compute: Annotated[float, _field("the computation")]
     recognition: Annotated[float, _field("with audio: from the end of the spoken word until it was final")] | None = (
@@ -176,7 +176,7 @@ class Commit(Message, frozen=True):
 
     seq: Annotated[int, _field("counts the commits of a session from 1", ge=1)]
     sentence: SentenceNumber
-    text: Annotated[str, _field("what is appended to the translation")]
+    text: Annotated[str, _field("text appended to the translation")]
     source_words: Annotated[int, _field("words of the session read for it", ge=0)]
     lag_ms: LagMs
 
@@ -198,7 +198,7 @@ class Sentence(Message, frozen=True):
 class Undone(Message, frozen=True):
     """The answer to undo. The commits stay; send the text again, edited, as a new sentence."""
 
-    sentence: Annotated[int, _field("the sentence that was taken back, null if there is none", ge=0)] | None
+    sentence: Annotated[int, _field("the sentence that was undone, null if there is none", ge=0)] | None
     source: Annotated[str, _field("its source text")]
 
 
@@ -209,12 +209,12 @@ class Ack(Message, frozen=True):
 
 
 class Transcript(Message, frozen=True):
-    """What was recognised. May be repeated after resume: ignore a seq that was received before."""
+    """Recognised text. May be repeated after resume: ignore a seq that was received before."""
 
     seq: Annotated[int, _field("counts the transcripts of a session from 1", ge=1)]
-    text: Annotated[str, _field("what is appended to the recognised source; never changes")]
-    tentative: Annotated[str, _field("what was recognised after that and may still be revised")]
-    ends_sentence: Annotated[bool, _field("whether the speaker ends the sentence after text")] = False
+    text: Annotated[str, _field("text appended to the recognised source; never changes")]
+    tentative: Annotated[str, _field("text recognised after that, which may still be revised")]
+    ends_sentence: Annotated[bool, _field("whether the sentence ends after text")] = False
 
 
 class Done(Message, frozen=True):
@@ -234,7 +234,7 @@ class Error(Message, frozen=True):
 
 
 class Waiting(Message, frozen=True):
-    """Nobody speaks in the room yet."""
+    """Nobody is speaking in the room."""
 
     room: RoomName
 
@@ -250,7 +250,7 @@ class Room(Message, frozen=True):
 
 
 class Retract(Message, frozen=True):
-    """The speaker has taken a sentence back: strike it through."""
+    """The speaker has undone a sentence: strike it through."""
 
     sentence: SentenceNumber
 

@@ -144,7 +144,9 @@ class RoomLog:
             updated = self._updated
             while position < self._end:
                 if position < self._trimmed:
-                    raise RefusedError(ErrorCode.SLOW_READER, "the viewer does not keep up")
+                    raise RefusedError(
+                        ErrorCode.SLOW_READER, "the viewer does not keep up; connect again for the last sentences"
+                    )
                 position += 1
                 yield self._entries[position - 1 - self._trimmed].text
             await updated.wait()
@@ -197,7 +199,7 @@ class Rooms:
             return self.open_here(speech)
         log = RoomLog(name, self._limits.kept_sentences)
         forwarder = Forwarder(speech, log, self._peers, home)
-        await forwarder.opened()
+        await forwarder.wait_until_open()
         return Publisher(log, lambda _: forwarder.finish())
 
     def open_here(self, speech: Room) -> Publisher:
@@ -207,7 +209,7 @@ class Rooms:
             check_limit(self._counters.total(Counted.ROOMS), self._limits.rooms, "rooms")
         log = self._log(name)
         if log.is_open and log.speech is not None and log.speech.speech != speech.speech:
-            raise RefusedError(ErrorCode.ROOM_TAKEN, f"another speaker has opened the room {name}")
+            raise RefusedError(ErrorCode.ROOM_TAKEN, f"another speaker has opened the room {name}; choose another name")
         log.begin(speech)
         self._counters.add(Counted.ROOMS, name, int(is_new))
         self._owners[name] = Publisher(log, self._close_here)
@@ -277,7 +279,7 @@ class Forwarder:
         log.begin(speech)
         self._task = asyncio.create_task(self._forward())
 
-    async def opened(self) -> None:
+    async def wait_until_open(self) -> None:
         """Wait for the home worker to open the room; continue without it after a timeout."""
         try:
             async with asyncio.timeout(OPENING_SECONDS):

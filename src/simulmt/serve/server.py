@@ -129,7 +129,7 @@ def set_up_logging() -> None:
 
 
 def run(settings: Settings, port: int, workers: int = 1) -> None:
-    """Serve until a signal ends it."""
+    """Serve until stopped by a signal."""
     listeners = listen(settings.host, port, settings.limits, workers)
     if workers == 1:
         server = server_for(create_app(settings))
@@ -210,7 +210,7 @@ def listen(host: str, port: int, limits: Limits, count: int = 1) -> list[socket.
             ]
     except OSError as error:
         raise ConfigError(
-            f"cannot listen at {host} port {port}: {error.strerror}; choose others with --host and --port"
+            f"cannot listen on {host} port {port}: {error.strerror}; choose others with --host and --port"
         ) from None
     for listener in listeners:  # accepted connections inherit these options
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -322,10 +322,10 @@ def _work(settings: Settings, peers: Peers, listener: socket.socket, control: Co
         return
     path = peers.socket_path(peers.worker)
     path.unlink(missing_ok=True)
-    inner = socket.socket(socket.AF_UNIX)
-    inner.bind(str(path))
+    internal = socket.socket(socket.AF_UNIX)
+    internal.bind(str(path))
     server.on_startup = lambda: _connect_supervisor(control, server.stop)
-    server.run(sockets=[listener, inner])
+    server.run(sockets=[listener, internal])
 
 
 def _connect_supervisor(control: Connection, stop: Callable[[], None]) -> None:

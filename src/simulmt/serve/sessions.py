@@ -48,7 +48,7 @@ FAILED = "the server failed to translate this stream; start it again"
 class State(enum.Enum):
     LIVE = "receives messages"
     FINISHING = "has received finish"
-    DRAINING = "receives no more messages because the server shuts down"
+    DRAINING = "receives no more messages, because the server is shutting down"
     OVER = "its last message is in the outbox"
 
 
@@ -114,7 +114,7 @@ class Session:
     async def receive(self, message: Input | Audio, attachment: Attachment) -> None:
         """Queue a message once there is space; after the end of the attachment it is not counted as received."""
         if self.state is State.FINISHING:
-            raise RefusedError(ErrorCode.OUT_OF_ORDER, "no message may follow finish")
+            raise RefusedError(ErrorCode.OUT_OF_ORDER, "no message may follow finish; open another session")
         if isinstance(message, Source) and self.speech is not None:
             raise RefusedError(ErrorCode.OUT_OF_ORDER, "the input of this session is audio, in binary frames")
         if not self._is_translated and not isinstance(message, Audio | Finish):
@@ -158,7 +158,7 @@ class Session:
         return self._unread, MESSAGE_COST + (len(message.text) if isinstance(message, Source) else 0)
 
     def drain(self) -> None:
-        """Stop receiving; after translating what was received, tell the client that the server shuts down."""
+        """Stop receiving; once the received input is translated, tell the client that the server is shutting down."""
         if self.state is State.LIVE:
             self.state = State.DRAINING
             self._inbox.put_nowait(None)
@@ -307,7 +307,7 @@ class Sessions:
         return session
 
     def find(self, name: str, seq: int) -> Session:
-        """Return the session of this name, rewound to commit `seq`."""
+        """Return the session with this name, rewound to commit `seq`."""
         self._refuse_when_draining()
         session = self._sessions.get(name)
         if session is None or not session.outbox.rewind(seq):

@@ -43,8 +43,7 @@ class ConnectionLimiter:
     """Counts open connections, and refuses those above the limits.
 
     When the server is full, the oldest connection without a request is closed, so that idle connections cannot lock
-    others out. Peers in `proxies` connect on behalf of many clients and are not limited per
-    address.
+    others out. Peers in `proxies` connect on behalf of many clients and are not limited per address.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The WebSocket endpoints: /v1/stream, /v1/rooms/NAME, and the one by which workers publish to each other."""
+"""The WebSocket endpoints: /v1/stream, /v1/rooms/NAME, and /internal/publish between workers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ class Connection(ABC):
 
     async def _authenticate(self, key: str | None) -> None:
         if not await self._service.authenticator.admit(key, self._websocket.headers, self._address):
-            raise RefusedError(ErrorCode.UNAUTHORIZED, "missing or invalid API key")
+            raise RefusedError(
+                ErrorCode.UNAUTHORIZED, "missing or invalid API key; send it as api_key or as Authorization: Bearer KEY"
+            )
 
 
 class StreamConnection(Connection):
@@ -222,7 +224,9 @@ class StreamConnection(Connection):
         while True:
             message = await self._receive(session)
             if isinstance(message, Start | Resume):
-                raise RefusedError(ErrorCode.OUT_OF_ORDER, "this connection already has a session")
+                raise RefusedError(
+                    ErrorCode.OUT_OF_ORDER, "this connection already has a session; open another connection"
+                )
             await session.receive(message, attachment)
 
     async def _write(self, session: Session, attachment: Attachment) -> int:
@@ -285,7 +289,7 @@ class ViewerConnection(Connection):
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-        raise RefusedError(ErrorCode.OUT_OF_ORDER, "viewers only read")
+        raise RefusedError(ErrorCode.OUT_OF_ORDER, "viewers must not send messages")
 
     async def _write(self) -> None:
         async for text in self._service.rooms.watch(self._websocket.path_params["name"]):
@@ -320,7 +324,7 @@ async def publish(websocket: WebSocket, service: Service) -> None:
 
 
 def _is_worker(websocket: WebSocket, service: Service) -> bool:
-    """Check whether the peer is another worker of this server: only they use the Unix sockets."""
+    """Return whether the peer is another worker of this server: only they use the Unix sockets."""
     return websocket.client is None and service.peers.directory is not None
 
 
