@@ -90,7 +90,7 @@ def read_audio(file: BinaryIO, name: str) -> Iterator[Samples]:
 
 
 def read_whole(path: Path) -> Samples:
-    """Read a whole file."""
+    """Read a whole file, as mono samples at 16 kHz."""
     try:
         with path.open("rb") as file:
             return np.concatenate([np.zeros(0, np.float32), *read_audio(file, str(path))])
@@ -159,7 +159,10 @@ def resample(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:
 
 
 class _Resampler:
-    """Output sample n lies at input time n * rate / RATE; it depends on `reach` input samples on either side."""
+    """Resamples block by block.
+
+    Output sample n lies at input time n * rate / RATE; it depends on `reach` input samples on either side.
+    """
 
     def __init__(self, rate: int) -> None:
         common = math.gcd(rate, RATE)
@@ -202,7 +205,7 @@ def listen_to_microphone(device: str | None = None) -> Iterator[Samples]:
         stream = sounddevice.InputStream(RATE, BLOCK, chosen, channels=1, dtype="float32", callback=record)
         stream.start()
     except (sounddevice.PortAudioError, ValueError) as error:
-        raise SpeechError(_no_microphone(sounddevice, device, error)) from None
+        raise SpeechError(_microphone_error(sounddevice, device, error)) from None
     return _recorded(stream, queue)
 
 
@@ -222,7 +225,7 @@ def _sounddevice() -> Any:
     return sounddevice
 
 
-def _no_microphone(sounddevice: Any, device: str | None, error: Exception) -> str:
+def _microphone_error(sounddevice: Any, device: str | None, error: Exception) -> str:
     inputs = [
         f"{found['index']} {found['name']}" for found in sounddevice.query_devices() if found["max_input_channels"]
     ]

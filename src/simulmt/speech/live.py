@@ -1,9 +1,11 @@
 """Live speech translation: recogniser, stabiliser and stream.
 
-speech = LiveSpeech(translator, open_recogniser().start(), delay=3)
-for samples in blocks:
-    for commit in speech.push(samples): ...
-for commit in speech.finish(): ...
+    speech = LiveSpeech(translator, open_recogniser().start(), delay=3)
+    for samples in blocks:
+        for commit in speech.push(samples): ...
+    for commit in speech.finish(): ...
+
+Words are translated as soon as they are stable.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Listener:
 
 
 def transcribe(recogniser: Recogniser, samples: Samples) -> str:
-    """Recognise a whole recording at once."""
+    """Return the text of a whole recording."""
     with closing(recogniser.start()) as recognition:
         found = [*recognition.push(samples), *recognition.finish()]
     return " ".join(hypothesis.text for hypothesis in found if hypothesis.is_final)
@@ -92,7 +94,7 @@ class LiveSpeech:
         self.recognition_seconds = self.translation_seconds = 0.0  # of computation
 
     def push(self, samples: Samples, arrived: float | None = None) -> list[Commit]:
-        """Translate more audio; `arrived` is when it came in, by default now."""
+        """Translate more audio; `arrived` is its arrival time, by default now."""
         return self._translate(lambda: self.listener.push(samples), arrived)
 
     def finish(self) -> list[Commit]:

@@ -69,7 +69,7 @@ class MoonshineRecogniser:
 
 
 class MoonshineRecognition:
-    """Recognises one speaker.
+    """Recognises one speaker with Moonshine.
 
     Voice activity detection keeps all lines of a stream, so streams are restarted regularly to bound memory.
     """
@@ -80,7 +80,7 @@ class MoonshineRecognition:
         self._stream = open_stream()
         self._stream_number = 0  # makes line ids unique
         self._stream_start = 0.0  # start of this stream, in seconds of audio
-        self._audio_seconds = 0.0  # seconds of audio
+        self._audio_seconds = 0.0  # received
         self._last_update = 0.0
         self._lines_finished = 0  # lines of this stream
         self._line_start: float | None = None  # start of the open line
@@ -138,6 +138,7 @@ class MoonshineRecognition:
         return Hypothesis(text, is_final, f"{self._stream_number}.{number}", start=start, end=self._speech_end)
 
     def _restart(self, is_silent: bool) -> list[Hypothesis]:
+        """Finish this stream and open another; return the last hypotheses of this one."""
         found = self.finish()
         recent = self._audio[-int(OVERLAP_SECONDS * RATE) :] if is_silent else self._audio[:0]
         self._stream = self._open_stream()

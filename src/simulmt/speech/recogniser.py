@@ -5,8 +5,8 @@
     for samples in blocks:
         for hypothesis in recognition.push(samples): ...
 
-Recognisers are named by library and model directory: moonshine, moonshine:DIR, vosk:DIR, sherpa:DIR. Vosk knows some
-twenty languages and writes no punctuation; of sherpa-onnx, streaming transducers can be used.
+Recognisers are named by library and model directory: moonshine, moonshine:DIR, vosk:DIR, sherpa:DIR. Vosk supports
+some twenty languages and writes no punctuation; sherpa-onnx runs streaming transducers.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class Recogniser(Protocol):
 
 def open_recogniser(name: str = DEFAULT) -> Recogniser:
     """Load a recogniser by name."""
-    kind, directory = check_name(name)
+    kind, directory = parse_name(name)
     if kind == "moonshine":
         return MoonshineRecogniser(directory)
     assert directory is not None
     return VoskRecogniser(directory) if kind == "vosk" else SherpaRecogniser(directory)
 
 
-def check_name(name: str) -> tuple[str, Path | None]:
-    """Split a name into library and directory; raise an error if either is invalid."""
+def parse_name(name: str) -> tuple[str, Path | None]:
+    """Split the name of a recogniser into library and model directory, and check both."""
     kind, _, path = name.partition(":")
     if kind not in ("moonshine", "vosk", "sherpa"):
         raise ConfigError(f"recogniser {name!r}: expected moonshine, moonshine:DIR, vosk:DIR or sherpa:DIR")
@@ -79,14 +79,14 @@ def check_name(name: str) -> tuple[str, Path | None]:
 
 def language_of(name: str) -> str | None:
     """Return the language of a recogniser if its name implies one."""
-    kind, directory = check_name(name)
+    kind, directory = parse_name(name)
     if kind != DEFAULT:
         return None
     return DEFAULT_LANGUAGE if directory is None else directory.name.partition("-")[2] or None
 
 
 def is_default_installed() -> bool:
-    """Check whether the default recogniser is installed, without importing it."""
+    """Return whether the default recogniser is installed, without importing it."""
     return find_spec("moonshine_voice") is not None
 
 
@@ -107,7 +107,7 @@ class VoskRecogniser:
         try:
             self._model = vosk.Model(str(directory))
         except Exception:  # the library raises a plain Exception
-            raise SpeechError(f"{directory}: Vosk cannot load it") from None
+            raise SpeechError(f"{directory}: Vosk cannot load it; download the model again") from None
 
     def start(self) -> VoskRecognition:
         recognizer = self._library.KaldiRecognizer(self._model, float(RATE))
@@ -116,7 +116,7 @@ class VoskRecogniser:
 
 
 class VoskRecognition:
-    """Recognises one speaker."""
+    """Recognises one speaker with Vosk."""
 
     def __init__(self, recognizer: Any) -> None:
         self._recognizer = recognizer
@@ -164,7 +164,7 @@ class SherpaRecogniser:
 
 
 class SherpaRecognition:
-    """Recognises one speaker."""
+    """Recognises one speaker with sherpa-onnx."""
 
     def __init__(self, recognizer: Any) -> None:
         self._recognizer = recognizer
