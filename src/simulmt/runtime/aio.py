@@ -31,7 +31,7 @@ Batch = dict[Stream, asyncio.Future[None]]
 
 
 class AsyncTranslator:
-    """Advance waiting streams in batches of at most `together`, first come, first served; for one event loop."""
+    """Advances waiting streams in batches of at most `together`, first come, first served; for one event loop."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class AsyncStream:
         self._lock = asyncio.Lock()
 
     async def push(self, text: str, arrived: float | None = None) -> list[Commit]:
-        """Accept a chunk of text; return what can now be written."""
+        """Push a chunk of text of any size; return what can now be written."""
         async with self._lock:
             self.stream.accept(text, arrived)
             return await self._drain()

@@ -9,7 +9,8 @@
     manifest.json   size and SHA-256 of all files
     *.yaml          SimulEval configurations, generated
 
-Loading checks sizes only; `verify` checks checksums, which would triple the loading time.
+Loading checks sizes only; `verify` checks checksums, which would triple the loading time. Weights are moved to huge
+pages, which makes translation faster.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Bundle:
         self.source = self._vocabulary(SOURCE)
         self.target = self._vocabulary(TARGET)
         if not self.source.spaced:
-            raise BundleError(f"{directory / SOURCE}: a source vocabulary must be learnt with spaced = true")
+            raise BundleError(f"{directory / SOURCE}: a source vocabulary must be trained with spaced = true")
 
     def verify(self) -> None:
         """Raise BundleError if a file does not match its checksum."""
@@ -206,7 +207,7 @@ def huge_pages() -> Iterator[None]:
 
 
 def collapse(start: int, size: int) -> int:
-    """Collapse a block aligned to huge pages; return 0 on success."""
+    """Back a block, aligned to huge pages, with huge pages; return 0 on success."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     return int(madvise(start, size, MADV_COLLAPSE))
@@ -239,7 +240,9 @@ def find(name_or_path: str | Path) -> Path:
         if path.is_dir():
             return path
     names = ", ".join(shipped_names()) or "none"
-    raise BundleError(f"{name_or_path}: no such model; give the path of a bundle or one that is shipped ({names})")
+    raise BundleError(
+        f"{name_or_path}: no such model; give the path of a bundle or the name of a shipped one ({names})"
+    )
 
 
 def shipped_names() -> list[str]:
@@ -249,7 +252,7 @@ def shipped_names() -> list[str]:
 
 
 def default_names() -> Iterator[str]:
-    """Yield the names of the shipped bundles of real languages, the default first; of all if there are no others."""
+    """Yield the names of the shipped bundles, the default first; synthetic ones only if there are no others."""
     names = shipped_names()
     if not names:
         raise BundleError("no models installed: pass the path of a bundle with --model")

@@ -129,7 +129,7 @@ def log_softmax(scores: Array) -> Array:
 
 
 class Collapse:
-    """Collapse frames incrementally: drop blanks and symbols equal to that of the previous frame."""
+    """Collapses frames incrementally: drops blanks and symbols equal to that of the previous frame."""
 
     def __init__(self, rules: DecodingRules = NO_RULES) -> None:
         self._rules = rules
@@ -248,7 +248,7 @@ class TransducerSentence(CTCSentence):
         self.context: tuple[History, Array] = (), np.empty(0)  # a history and the scores [V] that it adds
 
     def write(self, frames: Array, due: Due) -> Written:
-        """Return what the symbols [F] of a position write; equal symbols in a row are two."""
+        """Drop the blanks among the symbols [F] of a position; unlike in CTC, repeated symbols are kept."""
         tokens = [symbol for symbol in frames.tolist() if symbol != BLANK]
         for token in tokens:
             self.history = after(self.history, token)
@@ -279,7 +279,7 @@ class TransducerDecoder(CTCDecoder):
     def _scores(
         self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
     ) -> Array:
-        """Return the scores [B N F V] of frames, after the blank penalty and the rule."""
+        """Return the scores [B N F V] of frames, after the blank penalty and the rule early_full_stop."""
         scores = binding.run()["scores"]
         scores[..., BLANK] -= binding.inputs["penalty"][..., 0]
         if self._full_stops is not None:

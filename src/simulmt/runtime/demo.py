@@ -130,13 +130,15 @@ class DemoStatistics:
         policy = statistics.median([lag.policy for lag in self.lags] or [0.0])
         compute = statistics.median([lag.compute for lag in self.lags] or [0.0])
         return (
-            f"{self.sentences} sentences, {self.words} words read, {len(self.lags)} pieces written, none taken back\n"
-            f"median lag of a piece: {policy:.0f} ms until the words it needed were said, {compute:.1f} ms to compute"
+            f"{self.sentences} sentences, {self.words} words read, {len(self.lags)} pieces written, none revised\n"
+            f"median lag of a piece: {policy:.0f} ms until the words it needed were spoken, {compute:.1f} ms to compute"
         )
 
 
 @dataclass(frozen=True)
 class Percentiles:
+    """Percentiles of a measured time."""
+
     median: float
     p95: float
     p99: float
@@ -153,6 +155,8 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Measurements:
+    """Speed and memory of a model."""
+
     model: str
     delay: int | None
     threads: int

@@ -32,7 +32,7 @@ class Arrival(NamedTuple):
 
 
 def arrivals(descriptor: int, clock: Callable[[], float], poll: float | None = None) -> Iterator[list[Arrival]]:
-    """Yield the text that has arrived since the previous yield; with `poll`, at least every so many seconds.
+    """Yield the text that has arrived since the previous yield, at the latest after `poll` seconds.
 
     A thread reads and timestamps the text, also while the caller computes.
     """
@@ -75,7 +75,7 @@ class LineTranslator:
         self._is_begun = False  # whether that line has any characters, even white space
 
     def push(self, arrived: Iterable[Arrival]) -> None:
-        """Translate a chunk; lines end with a line feed."""
+        """Translate chunks of text; lines end with a line feed."""
         for text, time in arrived:
             first, *others = text.split("\n")
             self._accept(first, time)
@@ -153,7 +153,8 @@ class RevisionTranslator:
         for text, time in arrived:
             *lines, self._open = (self._open + text).split("\n")
             if len(self._open) > LONGEST_EVENT:
-                raise DataError(f"line {self._number + len(lines) + 1}: longer than {LONGEST_EVENT} characters")
+                number = self._number + len(lines) + 1
+                raise DataError(f"line {number}: longer than {LONGEST_EVENT} characters; expected one event per line")
             for line in lines:
                 self._read(line, time)
         now = self._translator.clock()
@@ -161,7 +162,7 @@ class RevisionTranslator:
         self._lines.write(self._stream, self._translator.drain([self._stream])[0])
 
     def finish(self) -> None:
-        """Translate the rest."""
+        """Translate the rest at the end of input."""
         now = self._translator.clock()
         self._read(self._open, now)
         feed(self._stream, self._stabiliser.flush(now), now)

@@ -54,7 +54,7 @@ TOP = 32  # symbols scored first; the best is nearly always among them
 
 @dataclass(frozen=True)
 class RulesConfig:
-    """Which rules are on: the penalty of each `LogitFilter` (0 is off), and the text filter."""
+    """Which rules are on: the penalty of each `LogitFilter` (0 is off), and a switch for each other rule."""
 
     repeated_symbol: float = 0.0
     restarted_noun: float = 0.0
@@ -121,7 +121,7 @@ class SourcePrefix:
 
 
 class PieceTexts:
-    """What each piece of a vocabulary writes, as it is and case-folded."""
+    """The text of each piece of a vocabulary, as written and case-folded."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
         written = (piece.replace(SPACE, " ") for piece in pieces[len(SPECIAL_SYMBOLS) :])
@@ -133,7 +133,7 @@ class PieceTexts:
 
 
 class LogitFilter(ABC):
-    """Lower the scores of unwanted symbols.
+    """Lowers the scores of unwanted symbols.
 
     Unlike whisper's, it is applied to single symbols, since only the best few of a large vocabulary matter.
     """
@@ -148,7 +148,7 @@ class LogitFilter(ABC):
 
 
 class RepeatedSymbol(LogitFilter):
-    """Penalise the last symbol, if it is more than a letter or a number, and the ideograph that was written last."""
+    """Penalises the last symbol, if it is more than a letter or a number, and the ideograph that was written last."""
 
     def applies(self, symbol: int, context: Context, source: SourcePrefix) -> bool:  # noqa: ARG002 - independent of the source
         text, last = self.target.texts[symbol].strip(), self.target.texts[context.last]
@@ -159,7 +159,7 @@ class RepeatedSymbol(LogitFilter):
 
 
 class RestartedNoun(LogitFilter):
-    """Penalise starting a capitalised word again in lower case: "Good Mor morning", for "Guten Morgen".
+    """Penalises starting a capitalised word again in lower case: "Good Mor morning", for "Guten Morgen".
 
     German capitalises nouns, and a model that copies a noun may correct itself in the next frame.
     """
@@ -172,7 +172,7 @@ class RestartedNoun(LogitFilter):
 
 
 class UnknownWord(LogitFilter):
-    """Penalise symbols that make a word no longer a prefix of any word in the lexicon or the source read so far.
+    """Penalises symbols after which a word is no longer a prefix of any word in the lexicon or the source read so far.
 
     A word that is already unknown is not penalised again. Any word may have an English possessive ending, and names of
     the source may follow an elided article ("d'Artagnan").
@@ -284,9 +284,9 @@ class DecodingRules:
 
 
 class EarlyFullStop:
-    """Forbid a transducer to write a full stop before the source has one.
+    """Keeps a transducer from writing a full stop before the source has one.
 
-    It sees the end of the sentence coming, but the words before it are still to be translated.
+    The model sees the end of the sentence in its look-ahead, while words before it are still to be translated.
     """
 
     def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
@@ -303,7 +303,7 @@ def _containing(pieces: Sequence[str], characters: frozenset[str]) -> list[int]:
 
 
 class DoubledPunctuation:
-    """Text filter: write one punctuation mark where a model writes several, and no empty quotation marks or brackets.
+    """Text filter that reduces punctuation marks in a row to one, and drops empty quotation marks and brackets.
 
     A comma before a full stop is dropped, as is one after it in Chinese. Since written text never changes, a mark that
     may be dropped is held back until the next character, or the end of the sentence.

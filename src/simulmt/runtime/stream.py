@@ -80,7 +80,7 @@ class StreamState(enum.Enum):
 
 
 class Decoder(Protocol):
-    """Protocol of the decoders of each kind of model."""
+    """Interface of the decoders, one for each kind of model."""
 
     caches: Caches
 
@@ -218,7 +218,7 @@ class Stream:
         self._delay = self._translator.checked_delay(delay)
 
     def accept(self, text: str, arrived: float | None = None, recognition: float = 0.0) -> None:
-        """`push` without computing.
+        """Accept text like `push`, but do not compute.
 
         `arrived` is the arrival time by the translator's clock, and `recognition` the seconds since its last word was
         spoken.
@@ -229,7 +229,7 @@ class Stream:
             self._read_word(word, arrived, recognition)
 
     def accept_end(self, arrived: float | None = None) -> None:
-        """`end_sentence` without computing."""
+        """End the sentence like `end_sentence`, but do not compute."""
         self._require_open("end_sentence")
         arrived = self._translator.clock() if arrived is None else arrived
         for word in self._splitter.flush():
@@ -237,7 +237,7 @@ class Stream:
         self._close(arrived)
 
     def accept_finish(self, arrived: float | None = None) -> None:
-        """`finish` without computing."""
+        """End the text like `finish`, but do not compute."""
         if self._state is StreamState.FINISHED and (self.is_due or self._output):
             return  # an earlier call failed
         self._require_open("finish")
@@ -357,9 +357,9 @@ class Translator:
         return Stream(self, self.checked_delay(delay), beam, segment, reads_on)
 
     def translate(self, text: str, delay: int | None = None, beam: int = 1) -> str:
-        """Translate a whole text, line by line: every line ends a sentence and gives one line.
+        """Translate a whole text, line by line: every line ends a sentence and gives one line of output.
 
-        The default delay is the model's largest, which gives the best quality, since all words are already there.
+        The default delay is the model's largest, which gives the best quality, since the whole text is available.
         Full-sentence models take a `beam`.
         """
         if delay is None:
