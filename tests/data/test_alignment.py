@@ -90,7 +90,7 @@ def test_a_repeated_link_counts_once() -> None:
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_anticipation_rate_needs_a_positive_delay(k: int) -> None:
-    with pytest.raises(ConfigError, match=f"k = {k}"):
+    with pytest.raises(ConfigError, match=f"k must be at least 1, got {k}"):
         anticipation_rate([VERB_FINAL], k)
 
 
@@ -375,7 +375,7 @@ def test_alignments_are_read_from_files(tmp_path: Path) -> None:
 
 def test_alignments_that_do_not_fit_the_text_are_refused(tmp_path: Path) -> None:
     links = written(tmp_path / "links", ["0-0", "0-3"])
-    with pytest.raises(DataError, match="links: 2 lines of alignments for 1 sentence pairs"):
+    with pytest.raises(DataError, match="links: 2 alignments for 1 sentence pairs; line n must align pair n"):
         read_pharaoh(links, [PAIR])
     with pytest.raises(DataError, match=r"links:2: links source unit 1 to target unit 4, .* the pair has 3 and 3"):
         read_pharaoh(links, [PAIR, PAIR])

@@ -50,7 +50,7 @@ def anticipation_rate(
     leaves only reordering.
     """
     if k < 1:
-        raise ConfigError(f"k = {k}: the delay of an anticipation rate counts source words, from 1")
+        raise ConfigError(f"k must be at least 1, got {k}")
     scales = repeat((1, 1)) if lengths is None else lengths
     anticipated = [
         i - k + 1 > round(j * source / target)
@@ -146,6 +146,40 @@ def _parse_link(token: str, base: int) -> tuple[Link, str]:
     return (i, j), match[2]
 
 
+def read_pharaoh(path: Path, pairs: Sequence[WordPair]) -> list[set[Link]]:
+    """Read alignments in 0-based Pharaoh format and check that they fit the sentences."""
+    alignments = list(read_alignments(path, parse_pharaoh))
+    _check_fit(path, alignments, pairs)
+    return alignments
+
+
+def read_gold(path: Path, pairs: Sequence[WordPair], base: int = 1, target_first: bool = False) -> list[Gold]:
+    """Read sure and possible gold links and check that they fit the sentences."""
+    gold = list(read_alignments(path, partial(parse_gold, base=base, swapped=target_first)))
+    _check_fit(path, [possible for _, possible in gold], pairs)
+    return gold
+
+
+def _check_fit(path: Path, alignments: Sequence[set[Link]], pairs: Sequence[WordPair]) -> None:
+    if len(alignments) != len(pairs):
+        raise DataError(
+            f"{path}: {len(alignments)} alignments for {len(pairs)} sentence pairs; line n must align pair n"
+        )
+    for line, (links, pair) in enumerate(zip(alignments, pairs, strict=True), start=1):
+        check_links(path, line, links, pair)
+
+
+def check_links(path: Path, line: int, links: Iterable[Link], pair: WordPair) -> None:
+    """Raise DataError if the links in a line of a file do not fit its sentence pair."""
+    source, target = map(len, pair)
+    for i, j in links:
+        if i > source or j > target:
+            raise DataError(
+                f"{path}:{line}: links source unit {i} to target unit {j}, counted from 1, but the pair has "
+                f"{source} and {target}; is the tokenisation the one that was aligned?"
+            )
+
+
 def alignment_words(text: str, unit: Unit) -> list[str]:
     """Split a line into the units of an alignment: words, or ideographs and whole Latin words."""
     return split_words(text) if unit == "char" else text.split()
@@ -159,7 +193,7 @@ def guess_unit(lines: Iterable[str]) -> Unit:
 
 
 def find_unit(path: Path, choice: UnitChoice = "auto") -> Unit:
-    """Return the unit that was chosen for a file, or guess it."""
+    """Return `choice`, or guess the unit of a file if it is auto."""
     return guess_unit(read_sentences(path)) if choice == "auto" else choice
 
 
@@ -222,38 +256,6 @@ def align_with_eflomal(
         both = (read_alignments(path, parse_pharaoh) for path in (forward, reverse))
         links = [symmetrise(*each) for each in zip(*both, strict=True)]
     return links[: len(pairs)]
-
-
-def read_pharaoh(path: Path, pairs: Sequence[WordPair]) -> list[set[Link]]:
-    """Read alignments in 0-based Pharaoh format and check that they fit the sentences."""
-    alignments = list(read_alignments(path, parse_pharaoh))
-    _check_fit(path, alignments, pairs)
-    return alignments
-
-
-def read_gold(path: Path, pairs: Sequence[WordPair], base: int = 1, target_first: bool = False) -> list[Gold]:
-    """Read sure and possible gold links and check that they fit the sentences."""
-    gold = list(read_alignments(path, partial(parse_gold, base=base, swapped=target_first)))
-    _check_fit(path, [possible for _, possible in gold], pairs)
-    return gold
-
-
-def _check_fit(path: Path, alignments: Sequence[set[Link]], pairs: Sequence[WordPair]) -> None:
-    if len(alignments) != len(pairs):
-        raise DataError(f"{path}: {len(alignments)} lines of alignments for {len(pairs)} sentence pairs")
-    for line, (links, pair) in enumerate(zip(alignments, pairs, strict=True), start=1):
-        check_links(path, line, links, pair)
-
-
-def check_links(path: Path, line: int, links: Iterable[Link], pair: WordPair) -> None:
-    """Raise DataError if the links in a line of a file do not fit its sentence pair."""
-    source, target = map(len, pair)
-    for i, j in links:
-        if i > source or j > target:
-            raise DataError(
-                f"{path}:{line}: links source unit {i} to target unit {j}, counted from 1, but the pair has "
-                f"{source} and {target}; is the tokenisation the one that was aligned?"
-            )
 
 
 def align_with_awesome(pairs: Sequence[WordPair], model: Path) -> list[set[Link]]:
