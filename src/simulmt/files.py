@@ -1,4 +1,4 @@
-"""Files and this process: atomic writes, checksums, locks, available cores, peak memory."""
+"""Operating-system utilities: atomic writes, checksums, file locks, available cores, peak memory."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def test_weighing(capsys: pytest.CaptureFixture[str]) -> None:
         (
             "speech --source text/dev.source --target text/dev.target --output text/dev --overwrite",
             2,
-            ["--output text/dev: would replace its own input text/dev.source; choose another"],
+            ["--output text/dev: would replace its own input text/dev.source; choose another prefix"],
         ),
         (
             "reorder --source text/dev.source --target text/test.target --output text/test --overwrite",

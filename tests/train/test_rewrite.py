@@ -481,7 +481,9 @@ def test_an_input_is_never_replaced(tmp_path: Path, name: str, overwrite: bool) 
     (tmp_path / "link").symlink_to("out.source")
     (tmp_path / name).write_text("mine", encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ConfigError, match=rf"^--output .*/out: would replace its own input .*/{name}; choose another$"):
+    with pytest.raises(
+        ConfigError, match=rf"^--output .*/out: would replace its own input .*/{name}; choose another prefix$"
+    ):
         job(tmp_path, inputs=[tmp_path / "elsewhere", tmp_path / name], overwrite=overwrite)
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / name).read_text(encoding="utf-8") == "mine"

@@ -42,7 +42,7 @@ class Pair(NamedTuple):
 
 
 class Corpus(Protocol):
-    """Protocol of corpus formats."""
+    """A parallel corpus, in any format."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -163,7 +163,7 @@ def read_development(source: Path, targets: Sequence[Path]) -> tuple[ParallelFil
 
 
 def collapse_whitespace(text: str) -> str:
-    """Collapse white space."""
+    """Replace each run of white space by one space, and strip both ends."""
     return " ".join(text.split())
 
 
@@ -211,7 +211,7 @@ def map_chunks(
 ) -> Iterator[tuple[list[T], R]]:
     """Yield each chunk of items with the result of `work`, in order.
 
-    A single chunk is processed in this process, more are shared by several. `work` must be picklable.
+    A single chunk is processed in this process; several are distributed over `processes`, so `work` must be picklable.
     """
     remaining = iter(items)
     chunks = iter(lambda: list(islice(remaining, size)), [])

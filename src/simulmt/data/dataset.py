@@ -1,9 +1,11 @@
 """A data directory: two vocabularies, a training store and a development set.
 
-source.model  target.model      the vocabularies
-train/  dev/                    token stores
-dev.source                      the development set as text
-dev.reference  dev.reference2   its references, one set per file; all are used for scoring
+    source.model  target.model      the vocabularies
+    train/  dev/                    token stores
+    dev.source                      the development set as text
+    dev.reference  dev.reference2   its references, one set per file
+
+All references are used for scoring.
 """
 
 from __future__ import annotations

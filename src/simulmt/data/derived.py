@@ -92,7 +92,7 @@ def refuse_to_overwrite_inputs(prefix: Path, inputs: Iterable[Path], written: Se
     replaced = [prefix.with_name(f"{prefix.name}.{suffix}") for suffix in written]
     for path in inputs:
         if any(_is_same_file(place, own) for place in (path, *path.resolve().parents) for own in replaced):
-            raise ConfigError(f"--output {prefix}: would replace its own input {path}; choose another")
+            raise ConfigError(f"--output {prefix}: would replace its own input {path}; choose another prefix")
 
 
 def _is_same_file(one: Path, other: Path) -> bool:

@@ -40,6 +40,8 @@ def read_elements(path: Path, tag: str) -> Iterator[tuple[int, Element]]:
 
 
 class _ElementParser:
+    """Parses XML incrementally into the elements with one tag."""
+
     def __init__(self, path: Path, tag: str) -> None:
         self._path = path
         self._tag = tag

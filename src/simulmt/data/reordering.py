@@ -78,7 +78,7 @@ def reorder_corpus(
     overwrite: bool = False,
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
-    """Reorder target words to follow the source words they translate.
+    """Reorder a corpus with the given alignments.
 
     `links` holds 0-based Pharaoh alignments of units: "word" for space-separated words, or "char" for text without
     spaces, where each ideograph is a unit. To keep Chinese words together, segment the text first.

@@ -71,19 +71,19 @@ class NoiseRates:
     """Probabilities; the last three are per sentence, the others per word."""
 
     filler: float = 0.015  # preceded by "uh"
-    repeat: float = 0.008  # said twice
-    cut_off: float = 0.003  # broken off and said again
+    repeat: float = 0.008  # spoken twice
+    cut_off: float = 0.003  # broken off and repeated
     misheard: float = 0.02  # replaced by a similar-sounding word
     lost_plural: float = 0.004
     dropped: float = 0.01  # of the short words in DROPPED only
     inserted: float = 0.002
-    restart: float = 0.03  # the first two or three words said twice
+    restart: float = 0.03  # the first two or three words spoken twice
     spelled: float = 0.6  # digits to number words; otherwise, with the same probability, number words to digits
     unpunctuated: float = 0.7  # neither punctuation nor capitals
 
 
 class SpeechNoise:
-    """Makes written sentences look like recognised speech."""
+    """Rewrites sentences as a speech recogniser might output them."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ def _as_digits(word: str) -> str:
 
 
 def _is_protected(word: str) -> bool:
-    """Check whether a word is a number or a negation."""
+    """Return whether a word is a number or a negation."""
     core = word.strip(".,;:!?\"'()“”‘’").lower()
     return (
         core in NEGATIONS

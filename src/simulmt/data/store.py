@@ -147,7 +147,7 @@ class TokenStore:
 
     @staticmethod
     def open(path: Path) -> TokenStore:
-        """Open a store; files of another size than the manifest says are refused."""
+        """Open a store; raise DataError if the size of a file differs from the manifest."""
         manifest = _read_manifest(path)
         return TokenStore(
             manifest,

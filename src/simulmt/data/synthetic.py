@@ -11,8 +11,8 @@ A sentence is a tree of phrases, and the target reverses the parts of some kinds
 so a source sentence has exactly one translation at each setting. A model has to learn the dictionary and the order.
 
 The dictionary is nearly word for word. Some words have two target words; two source words are not translated; the
-target has particles of its own, one at the end of statements and two between a number and its noun; and a few words
-are ambiguous without the word to their left.
+target adds particles, one at the end of statements and one of two between a number and its noun; and a few words are
+ambiguous without the word to their left.
 """
 
 from __future__ import annotations
@@ -373,7 +373,7 @@ def lexicon() -> Mapping[str, tuple[Word, ...]]:
 
 
 def _content_word(kind: str, number: int, source: _WordGenerator, target: _WordGenerator) -> Word:
-    """Translate to one target word, or two for every eighth word; some words have a second sense."""
+    """Make a word with one target word, or two for every eighth; some adjectives and things have a second sense."""
     if kind == "name":
         return Word(kind, source.generate_word(2).capitalize(), (target.generate_word(2).capitalize(),))
     after = {}

@@ -1,7 +1,7 @@
 """Derive training text line by line: filtering, speech noise, weighting, concatenation.
 
-Each function writes PREFIX.source, PREFIX.target and PREFIX.json, the record of inputs, settings and dropped lines (see
-simulmt.data.derived), and returns the record.
+`filter_corpus`, `speech_corpus`, `weigh_corpus` and `join_corpora` write PREFIX.source, PREFIX.target and PREFIX.json,
+the record of inputs, settings and dropped lines (see simulmt.data.derived), and return the record.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class WeighingConfig:
     """Weights of labels: 2 takes pairs twice, 0.5 a random half, 0 none."""
 
     weights: dict[str, float] = field(default_factory=dict)
-    others: float = 1.0  # for labels without a weight of their own
+    others: float = 1.0  # for labels that are not in `weights`
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -210,7 +210,7 @@ def weigh_corpus(
         found = ", ".join(f"{label} ({count:,})" for label, count in known.most_common(20))
         raise DataError(f"{labels}: no line has the label {', '.join(unknown)}; labels found: {found}")
     if not any(config.weights.get(label, config.others) for label in known):
-        raise DataError(f"{labels}: every label has weight 0, so no pairs remain")
+        raise DataError(f"{labels}: every label has weight 0, so no pairs remain; give one a weight above 0")
     inputs = {"source": source, "target": target, "labels": labels}
     job = Job.on_files(prefix, "weigh", as_table(config), inputs, overwrite)
 

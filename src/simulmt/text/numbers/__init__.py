@@ -14,10 +14,7 @@ from typing import NamedTuple
 Rule = tuple[str | re.Pattern[str], str | Callable[[re.Match[str]], str]]  # pattern and replacement, as in re.sub
 Ambiguous = dict[str, tuple[Fraction | int, ...]]  # words that may or may not be numbers, with their values
 DECIMAL = r"\d{1,30}+(?:\.\d{1,30}+)?+"  # possessive and bounded, to avoid quadratic backtracking
-VERSION: Rule = (
-    r"\d{1,30}+(?:\.\d{1,30}+){2,}",
-    lambda match: match[0].replace(".", " "),
-)  # or a date
+VERSION: Rule = (r"\d{1,30}+(?:\.\d{1,30}+){2,}", lambda match: match[0].replace(".", " "))  # or a date: 24.12.1990
 _YEAR_BEGINNINGS = range(13, 21)  # nineteen ninety-five, twenty twenty-six
 
 _NUMBER = re.compile(
@@ -213,7 +210,7 @@ def format_number(value: Fraction) -> str:
 
 
 def words(text: str) -> list[str]:
-    """Split a string of words."""
+    """Split a string at white space; shorter than a list of quoted words."""
     return text.split()
 
 
