@@ -308,9 +308,7 @@ def refuse_to_overwrite(directory: Path, overwrite: bool) -> None:
     if not overwrite:
         raise DataError(f"{directory}: already exists; choose another directory or replace it with --overwrite")
     if not directory.is_dir() or {path.name for path in directory.iterdir()} - {MANIFEST, *DATA_FILES}:
-        raise DataError(
-            f"{directory}: contains other files than a token store, so it is not overwritten; choose another directory"
-        )
+        raise DataError(f"{directory}: not just a token store, so it is not overwritten; choose another directory")
 
 
 def _read_manifest(directory: Path) -> Manifest:

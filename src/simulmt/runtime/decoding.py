@@ -43,7 +43,7 @@ class Due(NamedTuple):
 
     position: int
     visible: int  # number of source tokens it attends to
-    trigger: int
+    trigger: int  # the last source token read before it was due
     delay: int
 
 

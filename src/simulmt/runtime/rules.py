@@ -77,7 +77,7 @@ class RulesConfig:
         return [name for name in SCORE_RULES if getattr(self, name)]
 
     def without(self, *names: str) -> RulesConfig:
-        """Switch rules off."""
+        """Return these settings with some rules switched off."""
         off: dict[str, Any] = {field.name: field.default for field in fields(self)}
         for name in names:
             require(name in off, f"{name}: no such rule; choose from {', '.join(off)}")
@@ -86,7 +86,7 @@ class RulesConfig:
     def check_language(self, target: str) -> None:
         """Raise ConfigError if a rule is on that is not for this target language."""
         allowed = target == "en" or not self.restarted_noun
-        require(allowed, f"restarted_noun is a rule for target language en, not {target}")
+        require(allowed, f"restarted_noun is a rule for target language en, not {target}; set it to 0")
 
     def text_filter(self) -> DoubledPunctuation | None:
         """Return a filter for the text of one sentence; None if there is nothing to filter."""

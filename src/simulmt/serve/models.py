@@ -50,7 +50,7 @@ class Model:
         self._lines = asyncio.Semaphore(MAX_LINES)
 
     def check_delay(self, delay: int | None) -> None:
-        """Raise an error for a delay that the model was not trained for."""
+        """Raise RefusedError if the model was not trained for this delay."""
         try:
             self.translator.checked_delay(delay)
         except StreamError as error:

@@ -50,7 +50,7 @@ ALONE = Peers()
 
 
 class Counted(IntEnum):
-    """What is counted per address."""
+    """What is counted, most of it by client address."""
 
     CONNECTIONS = 0
     STREAMS = auto()

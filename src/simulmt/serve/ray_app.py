@@ -32,7 +32,8 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         require(self.streams_per_replica >= 1, f"streams_per_replica must be 1 or more, got {self.streams_per_replica}")
-        require(1 <= self.least_replicas <= self.most_replicas, "least_replicas must be in 1..most_replicas")
+        least, most = self.least_replicas, self.most_replicas
+        require(1 <= least <= most, f"least_replicas must be in 1..most_replicas, got {least} and {most}")
         require(self.cpus >= 1, f"cpus must be 1 or more, got {self.cpus}")
 
 

@@ -338,7 +338,9 @@ def _text_of(event: Message) -> str:
         raise WebSocketDisconnect(event["code"])
     text = event.get("text")
     if text is None:
-        raise RefusedError(ErrorCode.BAD_MESSAGE, "expected a text frame, got a binary one")
+        raise RefusedError(
+            ErrorCode.BAD_MESSAGE, 'expected a text frame, got a binary one; audio needs input "audio" in start'
+        )
     return str(text)
 
 

@@ -78,7 +78,7 @@ class SpeechClock:
 
 
 class LiveSpeech:
-    """Translates speech live."""
+    """Recognises and translates speech: for audio what `Stream` is for text."""
 
     def __init__(
         self,
