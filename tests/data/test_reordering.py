@@ -91,7 +91,7 @@ class TestReordering:
         [
             (
                 ["0-0", "0-2"],
-                r"text\.links:2: links source unit 1 to target unit 3, .* has 2 and 2; is the tokenisation",
+                r"text\.links:2: links source unit 1 to target unit 3, .* has 2 and 2; give the text that was aligned",
             ),
             (["2-0", "0-0"], r"text\.links:1: links source unit 3"),
             (["0-0"], r"text\.links: has fewer lines than .*text\.source"),

@@ -100,7 +100,7 @@ def parse_pharaoh(line: str) -> set[Link]:
     for token in line.split():
         link, kind = _parse_link(token, base=0)
         if kind != "-":
-            raise DataError(f"alignment link '{token}': a possible link, but only sure links (i-j) fit here")
+            raise DataError(f"alignment link '{token}': a possible link, but only sure links (i-j) are allowed here")
         links.add(link)
     return links
 
@@ -176,7 +176,7 @@ def check_links(path: Path, line: int, links: Iterable[Link], pair: WordPair) ->
         if i > source or j > target:
             raise DataError(
                 f"{path}:{line}: links source unit {i} to target unit {j}, counted from 1, but the pair has "
-                f"{source} and {target}; is the tokenisation the one that was aligned?"
+                f"{source} and {target}; give the text that was aligned, with the same tokenisation"
             )
 
 

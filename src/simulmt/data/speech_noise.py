@@ -219,6 +219,7 @@ def _spelled(word: str) -> str:
 def _read_aloud(
     dollar: str, digits: str, point: str, decimals: str, colon: str, minutes: str, suffix: str | None
 ) -> str | None:
+    """Spell the groups of `_NUMBER` in words; return None if the reading is ambiguous."""
     number = int(digits.replace(",", ""))
     is_plain = "," not in digits
     if (is_plain and len(digits) > 1 and digits[0] == "0") or number >= 10**12 or (dollar and (point or suffix)):

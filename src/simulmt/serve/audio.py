@@ -172,7 +172,7 @@ class SpeechInput:
 
 
 def _by_sentence(words: Sequence[Word]) -> list[tuple[str, bool]]:
-    """Join words; return the text of each sentence, and whether it ends there."""
+    """Join words; return the text of each sentence, and whether the sentence is complete."""
     found, text = [], ""
     for word in words:
         text += f"{word.text} " if word.text else ""

@@ -210,10 +210,11 @@ class StreamConnection(Connection):
         raise RefusedError(ErrorCode.TAKEN_OVER, TAKEN_OVER)
 
     def _time_left(self, session: Session) -> float:
-        """Return the seconds until the session or idle timeout; raise an error if one has expired."""
+        """Return the seconds until the session or idle timeout; raise RefusedError if one has expired."""
         limits, now = self._service.limits, asyncio.get_running_loop().time()
         if now >= session.ends_at:
-            raise RefusedError(ErrorCode.TOO_LONG, f"sessions are limited to {limits.session_seconds:g} seconds")
+            longest = f"{limits.session_seconds:g} seconds"
+            raise RefusedError(ErrorCode.TOO_LONG, f"sessions are limited to {longest}; start another")
         if session.is_busy:
             self._last_message = now
         if now >= self._last_message + limits.idle_seconds:
