@@ -15,7 +15,7 @@ from simulmt.text import Tokenizer, VocabularySpec
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that train, the longest, so that no process is left alone with one at the end."""
+    """Run the tests that train first: they are the longest, and one left for the end would run alone."""
     items.sort(key=lambda item: item.get_closest_marker("learning") is None)
 
 
@@ -129,7 +129,7 @@ def model(
 
 @pytest.fixture(scope="session", autouse=True)
 def torch_threads() -> None:
-    """Keep PyTorch to one thread where a collected test has imported it; the others never pay for that import."""
+    """Limit PyTorch to one thread if a collected test has imported it; do not import it otherwise."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end at toy size; what it measures there means nothing."""
+"""Every benchmark runs to its end at toy size, where its figures mean nothing."""
 
 from __future__ import annotations
 

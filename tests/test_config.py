@@ -70,7 +70,7 @@ MACHINES = st.builds(
 # --- building --------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_table_leaves_out_takes_its_default() -> None:
+def test_missing_keys_take_their_default() -> None:
     assert build(Machine, MINIMAL) == Machine("m", Engine(2))
 
 
@@ -101,7 +101,7 @@ def test_values_become_what_their_field_declares(key: str, value: object, expect
     assert type(built) is type(expected)
 
 
-def test_a_whole_number_will_do_for_a_float_and_becomes_one() -> None:
+def test_an_integer_is_converted_to_a_float() -> None:
     dropout = build(Engine, {"layers": 1, "dropout": 0}).dropout
     assert (dropout, type(dropout)) == (0.0, float)
 
@@ -137,7 +137,7 @@ def test_a_whole_number_will_do_for_a_float_and_becomes_one() -> None:
         ({"notes": []}, "notes: expected a table, got []"),
     ],
 )
-def test_a_wrong_type_is_named_with_where_it_stands(table: dict[str, object], message: str) -> None:
+def test_a_wrong_type_is_named_with_its_location(table: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(f'my.toml: {message}')}$"):
         build(Machine, {**MINIMAL, **table}, "my.toml")
 
@@ -151,7 +151,7 @@ def test_a_wrong_type_is_named_with_where_it_stands(table: dict[str, object], me
         ({"more": [{"layers": 1, "drop": 0.5}]}, "more: unknown key 'drop'; did you mean 'dropout'?"),
     ],
 )
-def test_an_unknown_key_is_named_with_the_one_probably_meant(table: dict[str, object], message: str) -> None:
+def test_an_unknown_key_is_named_with_a_suggestion(table: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(f'my.toml: {message}')}"):
         build(Machine, {**MINIMAL, **table}, "my.toml")
 
@@ -163,7 +163,7 @@ def test_a_missing_key_is_named() -> None:
         build(Machine, {"name": "m", "engine": {}}, "my.toml")
 
 
-def test_a_value_out_of_range_is_named_once_with_where_it_stands() -> None:
+def test_a_value_out_of_range_is_named_once_with_its_location() -> None:
     with pytest.raises(ConfigError, match=r"^my\.toml: engine: layers must be at least 1, got 0$"):
         build(Machine, {"name": "m", "engine": {"layers": 0}}, "my.toml")
     with pytest.raises(ConfigError, match=r"^configuration: layers must be at least 1, got -1$"):
@@ -254,7 +254,7 @@ def test_assignments_add_to_a_table_and_the_last_one_counts() -> None:
     assert result == {"name": "n", "loud": True, "engine": {"layers": 4, "dropout": 0.1}}
 
 
-def test_the_table_itself_is_left_alone() -> None:
+def test_the_original_table_is_unchanged() -> None:
     table = {"a": {"b": {"c": {"d": 1}}}, "e": [1]}
     before = json.dumps(table)
     override(table, ["a.b.c.d=2", "a.b.x=3", "a.y=4", "e=5", "z=6"])
@@ -262,7 +262,7 @@ def test_the_table_itself_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("assignment", ["", "layers", "=4", " =4", "engine.=4", ".layers=4", "engine..layers=4", ".=4"])
-def test_what_is_no_assignment_is_refused(assignment: str) -> None:
+def test_an_invalid_assignment_is_refused(assignment: str) -> None:
     message = f"--set {assignment}: expected KEY=VALUE, for example model.layers=4"
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         override({}, [assignment])

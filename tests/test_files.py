@@ -1,4 +1,4 @@
-"""Files are written whole or not at all; the peak of memory."""
+"""Atomic writes, and the peak of memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from simulmt.files import replacing, write_whole
 
 
-def test_text_and_bytes_are_written_as_they_are_into_folders_that_are_made(tmp_path: Path) -> None:
+def test_text_and_bytes_are_written_unchanged_into_new_folders(tmp_path: Path) -> None:
     write_whole(tmp_path / "new" / "text", "Grüße\n你好\r\n")
     write_whole(tmp_path / "new" / "bytes", b"\x00\xff")
     assert (tmp_path / "new" / "text").read_bytes() == "Grüße\n你好\r\n".encode()
@@ -19,7 +19,7 @@ def test_text_and_bytes_are_written_as_they_are_into_folders_that_are_made(tmp_p
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["bytes", "text"]
 
 
-def test_what_was_there_stays_until_the_new_file_is_complete(tmp_path: Path) -> None:
+def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_whole(path, "earlier")
     with pytest.raises(RuntimeError):

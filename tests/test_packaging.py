@@ -1,4 +1,4 @@
-"""What a user gets: the wheel in an environment that holds nothing but what the wheel asks for."""
+"""The wheel, installed in an environment with nothing but its requirements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.addaudithook(refuse)
 
 @pytest.fixture(scope="module")
 def wheel(model: Translator, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the repository that ships one model, a tiny one."""
+    """Build a wheel from a copy of the repository with one tiny model."""
     copy = tmp_path_factory.mktemp("copy")
     unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "bundles")
     shutil.copytree(REPOSITORY / "src", copy / "src", ignore=unwanted)
@@ -46,7 +46,7 @@ def wheel(model: Translator, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel; what the wheel needs is borrowed from this one, and nothing else is."""
+    """Make an environment with the wheel and, borrowed from this environment, only its requirements."""
     environment = tmp_path_factory.mktemp("environment")
     run([sys.executable, "-m", "venv", "--without-pip", environment])
     run(pip("--python", environment / "bin" / "python", "install", "--no-deps", "--no-index", wheel))
@@ -63,7 +63,7 @@ def pip(*arguments: str | Path) -> list[str | Path]:
 
 
 def run(command: list[str | Path], stdin: str = "") -> str:
-    """The output of a command that must succeed, started far from the repository."""
+    """Return the output of a command, which must succeed; run it outside the repository."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     settings = {**clean, "PYTHONWARNINGS": "error" if command[0] != sys.executable else "ignore", "PYTHONUTF8": "1"}
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, cwd="/", env=settings)
@@ -78,7 +78,7 @@ def requirements_of(wheel: Path) -> list[str]:
 
 
 def needed_by(requirements: list[str]) -> set[str]:
-    """The distributions that pip would install for these requirements, extras left out."""
+    """Return the distributions that pip would install for these requirements, without extras."""
     needed: set[str] = set()
     waiting = list(requirements)
     while waiting:
@@ -91,7 +91,7 @@ def needed_by(requirements: list[str]) -> set[str]:
 
 
 def top_level(name: str) -> set[Path]:
-    """The files and folders that a distribution put side by side into its environment."""
+    """Return the top-level files and folders of a distribution."""
     found = distribution(name)
     parts = {file.parts[0] for file in found.files or [] if file.parts[0] not in ("..", "__pycache__")}
     return {Path(str(found.locate_file(part))) for part in parts}

@@ -1,4 +1,4 @@
-"""The bundles that ship translate: a floor under their quality, and what live use asks of them."""
+"""The shipped bundles: minimum quality, and requirements of live use."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_short_german_is_not_lost(text: str) -> None:
 
 @pytest.mark.parametrize(("name", "closing", "foreign"), [("en-zh", "。！？", ",.?!"), ("de-en", ".!?", "。！？，")])
 def test_recognised_speech_gets_its_punctuation(name: str, closing: str, foreign: str) -> None:
-    """Lower case and without punctuation, as a speech recogniser writes: still a sentence."""
+    """Lower-case text without punctuation, as from a speech recogniser, becomes a punctuated sentence."""
     spoken = [text.lower().rstrip(".?").replace(",", "") for text in SENTENCES[name]]
     translated = loaded(name).translate("\n".join(spoken)).split("\n")
     assert sum(line.endswith(tuple(closing)) for line in translated) >= len(spoken) - 2
@@ -96,14 +96,14 @@ def test_recognised_speech_gets_its_punctuation(name: str, closing: str, foreign
 
 
 @pytest.mark.parametrize(("name", "delay"), [("en-zh", 1), ("en-zh", 3), ("de-en", 1), ("de-en", 3)])
-def test_no_mark_stands_right_behind_another(name: str, delay: int) -> None:
+def test_punctuation_is_not_doubled(name: str, delay: int) -> None:
     translated = loaded(name).translate("\n".join([*SENTENCES[name], "Yes.", "Ja.", "OK"]), delay)
     assert not re.search("[,;，、；：][.,;:!?，、；：。！？]", translated), translated
 
 
 @pytest.mark.parametrize("delay", [1, 3])
 def test_chinese_has_no_fragments_of_words_in_letters(delay: int) -> None:
-    """As in 世界d: letters stand there only where the source has them."""
+    """As in 世界d: Latin letters occur only where the source has them."""
     texts = [*ENGLISH_CHINESE, "Hello, world!", "Use HTTP to send a JSON object.", "My phone is an iPhone."]
     for text, translated in zip(texts, loaded("en-zh").translate("\n".join(texts), delay).split("\n"), strict=True):
         said = re.findall("[a-z]+", text.lower())
@@ -153,7 +153,7 @@ def test_numbers_are_copied(name: str) -> None:
 
 
 class Floor(NamedTuple):
-    """The least that a bundle reaches on the everyday sentences; facts kept are in percent."""
+    """Minimum scores of a bundle on the everyday sentences; facts kept are in percent."""
 
     BLEU: float
     chrF2: float  # noqa: N815
@@ -175,7 +175,7 @@ EVERYDAY_FLOORS = {  # just below what was measured when they were exported
 
 @pytest.mark.parametrize(("name", "delay"), EVERYDAY_FLOORS)
 def test_everyday_sentences(name: str, delay: int) -> None:
-    """What `simulmt evaluate` finds on tests/everyday, and the names that a person noted there."""
+    """Check the scores of `simulmt evaluate` on tests/everyday, and the annotated names."""
     source, target = name.split("-")
     references = [EVERYDAY / f"{name}.{target}{number}" for number in range(3)]
     test_set = read_test_set(EVERYDAY / f"{name}.{source}", references)
@@ -192,7 +192,7 @@ def test_everyday_sentences(name: str, delay: int) -> None:
 
 
 def names_kept(name: str, translations: Sequence[str]) -> float:
-    """The share of the noted names that are translated as noted, in percent."""
+    """Return the percentage of annotated names that are translated as annotated."""
     rows = (EVERYDAY / f"{name}.facts.tsv").read_text(encoding="utf-8").splitlines()[1:]
     kept = [
         any(wanted in translation for wanted in each.partition("=")[2].split("|"))

@@ -1,4 +1,4 @@
-"""A stream that never ends: a million words, at the same price a word and in the same memory. Run with -m slow."""
+"""A stream of a million words, at constant time per word and constant memory. Run with -m slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an installation without extras relies on: the runtime imports nothing that only an extra brings."""
+"""The runtime imports nothing that is installed only with an extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bundles of untrained networks, small enough to be exported anew in every run, and what PyTorch makes of them."""
+"""Bundles of untrained networks, small enough to be exported in every run, and reference translations by PyTorch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONGEST = 40
 
 
 def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False) -> TrainedModel:
-    """An untrained network in which no zero bias or unit gain can hide a mistake."""
+    """Make an untrained network with random biases and gains, so that none can hide a mistake."""
     vocabularies = (source.size, target.size)
     model: CTCModel | Seq2SeqModel
     if kind == "ctc":
@@ -63,7 +63,7 @@ def export_config(kind: Kind, precision: Precision, **settings: object) -> Expor
 def translator(
     model: TrainedModel, kind: Kind, precision: Precision, directory: Path, name: str = "", **settings: object
 ) -> Translator:
-    """Export without the slow comparison with PyTorch, which test_export.py and test_stream.py make."""
+    """Export a network without the slow comparison with PyTorch, which test_export.py and test_stream.py make."""
     path = directory / (name or f"{kind}-{precision}")
     with patch.object(exporting, "check_fp32", return_value={"fp32_largest_difference": 0.0}):
         export(model, path, export_config(kind, precision, **settings))
@@ -72,7 +72,7 @@ def translator(
 
 @torch.inference_mode()
 def reference(model: TrainedModel, sentence: str, delay: int | None, beam: int = 1, stop_at_end: bool = False) -> str:
-    """What PyTorch makes of a whole sentence."""
+    """Translate a whole sentence with PyTorch."""
     tokens = [*model.source.encode(sentence), END]
     source, lengths = torch.tensor([tokens]), torch.tensor([len(tokens)])
     if isinstance(model.model, TransducerModel):
@@ -91,7 +91,7 @@ def penalty_of(delay: int) -> float:
 
 
 def collapse(logits: Tensor, penalty: float) -> list[int]:
-    """The symbols that frames [F V] write."""
+    """Return the symbols that frames [F V] write."""
     logits = logits.clone()
     logits[:, BLANK] -= penalty
     return [symbol for symbol, _ in groupby(logits.argmax(-1).tolist()) if symbol != BLANK]
@@ -102,7 +102,7 @@ def joined(commits: Sequence[Commit]) -> str:
 
 
 def facts(commits: Sequence[Commit]) -> list[tuple[int, str, int, int]]:
-    """All of a commit that must not depend on chunks, company or the clock."""
+    """Return the parts of a commit that must not depend on chunks, batches or the clock."""
     return [(commit.seq, commit.text, commit.source_words, commit.sentence) for commit in commits]
 
 
@@ -120,7 +120,7 @@ def _randomise(network: nn.Module) -> None:
 
 
 def states_with_visible_keys(encoder: Encoder, source: Tensor, visible: Sequence[int]) -> Tensor:
-    """The encoder, written plainly: state t sees the first visible[t] tokens in the layer that looks ahead."""
+    """Run a plain encoder, where state t sees the first visible[t] tokens in the layer with look-ahead."""
     x = encoder.embedding.embed(source)
     ahead = torch.arange(source.shape[1])[None, :] < torch.tensor(visible)[:, None]
     causal = torch.ones_like(ahead).tril()

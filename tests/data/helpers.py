@@ -1,4 +1,4 @@
-"""Files of lines."""
+"""Helpers that write and check files of lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lines(path: Path) -> list[str]:
 
 @contextmanager
 def unchanged_texts(folder: Path, *names: str) -> Iterator[None]:
-    """Write texts, which must be there afterwards as before, and nothing else."""
+    """Write texts; check afterwards that they are unchanged and that no other file was added."""
     for name in names:
         write(folder / name, ["a b", "c d"])
     before = sorted(folder.rglob("*"))

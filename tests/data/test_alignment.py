@@ -41,7 +41,7 @@ link_sets = st.sets(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=15
 
 @st.composite
 def targets_with_links(draw: st.DrawFn) -> tuple[list[int], set[Link]]:
-    """Target words, named by their position so that all differ, and any links that fit them."""
+    """Draw target words, named by position so that all differ, and links that fit them."""
     length = draw(st.integers(0, 7))
     link = st.tuples(st.integers(1, 9), st.integers(1, max(length, 1)))
     return list(range(length)), draw(st.sets(link, max_size=10 if length else 0))
@@ -64,7 +64,7 @@ def test_anticipation_rate_of_nothing_is_zero() -> None:
     assert anticipation_rate([[], []], 1) == 0.0
 
 
-def test_scaled_positions_leave_out_that_the_target_is_shorter() -> None:
+def test_scaled_positions_ignore_that_the_target_is_shorter() -> None:
     # Six source words, three target words, each of which translates two: nothing is reordered.
     pairs = {(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (6, 3)}
     assert anticipation_rate([pairs], 1) == 5 / 6
@@ -74,7 +74,7 @@ def test_scaled_positions_leave_out_that_the_target_is_shorter() -> None:
     assert [anticipation_rate([swapped], k, [(6, 3)]) for k in (1, 3, 4, 5)] == [2 / 6, 2 / 6, 1 / 6, 0.0]
 
 
-def test_scaled_positions_keep_links_apart_that_come_to_the_same_place() -> None:
+def test_links_scaled_to_the_same_position_stay_distinct() -> None:
     assert anticipation_rate([{(2, 1), (2, 2), (1, 4)}], 1, [(2, 8)]) == 2 / 3
     assert anticipation_rate([VERB_FINAL, set()], 1, [(5, 5), (3, 0)]) == anticipation_rate([VERB_FINAL], 1)
 
@@ -133,7 +133,7 @@ def test_reordering_permutes_words_into_source_order(case: tuple[list[int], set[
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
 def test_reordering_is_the_least_disturbing_sort(sources: list[int]) -> None:
-    """Of all orders sorted by source position, the one with the fewest exchanged pairs."""
+    """Among all orders sorted by source position, it exchanges the fewest pairs."""
     words = list(range(len(sources)))
     in_source_order = [order for order in permutations(words) if [sources[w] for w in order] == sorted(sources)]
 
@@ -254,7 +254,7 @@ def test_text_without_spaces_is_counted_in_characters_with_latin_words_whole() -
         ([], "word"),
     ],
 )
-def test_the_unit_is_told_by_how_long_runs_of_ideographs_are(lines: list[str], unit: str) -> None:
+def test_the_unit_is_guessed_from_the_length_of_ideograph_runs(lines: list[str], unit: str) -> None:
     assert guess_unit(lines) == unit
 
 
@@ -269,7 +269,7 @@ def test_symmetrisation_worked_by_hand() -> None:
     assert symmetrise(forward, reverse) == {(1, 1), (2, 2), (2, 3), (3, 3), (5, 5), (6, 6)}
 
 
-def test_growing_goes_on_from_what_has_grown() -> None:
+def test_growing_continues_from_added_links() -> None:
     forward, reverse = {(1, 1), (2, 2), (3, 3)}, {(1, 1), (4, 3)}
     assert symmetrise(forward, reverse) == {(1, 1), (2, 2), (3, 3), (4, 3)}
 
@@ -288,8 +288,8 @@ def test_symmetrised_links_lie_between_intersection_and_union(forward: set[Link]
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """eflomal with a tenth of its iterations."""
+def fast_eflomal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run eflomal with a tenth of its iterations."""
     real = eflomal.Aligner
     monkeypatch.setattr(eflomal, "Aligner", partial(real, rel_iterations=0.1))
 
@@ -298,14 +298,14 @@ def words_of(pair: SyntheticPair) -> tuple[list[str], list[str]]:
     return pair.source.split(), pair.target.split()
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("fast_eflomal")
 def test_eflomal_finds_the_links_of_the_synthetic_languages() -> None:
     pairs = list(generate(100, 0.5, seed=1))
     found = align_with_eflomal([words_of(pair) for pair in pairs])
     assert alignment_error_rate(found, [(pair.links, pair.links) for pair in pairs]) < 0.2
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("fast_eflomal")
 def test_more_text_makes_alignments_better_and_is_not_returned() -> None:
     first, *rest = generate(120, 0.5, seed=2)
     assert align_with_eflomal([]) == []
@@ -314,14 +314,14 @@ def test_more_text_makes_alignments_better_and_is_not_returned() -> None:
     assert alignment_error_rate(empty[:1], [(first.links, first.links)]) < 0.4
 
 
-class Scribe:
-    """An aligner that writes links of its own and remembers what it was given."""
+class FakeAligner:
+    """A fake aligner that writes fixed links and records its arguments."""
 
     def __init__(self, forward: str, reverse: str) -> None:
         self.forward, self.reverse = forward, reverse
         self.priors: list[str] | None = None
 
-    def __call__(self) -> Scribe:
+    def __call__(self) -> FakeAligner:
         return self
 
     def align(self, source: list[str], target: list[str], forward: str, reverse: str, priors_input: Any) -> None:
@@ -333,7 +333,7 @@ class Scribe:
 def test_both_directions_are_read_and_punctuation_does_not_hide_a_word(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    scribe = Scribe("0-0 1-1\n\n", "0-0 2-1\n\n")
+    scribe = FakeAligner("0-0 1-1\n\n", "0-0 2-1\n\n")
     monkeypatch.setattr(eflomal, "Aligner", scribe)
     (tmp_path / "priors").write_text("LEX\ta\tb\t1\n", encoding="utf-8")
     pairs = [(["“Close", "it,", "now!”"], ["Mach", "zu", "..."]), (["x"], ["y"])]
@@ -418,7 +418,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_awesome_align_is_run_on_a_model_of_this_machine(model: Path) -> None:
+def test_awesome_align_runs_with_a_local_model(model: Path) -> None:
     pairs: Sequence[tuple[list[str], list[str]]] = [PAIR, (["a", "|||"], ["b"]), ([], ["x"])]
     assert align_with_awesome(pairs, model) == [{(1, 1), (2, 2), (3, 3)}, {(1, 1)}, set()]
     with pytest.raises(SimulmtError, match="awesome-align failed: ValueError: asked to fail"):
@@ -427,6 +427,6 @@ def test_awesome_align_is_run_on_a_model_of_this_machine(model: Path) -> None:
         align_with_awesome([PAIR], model / "packages")
 
 
-def test_without_awesome_align_the_way_out_is_named(model: Path) -> None:
+def test_without_awesome_align_the_error_says_what_to_do(model: Path) -> None:
     with pytest.raises(SimulmtError, match="not installed: pip install awesome-align, or use --aligner eflomal"):
         align_with_awesome([PAIR], model)

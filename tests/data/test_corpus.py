@@ -33,7 +33,7 @@ PAIRS = [
 
 
 class WordTokenizer:
-    """One id a word, so that lengths can be read off a test; ids count letters, so that they can be foretold."""
+    """A fake tokenizer with one id per word, from its length, so that tests can predict lengths and ids."""
 
     def __init__(self, size: int = 100) -> None:
         self.size = size
@@ -50,7 +50,7 @@ WORDS = cast(Tokenizer, WordTokenizer())
 
 
 class ListedPairs:
-    """A corpus that is not in files, and counts how many of its pairs were asked for."""
+    """A corpus in memory that counts how many of its pairs were read."""
 
     paths: tuple[Path, ...] = ()
 
@@ -78,13 +78,13 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tok
 
 @pytest.fixture
 def store_path(tmp_path: Path) -> Path:
-    """A store of PAIRS under WORDS."""
+    """Prepare a store of PAIRS with the tokenizer WORDS."""
     prepare([write_parallel(tmp_path, PAIRS)], WORDS, WORDS, tmp_path / "store", filters=Filters())
     return tmp_path / "store"
 
 
 def pack(path: Path, text: str) -> Path:
-    """Write text as the suffix says."""
+    """Write text, compressed according to the suffix."""
     data = text.encode("utf-8")
     packers: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".xz": lzma.compress}
     path.write_bytes(packers[path.suffix](data) if path.suffix in packers else data)
@@ -117,7 +117,7 @@ def names_in(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("suffix", ["", ".txt", ".gz", ".xz"])
-def test_reads_plain_and_packed_files(tmp_path: Path, suffix: str) -> None:
+def test_reads_plain_and_compressed_files(tmp_path: Path, suffix: str) -> None:
     path = pack(tmp_path / f"text{suffix}", "one\n\nthree 三\n")
     assert list(read_lines(path)) == ["one", "", "three 三"]
 
@@ -143,7 +143,7 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, text: str, lines: list[str])
     suffix=st.sampled_from(["", ".gz", ".xz"]),
     line_end=st.sampled_from(["\n", "\r\n"]),
 )
-def test_reading_undoes_writing(lines: list[str], suffix: str, line_end: str) -> None:
+def test_written_lines_are_read_back(lines: list[str], suffix: str, line_end: str) -> None:
     lines = [line.rstrip("\r") for line in lines]
     with tempfile.TemporaryDirectory() as folder:
         path = pack(Path(folder) / f"text{suffix}", "\ufeff" + "".join(line + line_end for line in lines))
@@ -280,7 +280,7 @@ def test_default_filters_are_those_of_the_method(tmp_path: Path) -> None:
     assert manifest.dropped == {"empty": 0, "too_long": 1, "ratio": 1, "duplicate": 0}
 
 
-def test_empty_is_what_is_blank_or_has_no_pieces(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+def test_blank_text_and_text_without_pieces_are_empty(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
     control_characters, separators = "\x01\x02", "\u2028\x85 \u3000"
     source, target = PAIRS[0]
     pairs = [*PAIRS, (control_characters, target), (separators, target), (source, separators), (source, "")]
@@ -296,7 +296,7 @@ def test_duplicates_are_found_across_chunks_and_corpora(tmp_path: Path, monkeypa
     assert (manifest.kept, manifest.dropped["duplicate"]) == (len(PAIRS), 3 + len(PAIRS[2:]))
 
 
-def test_different_pairs_are_no_duplicates(tmp_path: Path) -> None:
+def test_different_pairs_are_not_duplicates(tmp_path: Path) -> None:
     pairs = [(f"word{number % 50}", f"mot{number // 50}") for number in range(2500)]
     manifest = prepare([ListedPairs(pairs)], WORDS, WORDS, tmp_path / "store", filters=Filters(drop_duplicates=True))
     assert manifest.kept == len(pairs)
@@ -309,7 +309,7 @@ def test_different_pairs_are_no_duplicates(tmp_path: Path) -> None:
         Filters, max_length=st.integers(1, 4), max_ratio=st.sampled_from([1.0, 1.5, 2.0]), drop_duplicates=st.booleans()
     ),
 )
-def test_the_store_holds_what_a_plain_loop_would_keep(pairs: list[tuple[str, str]], filters: Filters) -> None:
+def test_the_store_holds_the_same_pairs_as_a_plain_loop(pairs: list[tuple[str, str]], filters: Filters) -> None:
     expected: list[tuple[str, str]] = [("a", "a")]
     for source, target in pairs:
         lengths = len(source.split()), len(target.split())
@@ -344,7 +344,7 @@ def test_an_empty_side_of_an_evaluation_set_is_an_error(
         prepare([files], tokenizers[1], tokenizers[1], tmp_path / "store", filters=None)
 
 
-def test_a_corpus_of_which_nothing_is_left_is_an_error(tmp_path: Path) -> None:
+def test_a_corpus_without_remaining_pairs_is_an_error(tmp_path: Path) -> None:
     files = write_parallel(tmp_path, [("", "b"), ("a b", "c d e")])
     with pytest.raises(DataError, match=r"store: all 2 pairs were dropped: \{'empty': 1, 'too_long': 1,"):
         prepare([files], WORDS, WORDS, tmp_path / "store", filters=Filters(max_length=2))
@@ -400,7 +400,7 @@ def test_every_input_format_gives_the_same_store(tmp_path: Path) -> None:
     assert all(each == hashes[0] for each in hashes)
 
 
-def test_the_manifest_says_what_went_in(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+def test_the_manifest_records_the_inputs(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
     files, table = write_parallel(tmp_path, PAIRS, ".xz"), write_tab_separated(tmp_path, PAIRS[:2], ".gz")
     prepare([files, table], *tokenizers, tmp_path / "store", filters=Filters(max_length=500))
     manifest = json.loads((tmp_path / "store" / MANIFEST).read_text(encoding="utf-8"))
@@ -436,9 +436,7 @@ def test_several_processes_give_the_same_bytes(
         assert len({(tmp_path / f"store{n}" / name).read_bytes() for n in (1, 2)}) == 1
 
 
-def test_pairs_are_drawn_a_chunk_at_a_time_and_progress_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pairs_are_read_in_chunks_and_progress_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "CHUNK_PAIRS", 3)
     pairs = ListedPairs(PAIRS)
     calls: list[tuple[int, int]] = []
@@ -522,7 +520,7 @@ def test_everything_is_on_disk_before_the_store_gets_its_name(tmp_path: Path, mo
     assert [inode for inode, _, named in synced if named] == [tmp_path.stat().st_ino]
 
 
-def test_an_existing_store_is_overwritten_only_on_purpose(store_path: Path) -> None:
+def test_an_existing_store_is_overwritten_only_on_request(store_path: Path) -> None:
     pairs = ListedPairs([("new", "pair")])
     with pytest.raises(DataError, match="store: already exists; choose another directory"):
         prepare([pairs], WORDS, WORDS, store_path, filters=None)
@@ -541,7 +539,7 @@ def test_a_link_to_a_store_stays_a_link(store_path: Path) -> None:
     assert len(TokenStore.open(store_path)) == 1
 
 
-def test_what_is_not_a_store_is_never_overwritten(store_path: Path) -> None:
+def test_other_directories_are_never_overwritten(store_path: Path) -> None:
     (store_path / "diary.txt").write_text("mine")
     for path in (store_path, store_path / "diary.txt"):
         with pytest.raises(DataError, match="is not overwritten"):
@@ -599,7 +597,7 @@ def test_a_missing_file_is_named(store_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", DATA_FILES)
 @pytest.mark.parametrize("change", [-1, 1, 8])
-def test_a_file_of_the_wrong_size_is_named_with_the_cure(store_path: Path, name: str, change: int) -> None:
+def test_a_file_of_the_wrong_size_is_named_with_what_to_do(store_path: Path, name: str, change: int) -> None:
     size = (store_path / name).stat().st_size
     os.truncate(store_path / name, size + change)
     message = rf"{name}: {size + change} bytes, but the manifest says {size}; prepare the token store again"
@@ -632,7 +630,7 @@ def test_a_manifest_of_another_kind_is_refused(store_path: Path, changes: dict[s
 @pytest.mark.parametrize(
     ("data", "message"), [(b"{", "not valid JSON"), (b"\xff", "not valid JSON"), (b"[]", "format version")]
 )
-def test_a_manifest_that_is_not_one_is_refused(store_path: Path, data: bytes, message: str) -> None:
+def test_an_invalid_manifest_is_refused(store_path: Path, data: bytes, message: str) -> None:
     (store_path / MANIFEST).write_bytes(data)
     with pytest.raises(DataError, match=rf"{MANIFEST}: {message}"):
         TokenStore.open(store_path)

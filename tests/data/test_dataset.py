@@ -44,7 +44,7 @@ def original(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def directory(original: Path, tmp_path: Path) -> Path:
-    """A prepared directory of one's own to spoil."""
+    """Copy the prepared directory, so that a test may damage it."""
     return Path(shutil.copytree(original, tmp_path / "data"))
 
 
@@ -52,7 +52,7 @@ def lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def test_what_was_prepared_is_what_is_opened(original: Path, text: Path) -> None:
+def test_a_prepared_dataset_is_opened_unchanged(original: Path, text: Path) -> None:
     dataset = Dataset.open(original)
     assert (dataset.source_tokenizer.size, dataset.target_tokenizer.size) == (150, 160)
     assert (len(dataset.train), len(dataset.dev)) == (150, 12)
@@ -73,7 +73,7 @@ def test_preparing_twice_gives_the_same_files(original: Path, text: Path, tmp_pa
     assert all((tmp_path / "again" / path).read_bytes() == (original / path).read_bytes() for path in paths)
 
 
-def test_vocabularies_that_are_there_are_used(original: Path, text: Path, tmp_path: Path) -> None:
+def test_existing_vocabularies_are_used(original: Path, text: Path, tmp_path: Path) -> None:
     shutil.copy(original / "target.model", tmp_path)
     dataset = prepare_dataset(tmp_path, [files(text, "test")], files(text, "dev"), VocabularySpec(size=90), TARGET)
     assert dataset.target_tokenizer.model == Tokenizer.load(original / "target.model").model
@@ -102,13 +102,13 @@ def test_filters_are_for_training_only(text: Path, tmp_path: Path) -> None:
     assert dataset.dev.source_lengths.max() > 21
 
 
-def test_progress_is_told_by_stage(text: Path, tmp_path: Path) -> None:
+def test_progress_is_reported_by_stage(text: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int]] = []
     prepared(text, tmp_path / "data", progress=lambda stage, pairs: told.append((stage, pairs)))
     assert told == [("vocabularies", 0), ("train", 150), ("dev", 12)]
 
 
-def test_stores_are_replaced_on_purpose_only(directory: Path, text: Path) -> None:
+def test_stores_are_replaced_only_on_request(directory: Path, text: Path) -> None:
     with pytest.raises(DataError, match="already exists"):
         prepared(text, directory)
     assert len(prepared(text, directory, overwrite=True).train) == 150
@@ -121,7 +121,7 @@ def test_development_text_that_cannot_be_written_is_named(text: Path, tmp_path: 
 
 
 def test_only_line_feeds_end_a_reference(text: Path, directory: Path, tmp_path: Path) -> None:
-    """Other line breaks occur inside sentences, and must not shift the references against the sentences."""
+    """Other line breaks occur inside sentences and must not misalign the references."""
     strange = ["one\rtwo", "three\u2028four", "five\x85six\x0b", "seven "]
     (tmp_path / "dev.tsv").write_text("".join(f"tam\t{target}\n" for target in strange), newline="", encoding="utf-8")
     dev = TabSeparatedFile(tmp_path / "dev.tsv")
@@ -144,8 +144,8 @@ def swap_vocabularies(directory: Path) -> None:
     shutil.copy(directory / "source.model", directory / "target.model")
 
 
-def relearn_the_source_vocabulary(directory: Path) -> None:
-    """One of the same size, from other text."""
+def retrain_source_vocabulary(directory: Path) -> None:
+    """Replace the source vocabulary by one of the same size, trained on other text."""
     Tokenizer.train(lines(directory / "dev.reference") * 5, directory / "source.model", SOURCE)
 
 
@@ -165,7 +165,7 @@ def add_a_reference(directory: Path) -> None:
     ("spoil", "error", "named"),
     [
         (swap_vocabularies, VocabularyError, "target.model"),
-        (relearn_the_source_vocabulary, VocabularyError, "source.model"),
+        (retrain_source_vocabulary, VocabularyError, "source.model"),
         (lambda directory: (directory / "source.model").unlink(), VocabularyError, "source.model"),
         (lambda directory: (directory / "target.model").write_text("?"), VocabularyError, "target.model"),
         (lambda directory: shutil.rmtree(directory / "dev"), DataError, "dev/manifest.json"),
@@ -182,7 +182,7 @@ def add_a_reference(directory: Path) -> None:
         (shutil.rmtree, DataError, "no such data directory"),
     ],
 )
-def test_parts_that_do_not_belong_together_are_refused_by_name(
+def test_mismatched_parts_are_refused_by_name(
     directory: Path, spoil: Any, error: type[SimulmtError], named: str
 ) -> None:
     spoil(directory)

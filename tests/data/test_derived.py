@@ -43,11 +43,11 @@ class TestWriting:
         assert sorted(files(tmp_path)) == ["out.json", "out.source", "out.target"]
         assert [progress.lines for progress in told] == [5]
 
-    def test_what_is_finished_is_not_done_again(self, tmp_path: Path) -> None:
+    def test_a_finished_job_is_not_repeated(self, tmp_path: Path) -> None:
         first = write_pairs(job(tmp_path), lambda: LINES)
         assert write_pairs(job(tmp_path), lambda: pytest.fail("done again")) == first
 
-    def test_what_others_made_is_replaced_on_request_only(self, tmp_path: Path) -> None:
+    def test_files_of_other_jobs_are_replaced_only_on_request(self, tmp_path: Path) -> None:
         write_pairs(job(tmp_path, what="other"), lambda: LINES)
         before = files(tmp_path)
         with pytest.raises(DataError, match=r"out\.json: exists.*--overwrite"):
@@ -62,8 +62,8 @@ class TestWriting:
         assert files(tmp_path) == {}
 
     @pytest.mark.parametrize("cut", ["out.json", "out.source", "out.target"])
-    def test_after_a_kill_it_is_done_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
-        """Whichever file was the last to get its name."""
+    def test_a_killed_job_is_repeated(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
+        """A killed job is repeated, whichever file was published last."""
         replace = Path.replace
 
         def cut_short(self: Path, target: Path) -> Path:
@@ -79,8 +79,8 @@ class TestWriting:
         assert (tmp_path / "out.target").read_text() == "A\nB\n"
 
 
-class TestKeeping:
-    """A file that is made once: by its own command, or not touched."""
+class TestWriteOnce:
+    """`write_once` makes a file once, and never touches the file of another command."""
 
     @staticmethod
     def write_once(folder: Path, text: str, overwrite: bool = False) -> str:
@@ -93,7 +93,7 @@ class TestKeeping:
         assert first.startswith("a ")
         assert self.write_once(tmp_path, "a", overwrite) == first
 
-    def test_that_of_another_text_is_replaced_on_purpose_only(self, tmp_path: Path) -> None:
+    def test_a_file_from_another_text_is_replaced_only_on_request(self, tmp_path: Path) -> None:
         first = self.write_once(tmp_path, "a")
         with pytest.raises(DataError, match=r"out\.links: exists.*--overwrite"):
             self.write_once(tmp_path, "b")
@@ -101,7 +101,7 @@ class TestKeeping:
         assert self.write_once(tmp_path, "b", overwrite=True).startswith("b ")
 
     @pytest.mark.parametrize("record", [None, "", "[]", "{}", "its own"])
-    def test_that_of_somebody_else_is_replaced_on_purpose_only(self, tmp_path: Path, record: str | None) -> None:
+    def test_a_file_of_unknown_origin_is_replaced_only_on_request(self, tmp_path: Path, record: str | None) -> None:
         path, beside = tmp_path / "out.links", tmp_path / "out.links.json"
         if record == "its own":
             self.write_once(tmp_path, "a")
@@ -113,7 +113,7 @@ class TestKeeping:
         assert path.read_text(encoding="utf-8") == "gold\n"
         assert self.write_once(tmp_path, "a", overwrite=True).startswith("a ")
 
-    def test_what_cannot_be_made_replaces_nothing(self, tmp_path: Path) -> None:
+    def test_a_failure_replaces_nothing(self, tmp_path: Path) -> None:
         def fail() -> list[str]:
             raise PowerCutError
 
@@ -123,7 +123,9 @@ class TestKeeping:
         assert self.write_once(tmp_path, "a") == first
 
     @pytest.mark.parametrize("cut", ["out.links.json", "out.links"])
-    def test_after_a_kill_it_is_no_stranger(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
+    def test_the_file_of_a_killed_job_is_recognised(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str
+    ) -> None:
         replace = Path.replace
 
         def cut_short(self: Path, target: Path) -> Path:

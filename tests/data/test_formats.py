@@ -117,8 +117,8 @@ def test_a_memory_in_another_encoding(tmp_path: Path) -> None:
     assert len(list(TranslationMemory(memory, "en", "de").pairs())) == 2
 
 
-def test_a_long_memory_is_read_as_it_comes(tmp_path: Path) -> None:
-    """Over many blocks, and pairs come before what is wrong further on is met."""
+def test_a_long_memory_is_read_incrementally(tmp_path: Path) -> None:
+    """Over many blocks; pairs are yielded before an error later in the file is reached."""
     unit = '<tu><tuv xml:lang="en"><seg>word {0}</seg></tuv><tuv xml:lang="de"><seg>Wort {0}</seg></tuv></tu>\n'
     text = "<tmx>\n" + "".join(unit.format(number) for number in range(5000))
     pairs = TranslationMemory(write(tmp_path, "memory.tmx", text + "<tmx"), "en", "de").pairs()
@@ -170,7 +170,7 @@ def test_a_missing_memory_is_named(tmp_path: Path) -> None:
         list(TranslationMemory(tmp_path / "none.tmx", "en", "de").pairs())
 
 
-def test_a_wmt_set_gives_the_references_of_those_who_translated_all(tmp_path: Path) -> None:
+def test_a_wmt_set_gives_the_references_of_complete_translators(tmp_path: Path) -> None:
     test_set = WmtTestSet(write(tmp_path, "set.xml", WMT))
     sources = ["The tide is low.", "Nobody fishes & nobody sings.", "It rains."]
     references = [
@@ -197,7 +197,7 @@ def test_a_wmt_set_gives_the_references_of_those_who_translated_all(tmp_path: Pa
         ('<seg id="2">Niemand', '<seg id="1">Niemand', "document at line 4: <ref> has two segments with id 1"),
     ],
 )
-def test_a_wmt_set_that_does_not_fit_together_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_an_inconsistent_wmt_set_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = write(tmp_path, "set.xml", WMT.replace(old, new))
     with pytest.raises(DataError) as raised:
         WmtTestSet(path).references()
@@ -238,7 +238,7 @@ def test_a_wmt_set_without_a_complete_translator_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["set.sgm", "set.SGM", "set.sgml.gz", "set.sgm.xz"])
-def test_old_test_sets_hold_one_set_a_system(tmp_path: Path, name: str) -> None:
+def test_sgm_files_hold_one_reference_set_per_system(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, name, SGM)
     first = ["AT&T & others", "a line that goes on ä&copy", "the end"]
     assert read_references(path) == [first, ["AT and T", "one line", "it ends"]]
@@ -255,7 +255,7 @@ def test_old_test_sets_hold_one_set_a_system(tmp_path: Path, name: str) -> None:
         ("<doc>\n</doc>", "no <seg> found"),
     ],
 )
-def test_a_broken_old_test_set_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_sgm_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path, "set.sgm", text)
     with pytest.raises(DataError) as raised:
         read_references(path)

@@ -121,7 +121,7 @@ def reordered(folder: Path, source: str, target: str, links: str, unit: Any = "w
 
 @pytest.mark.parametrize("overwrite", [False, True])
 class TestOwnInputs:
-    """No rewriting replaces what it reads, whatever is asked for."""
+    """No rewriting replaces its own input, even with `overwrite`."""
 
     @pytest.fixture(autouse=True)
     def texts(self, tmp_path: Path) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Noise of recognised speech: what it may change, and what it never does."""
+"""Recognition noise: what it may change, and what it must not."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def test_write_corpus_writes_disjoint_splits(tmp_path: Path) -> None:
     assert {pair for pairs in splits.values() for pair in pairs} <= set(generated)
 
 
-def test_what_is_there_is_overwritten_on_purpose_only(tmp_path: Path) -> None:
+def test_existing_files_are_overwritten_only_on_request(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("what else lies there does not matter")
     write_corpus(tmp_path, 0.5, train=3, dev=2, test=1, seed=2)
     before = (tmp_path / "train.source").read_text()

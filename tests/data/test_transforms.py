@@ -31,7 +31,7 @@ from .helpers import lines, unchanged_texts, write
 
 @pytest.mark.parametrize("overwrite", [False, True])
 class TestOwnInputs:
-    """No rewriting replaces what it reads, whatever is asked for."""
+    """No rewriting replaces its own input, even with `overwrite`."""
 
     @pytest.fixture(autouse=True)
     def texts(self, tmp_path: Path) -> Iterator[None]:
@@ -52,7 +52,7 @@ class TestOwnInputs:
 class TestWeighing:
     @pytest.fixture
     def text(self, tmp_path: Path) -> tuple[Path, Path, Path]:
-        """3,000 pairs in turn of three origins."""
+        """Write 3,000 pairs, labelled with three origins in turn."""
         numbers, origins = range(3000), ["news", "law", "chat"] * 1000
         return (
             write(tmp_path / "text.source", [f"s{number}" for number in numbers]),
@@ -99,7 +99,7 @@ class TestWeighing:
 class TestJoining:
     @pytest.fixture
     def sets(self, tmp_path: Path) -> list[tuple[Path, Path]]:
-        """Three pairs, and two."""
+        """Write a set of three pairs and a set of two."""
         a, A, b, B = (
             write(tmp_path / f"{name}{suffix}", [f"{name} {number}" for number in range(count)])
             for name, suffix, count in (("a", ".txt", 3), ("A", ".gz", 3), ("b", ".txt", 2), ("B", ".txt", 2))
@@ -261,7 +261,7 @@ def test_a_target_repeats_itself_if_the_source_does_not(source: str, target: str
 
 
 @pytest.mark.parametrize("languages", [None, ("de", "en")])
-def test_pairs_are_left_out_with_their_reason(tmp_path: Path, languages: tuple[str, str] | None) -> None:
+def test_pairs_are_dropped_with_a_reason(tmp_path: Path, languages: tuple[str, str] | None) -> None:
     source, target = tmp_path / "a.de", tmp_path / "a.en"
     pairs = [
         ("Das ist nicht der Hund.", "That is not the dog."),
@@ -298,7 +298,7 @@ def test_sentences_and_passages_of_a_test_set_are_held_out(text: str, held_out: 
     assert (text in HeldOut(["The old bridge was closed.", "Thank you.", "", passage])) is held_out
 
 
-def test_either_side_of_a_pair_may_stand_in_a_test_set(tmp_path: Path) -> None:
+def test_either_side_of_a_pair_may_be_in_a_test_set(tmp_path: Path) -> None:
     texts = {
         "a.de": "Das ist der alte Hund.\nEr kam nach Hause.\nWir gehen jetzt essen.\n",
         "a.en": "That is the old dog.\nHe came home.\nWe go to eat now.\n",
@@ -313,7 +313,7 @@ def test_either_side_of_a_pair_may_stand_in_a_test_set(tmp_path: Path) -> None:
     assert (tmp_path / "out.target").read_text(encoding="utf-8") == "He came home.\n"
 
 
-def test_of_a_back_translation_the_source_is_judged_too(tmp_path: Path) -> None:
+def test_the_source_of_a_back_translation_is_checked_too(tmp_path: Path) -> None:
     source, target = tmp_path / "a.de", tmp_path / "a.en"
     source.write_text("Nein nein nein nein.\n<bt> Nein nein nein nein.\n<bt> Nein.\n", encoding="utf-8")
     target.write_text("No.\nNo.\nNo.\n", encoding="utf-8")
@@ -321,7 +321,7 @@ def test_of_a_back_translation_the_source_is_judged_too(tmp_path: Path) -> None:
     assert made["left"] == {"repeats": [2]}
 
 
-def test_many_pairs_are_judged_by_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_pairs_are_filtered_by_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transforms, "CHUNK_PAIRS", 2)
     source, target = tmp_path / "a.de", tmp_path / "a.en"
     source.write_text("".join(f"Haus {number}\n" for number in range(30)), encoding="utf-8")

@@ -26,7 +26,7 @@ TEXTS = [
 
 
 class Watched(Translator):
-    """Remembers which streams each step advanced."""
+    """Records which streams each step advanced."""
 
     def __init__(self, model: Translator) -> None:
         super().__init__(model.bundle, threads=1)
@@ -57,7 +57,7 @@ def test_streams_on_an_event_loop_write_what_they_write_alone(model: Translator)
         assert facts(commits) == facts(stream.push(text) + stream.finish())
 
 
-def test_what_arrives_during_a_step_shares_the_next(model: Translator) -> None:
+def test_text_that_arrives_during_a_step_shares_the_next(model: Translator) -> None:
     watched = Watched(model)
 
     async def some_later() -> None:
@@ -71,7 +71,7 @@ def test_what_arrives_during_a_step_shares_the_next(model: Translator) -> None:
     assert max(map(len, watched.steps)) == 5
 
 
-def test_a_step_is_bounded_and_whoever_had_a_turn_waits_for_the_others(model: Translator) -> None:
+def test_a_step_is_bounded_and_streams_take_turns(model: Translator) -> None:
     watched, sizes = Watched(model), list[int]()
 
     async def crowd() -> None:
@@ -88,10 +88,10 @@ def test_a_step_is_bounded_and_whoever_had_a_turn_waits_for_the_others(model: Tr
 
 
 @pytest.mark.parametrize("cancellations", [1, 2, 3])
-def test_a_stream_is_not_touched_while_it_is_computed(
+def test_a_stream_is_not_used_while_it_is_computed(
     model: Translator, monkeypatch: pytest.MonkeyPatch, cancellations: int
 ) -> None:
-    """Even if whoever pushed has given up waiting, once or again and again."""
+    """Even if the caller of push is cancelled, once or repeatedly."""
     computing, given_up, touched = threading.Event(), threading.Event(), []
     step, accept = model.step, Stream.accept
 
@@ -129,7 +129,7 @@ def test_a_stream_is_not_touched_while_it_is_computed(
 
 @pytest.mark.parametrize("is_computed", [False, True])
 def test_a_cancelled_call_loses_nothing(model: Translator, monkeypatch: pytest.MonkeyPatch, is_computed: bool) -> None:
-    """Each call is cancelled at its second turn, before it is computed, or behind that and before anybody is told."""
+    """Each call is cancelled: in its second turn, before the step, or after the step and before its result."""
     take, calls, turns = AsyncTranslator._run, list[asyncio.Task[list[Commit]]](), list[int]()
     text = 9 * "the old bridge over the river. "
 
@@ -182,7 +182,7 @@ def test_a_call_that_fails_loses_nothing(model: Translator, monkeypatch: pytest.
     assert facts(commits) == facts(alone.push(text) + alone.finish())
 
 
-def test_calls_on_one_stream_are_taken_in_their_order(model: Translator) -> None:
+def test_calls_on_one_stream_are_served_in_order(model: Translator) -> None:
     async def hasty() -> list[Commit]:
         stream = AsyncTranslator(model).stream(2)
         parts = await asyncio.gather(stream.push("the old "), stream.push("bridge "), stream.finish())
@@ -205,7 +205,7 @@ def test_a_cancelled_call_does_not_disturb_the_others(model: Translator) -> None
     assert facts(asyncio.run(one_leaves())) == facts(alone.push(TEXTS[0]) + alone.finish())
 
 
-def test_an_error_reaches_whoever_waits(model: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_reaches_the_caller(model: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Sequence[Stream]) -> None:
         raise StreamError("out of order")
 
@@ -217,7 +217,7 @@ def test_an_error_reaches_whoever_waits(model: Translator, monkeypatch: pytest.M
         asyncio.run(push())
 
 
-def test_who_is_to_blame_fails_alone(model: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_faulty_stream_of_a_batch_fails(model: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     step, guilty = model.step, list[Stream]()
 
     def fail_with_the_guilty(streams: Sequence[Stream]) -> None:
@@ -242,7 +242,7 @@ def test_who_is_to_blame_fails_alone(model: Translator, monkeypatch: pytest.Monk
         assert facts(commits) == facts(stream.push(text) + stream.finish())
 
 
-def test_an_error_of_whoever_is_told_does_not_stop_the_others(model: Translator) -> None:
+def test_an_error_in_on_step_does_not_stop_other_streams(model: Translator) -> None:
     told = []
 
     def fail_at_first(streams: int) -> None:

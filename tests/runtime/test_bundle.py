@@ -43,7 +43,7 @@ def whole(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_fac
 
 @pytest.fixture
 def bundle(whole: Path, tmp_path: Path) -> Path:
-    """A copy that may be damaged."""
+    """Copy a bundle, so that a test may damage it."""
     return Path(shutil.copytree(whole, tmp_path / "en-de"))
 
 
@@ -107,12 +107,12 @@ def test_what_cannot_be_read_is_named(bundle: Path) -> None:
         Bundle(bundle)
 
 
-def test_a_name_that_no_file_can_have_is_no_model() -> None:
+def test_an_impossible_file_name_is_not_a_model() -> None:
     with pytest.raises(BundleError, match="x: no such model"):
         find(5000 * "x")
 
 
-def test_a_bundle_without_a_manifest_is_none(bundle: Path) -> None:
+def test_a_directory_without_a_manifest_is_not_a_bundle(bundle: Path) -> None:
     (bundle / MANIFEST).unlink()
     with pytest.raises(BundleError, match="not a complete model bundle"):
         Bundle(bundle)
@@ -126,7 +126,7 @@ def test_an_incomplete_manifest_is_refused(bundle: Path) -> None:
             Bundle(bundle)
 
 
-def test_words_that_are_no_text_are_named(bundle: Path) -> None:
+def test_an_unreadable_word_list_is_named(bundle: Path) -> None:
     (bundle / "words.txt").write_bytes(b"\xff" * len((bundle / "words.txt").read_bytes()))
     with pytest.raises(BundleError, match=r"words\.txt: cannot be read as text; copy or export"):
         load(bundle)
@@ -195,7 +195,7 @@ def test_rules_are_for_ctc_only(bundle: Path, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["wait-k", "full-sentence"])
-def test_only_ctc_sees_words_whole(bundle: Path, kind: Kind) -> None:
+def test_whole_words_are_for_ctc_only(bundle: Path, kind: Kind) -> None:
     change(bundle / CONFIG, whole_words=True)
     _trust_sizes(bundle)
     config = Bundle(bundle).config
@@ -227,7 +227,7 @@ def test_a_bundle_is_found_by_path_or_shipped_name(bundle: Path, monkeypatch: py
         find("en-xx")
 
 
-def test_the_first_choice_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_bundle_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulmt.runtime.bundle.SHIPPED", tmp_path)
     for name in ("toy", "en-zh", "de-en"):
         (tmp_path / name).mkdir()
@@ -235,7 +235,7 @@ def test_the_first_choice_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
     assert shipped_names() == ["en-zh", "de-en", "toy"]
 
 
-def test_the_cure_for_a_shipped_bundle_is_to_reinstall(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_shipped_bundle_must_be_reinstalled(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulmt.runtime.bundle.SHIPPED", bundle.parent)
     (bundle / "ctc.weights").unlink()
     with pytest.raises(BundleError, match="reinstall simulmt"):
@@ -250,7 +250,7 @@ def test_a_penalty_belongs_to_its_delay() -> None:
 
 
 def _trust_sizes(bundle: Path) -> None:
-    """Make the manifest accept what lies there now, so that only what is written in the files can be at fault."""
+    """Update the sizes in the manifest, so that only the contents of the files can be invalid."""
     table = json.loads((bundle / MANIFEST).read_text())
     for name, entry in table["files"].items():
         entry["size"] = (bundle / name).stat().st_size
@@ -317,12 +317,12 @@ print(large(inside), large(earlier))
 """
 
 
-def test_only_writable_memory_that_is_no_files() -> None:
+def test_only_writable_anonymous_memory_is_listed() -> None:
     assert anonymous_blocks(MAPS) == {0x7F0000000000: 0x7F0000800000, 0x7F0004000000: 0x7F0004100000}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
-def test_what_is_taken_inside_is_moved_and_nothing_else() -> None:
+def test_only_memory_allocated_inside_is_moved() -> None:
     done = subprocess.run([sys.executable, "-c", TWO_BLOCKS], capture_output=True, text=True)
     if done.stderr == "none\n":
         pytest.skip("this system has no huge pages to give")
@@ -331,7 +331,7 @@ def test_what_is_taken_inside_is_moved_and_nothing_else() -> None:
     assert inside >= 7 * 2048
 
 
-def test_a_system_that_does_not_tell_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_maps_nothing_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> str:
         raise PermissionError
 

@@ -51,7 +51,7 @@ def test_slots_that_lie_side_by_side_do_not_move() -> None:
     assert [slot.row for slot in slots] == before
 
 
-def test_a_row_is_free_when_nobody_holds_its_slot() -> None:
+def test_a_row_is_free_once_its_slot_is_garbage_collected() -> None:
     rows, kept = pool(), Slot()
     rows.take(kept)
     mark(kept, 5.0)
@@ -92,7 +92,7 @@ def test_visibility_shows_the_first_positions() -> None:
 
 
 class _Session:
-    """As much of an onnxruntime session as caches look at."""
+    """A fake onnxruntime session with the parts that caches use."""
 
     class _Input:
         name = "past_layer_0_keys"

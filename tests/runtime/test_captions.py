@@ -43,7 +43,7 @@ class Cue:
 
 
 def parse_srt(text: str) -> list[Cue]:
-    """Reads what it must be, to the letter."""
+    """Parse SRT strictly."""
     cues = []
     for number, block in enumerate(text.split("\n\n")[:-1], start=1):
         index, times, *lines = block.split("\n")
@@ -84,7 +84,7 @@ class Clock:
 
 
 def written(events: list[tuple[float, str]], style: Format = Format.SRT) -> str:
-    """What is written when pieces come at these seconds; a line feed ends a line."""
+    """Return the subtitles of pieces committed at these seconds; a line feed ends a line."""
     clock, output = Clock(), io.StringIO()
     writer = CaptionWriter(output, style, clock)
     for seconds, text in events:
@@ -98,7 +98,7 @@ def written(events: list[tuple[float, str]], style: Format = Format.SRT) -> str:
 
 
 class TestText:
-    def test_a_line_for_a_line_flushed_at_once(self) -> None:
+    def test_one_line_per_line_flushed_at_once(self) -> None:
         class Output(io.StringIO):
             flushed = ""
 
@@ -116,7 +116,7 @@ class TestText:
 
 
 class TestJSON:
-    def test_an_object_a_commit(self) -> None:
+    def test_one_object_per_commit(self) -> None:
         output = io.StringIO()
         writer = JSONWriter(output)
         writer.commit(commit("河", 1, 2))
@@ -177,7 +177,7 @@ class TestSubtitles:
             Cue(60, 61, ["Tür"]),
         ]
 
-    def test_what_was_committed_is_written_even_if_its_line_never_ends(self) -> None:
+    def test_commits_are_written_even_if_their_line_never_ends(self) -> None:
         assert parse_srt(written([(2.0, "Die")])) == [Cue(2, 3, ["Die"])]
 
     @pytest.mark.parametrize("style", [Format.SRT, Format.VTT])

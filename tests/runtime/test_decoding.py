@@ -38,7 +38,7 @@ def translators(
 
 @contextmanager
 def faults(seed: int, share: float) -> Iterator[None]:
-    """A share of all runs of a graph fail, half of these only after they have written into the caches."""
+    """Make a share of all graph runs fail, half of them after writing to the caches."""
     dice, run = random.Random(seed), Binding.run
 
     def faulty(binding: Binding) -> dict[str, Array]:
@@ -63,7 +63,7 @@ def opened(model: Translator, kind: Kind) -> list[Stream]:
 
 
 def drain(model: Translator, streams: list[Stream], seed: int) -> list[list[Commit]]:
-    """Advance streams until none is due, whatever fails; the commits of each."""
+    """Advance streams until none is due, retrying failures; return the commits of each."""
     dice, commits = random.Random(seed), [list[Commit]() for _ in streams]
     while due := [stream for stream in streams if stream.is_due]:
         some = dice.sample(due, dice.randint(1, len(due)))
@@ -77,7 +77,7 @@ def drain(model: Translator, streams: list[Stream], seed: int) -> list[list[Comm
 
 
 def finish(stream: Stream) -> list[Commit]:
-    """Finish a stream, however often that fails."""
+    """Finish a stream, retrying failures."""
     while True:
         with suppress(RuntimeError):
             return stream.finish()
@@ -86,7 +86,7 @@ def finish(stream: Stream) -> list[Commit]:
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 1_000))
 @settings(max_examples=8, deadline=None)
-def test_a_step_that_fails_can_be_done_again(translators: dict[Kind, Translator], kind: Kind, seed: int) -> None:
+def test_a_failed_step_can_be_repeated(translators: dict[Kind, Translator], kind: Kind, seed: int) -> None:
     model = translators[kind]
     found, alone = opened(model, kind), opened(model, kind)
     for stream, text in zip(found, SPOKEN, strict=True):
@@ -133,7 +133,7 @@ def test_collapse(frames: list[int], written: list[int]) -> None:
 
 
 @given(st.lists(st.integers(BLANK, 7)), st.lists(st.integers(0, 5)))
-def test_collapse_online_is_collapse_at_once(frames: list[int], cuts: list[int]) -> None:
+def test_incremental_collapse_equals_collapse(frames: list[int], cuts: list[int]) -> None:
     collapse, written, rest = Collapse(), list[int](), frames
     for cut in cuts:
         written += collapse.push(rest[:cut])

@@ -15,7 +15,7 @@ from simulmt.text import split_words
 
 
 def test_words_come_at_their_pace(model: Translator) -> None:
-    """Four words a second; computing takes a tenth of a second, and must not slow the speaker down."""
+    """At four words a second, computing takes a tenth of a second and must not slow the speaker down."""
     now, spoken = [0.0], []
 
     def sleep(seconds: float) -> None:

@@ -23,7 +23,7 @@ from simulmt.speech.events import EventReader
 
 
 def translation(model: Translator, text: str, delay: int | None = None) -> str:
-    """What is to come out: a line for a line, the last one ended too."""
+    """Return the expected output: one line per input line, each ending with a line feed."""
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -31,7 +31,7 @@ def translation(model: Translator, text: str, delay: int | None = None) -> str:
 
 
 class Collector:
-    """A writer that keeps what it is told."""
+    """A writer that records commits and line ends."""
 
     def __init__(self) -> None:
         self.lines: list[list[Commit]] = [[]]
@@ -56,7 +56,7 @@ class Collector:
     chunk=st.integers(1, 7),
 )
 @settings(max_examples=25, deadline=None)
-def test_cuts_through_bytes_do_not_matter(
+def test_chunks_may_split_characters(
     model: Translator, tmp_path_factory: pytest.TempPathFactory, text: str, chunk: int
 ) -> None:
     file, collected = tmp_path_factory.getbasetemp() / "cut.txt", Collector()
@@ -76,7 +76,7 @@ def test_many_lines_at_once(model: Translator) -> None:
     assert collected.text == translation(model, text)
 
 
-def test_text_that_had_to_wait_was_in_the_queue(model: Translator) -> None:
+def test_waiting_counts_as_queue_time(model: Translator) -> None:
     """Words arrive at seconds 10 and 12 and are computed from second 25 to 26."""
     ticks = iter([25.0, 26.0])
     slow = Translator(model.bundle, threads=1, clock=lambda: next(ticks))
@@ -87,23 +87,23 @@ def test_text_that_had_to_wait_was_in_the_queue(model: Translator) -> None:
     assert {(lag.policy, lag.queue, lag.compute) for lag in lags} == {(2000, 13000, 1000)}
 
 
-def test_what_waits_is_handed_out_together(tmp_path: Path) -> None:
-    class AtOnce(Thread):
-        """Has read all before anybody asks."""
+def test_waiting_text_is_yielded_together(tmp_path: Path) -> None:
+    class EagerThread(Thread):
+        """A reader thread that has read everything before the first yield."""
 
         def start(self) -> None:
             self.run()
 
     file = tmp_path / "text"
     file.write_bytes(b"abc")
-    with patch.object(pipe, "CHUNK", 2), patch.object(pipe, "Thread", AtOnce), file.open("rb") as opened:
+    with patch.object(pipe, "CHUNK", 2), patch.object(pipe, "Thread", EagerThread), file.open("rb") as opened:
         turns = list(arrivals(opened.fileno(), iter([10.0, 11.0, 12.0]).__next__))
     assert turns == [[Arrival("ab", 10.0), Arrival("c", 11.0), Arrival("", 12.0)]]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4096])
 def test_bytes_become_text(tmp_path: Path, chunk: int) -> None:
-    """A byte order mark is none of the text, and what is no UTF-8 leaves a mark of its own."""
+    """A byte order mark is dropped, and invalid UTF-8 becomes a replacement character."""
     file = tmp_path / "text"
     file.write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9 \xff\xe6\xb2 \xe6\xb2\xb3\n\xe6")
     with patch.object(pipe, "CHUNK", chunk), file.open("rb") as opened:

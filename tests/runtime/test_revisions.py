@@ -1,4 +1,4 @@
-"""Revised text made append-only: when a word is passed on, in which form, and where sentences end."""
+"""Stabilising revised text: when a word is stable, in which form, and where sentences end."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ END = "|"  # of a sentence
 
 
 def shown(words: Iterable[Word]) -> str:
-    """Words as text, with a mark where a sentence ends."""
+    """Join words, with a mark where a sentence ends."""
     return " ".join(word.text + (END if word.ends_sentence else "") for word in words)
 
 
 def partials(*texts: str) -> list[str]:
-    """What each of these partial hypotheses, a second apart, lets pass."""
+    """Return the stable words after each of these partial hypotheses, one second apart."""
     stabiliser = Stabiliser(timeout=1000)
     return [shown(stabiliser.push(Hypothesis(text), float(number))) for number, text in enumerate(texts)]
 
 
 class TestLocalAgreement:
-    def test_a_word_is_passed_on_when_two_updates_running_agree(self) -> None:
+    def test_a_word_is_stable_when_two_consecutive_updates_agree(self) -> None:
         assert partials("a b c", "a x c", "a x y", "a x y z") == ["", "a", "x", "y"]
 
     def test_the_last_word_of_an_open_segment_waits(self) -> None:
         assert partials("good morn", "good morn", "good morning every") == ["", "good", ""]
 
-    def test_agreement_must_be_running(self) -> None:
+    def test_agreement_must_be_consecutive(self) -> None:
         assert partials("one two", "won two", "one two", "one two three") == ["", "", "", "one two"]
 
     def test_case_and_marks_do_not_matter_to_agreement(self) -> None:
@@ -42,20 +42,20 @@ class TestLocalAgreement:
     def test_a_mark_needs_agreement_as_well(self) -> None:
         assert partials("Well, it. is x", "Well, it, is x y")[1] == "Well, it is x"
 
-    def test_a_full_stop_before_a_small_letter_is_none(self) -> None:
+    def test_a_full_stop_before_a_lower_case_word_is_dropped(self) -> None:
         assert partials("so it was. it x", "so it was. it x y")[1] == "so it was it x"
         assert partials("so it was. It x", "so it was. It x y")[1] == "so it was. It x"
 
     def test_numbers_and_capitals_pass_through(self) -> None:
         assert partials("In 1,740 NATO x", "In 1,740 NATO x y")[1] == "In 1,740 NATO x"
 
-    def test_words_passed_on_stay_even_if_they_are_revised(self) -> None:
+    def test_stable_words_stay_even_if_they_are_revised(self) -> None:
         assert partials("in to the x", "in to the x", "into the woods", "into the woods now") == [
             "", "in to the", "", "woods",
         ]  # fmt: skip
         assert partials("a b x", "a b x", "so a b c d", "so a b c d e") == ["", "a b", "", "c d"]
 
-    def test_what_replaces_a_word_that_was_passed_on_is_dropped_only_if_it_looks_alike(self) -> None:
+    def test_a_revision_of_a_stable_word_is_dropped_only_if_similar(self) -> None:
         assert partials("the woof x", "the woof x y", "the wolf x y z") == ["", "the woof x", "y"]
         assert partials("of the x", "of the inc", "of incredulous people", "of incredulous people now")[2:] == [
             "", "incredulous people",
@@ -64,12 +64,12 @@ class TestLocalAgreement:
     def test_slips_of_punctuation(self) -> None:
         assert partials("In short,, , the x", "In short,, , the x y")[1] == "In short, the x"
 
-    def test_a_shorter_hypothesis_passes_nothing_on(self) -> None:
+    def test_a_shorter_hypothesis_makes_no_word_stable(self) -> None:
         assert partials("a b c", "a b c", "a", "", "a b c d", "a b c d e") == ["", "a b", "", "", "", "c d"]
 
 
 class TestFinalSegments:
-    def test_all_words_of_a_final_segment_are_passed_on_with_their_marks(self) -> None:
+    def test_all_words_of_a_final_segment_are_stable_with_their_punctuation(self) -> None:
         stabiliser = Stabiliser()
         stabiliser.push(Hypothesis("It is"), 0)
         assert shown(stabiliser.push(Hypothesis("It is far, friends.", is_final=True), 1)) == "It is far, friends. |"
@@ -87,7 +87,7 @@ class TestFinalSegments:
             text = "it is 3.5 or 1,740"
             assert shown(stabiliser.push(Hypothesis(text, True, segment), segment)) == f"{text} |"
 
-    def test_a_sentence_ends_even_if_its_last_word_was_passed_on_before(self) -> None:
+    def test_a_sentence_ends_even_if_its_last_word_was_already_stable(self) -> None:
         stabiliser = Stabiliser(timeout=1)
         stabiliser.push(Hypothesis("it is far"), 0)
         assert shown(stabiliser.tick(2)) == "it is far"
@@ -99,12 +99,12 @@ class TestFinalSegments:
         assert shown(stabiliser.push(Hypothesis("three", segment=1), 1)) == "one two"
         assert stabiliser.tentative == "three"
 
-    def test_words_that_the_recogniser_calls_final(self) -> None:
+    def test_words_declared_final_by_the_recogniser(self) -> None:
         stabiliser = Stabiliser()
         assert shown(stabiliser.push(Hypothesis("one, two. three four", stable=2), 0)) == "one, two."
         assert shown(stabiliser.push(Hypothesis("one two tree", stable=3), 1)) == "tree"
 
-    def test_silence_says_nothing(self) -> None:
+    def test_silence_gives_no_words(self) -> None:
         stabiliser = Stabiliser()
         assert stabiliser.push(Hypothesis("", True), 0) == []
         assert stabiliser.tick(1000) == []
@@ -112,7 +112,7 @@ class TestFinalSegments:
 
 
 class TestTime:
-    def test_words_that_do_not_change_are_passed_on_after_a_while(self) -> None:
+    def test_unchanged_words_are_stable_after_a_timeout(self) -> None:
         stabiliser = Stabiliser(timeout=2, pause=3)
         stabiliser.push(Hypothesis("good morning."), 10)
         assert stabiliser.tick(11.9) == []
@@ -126,7 +126,7 @@ class TestTime:
         assert shown(stabiliser.tick(13)) == "|"
         assert stabiliser.tick(100) == []
 
-    def test_every_change_makes_the_words_wait_anew(self) -> None:
+    def test_every_change_restarts_the_timeout(self) -> None:
         stabiliser = Stabiliser(timeout=2)
         stabiliser.push(Hypothesis("good"), 0)
         stabiliser.push(Hypothesis("wood"), 1.5)
@@ -134,7 +134,7 @@ class TestTime:
         stabiliser.push(Hypothesis("wood"), 3)  # the same again is no change
         assert shown(stabiliser.tick(3.5)) == "wood"
 
-    def test_flush_passes_on_all_and_ends_the_sentence(self) -> None:
+    def test_flush_returns_all_words_and_ends_the_sentence(self) -> None:
         stabiliser = Stabiliser()
         stabiliser.push(Hypothesis("good morning"), 0)
         assert shown(stabiliser.flush(1)) == "good morning |"
@@ -183,8 +183,8 @@ def test_a_revision_repeats_at_most_two_words(updates: list[tuple[list[str], boo
 
 
 @given(WORDS, st.lists(st.integers(0, 8), max_size=10))
-def test_growing_text_comes_out_as_it_is(words: list[str], lengths: list[int]) -> None:
-    """Hypotheses that only ever grow pass on the words of the last, each once and in order."""
+def test_growing_text_is_returned_unchanged(words: list[str], lengths: list[int]) -> None:
+    """Hypotheses that only grow give the words of the last one, each once and in order."""
     stabiliser = Stabiliser()
     passed: list[str] = []
     for now, length in enumerate(sorted(lengths)):

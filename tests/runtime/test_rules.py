@@ -134,7 +134,7 @@ def test_a_name_may_be_copied_after_an_elided_article() -> None:
         assert rules.penalty(symbol_of("Ar"), elided, SourcePrefix(read)) == penalty
 
 
-def test_words_are_counted_in_lower_case_and_numbers_are_none() -> None:
+def test_words_are_counted_in_lower_case_without_numbers() -> None:
     texts = ["It's 10:45, it's 3rd-class: 这是 Python。", "Python it's"]
     assert folded_words(texts[0]) == ["it's", "it's", "class", "python"]
     assert frequent_words([*texts, "it python's"], min_count=3) == [
@@ -185,7 +185,7 @@ def test_the_best_symbol_less_its_penalty_is_chosen(seed: int, penalty: float, f
     assert found == expected
 
 
-def test_a_word_that_is_certainly_said_twice_is_written_twice() -> None:
+def test_a_word_repeated_with_certainty_is_written_twice() -> None:
     very = PIECES.index("▁other")
     sure = np.full((3, len(PIECES)), -20.0)
     sure[[0, 1, 2], [very, BLANK, very]] = 0.0
@@ -197,8 +197,8 @@ def test_a_word_that_is_certainly_said_twice_is_written_twice() -> None:
         assert Collapse().push(chosen) == written
 
 
-def test_a_symbol_that_goes_on_is_not_penalised() -> None:
-    """Where the best symbol makes an unknown word, the symbol of the frame before is no repetition."""
+def test_a_continued_symbol_is_not_penalised() -> None:
+    """Where the best symbol makes an unknown word, the symbol of the previous frame may continue without penalty."""
     rules = DecodingRules(RulesConfig(repeated_symbol=6.0, unknown_word=6.0), PIECES, lexicon=WORDS)
     the, world = symbol_of("▁the"), symbol_of("world")
     scores = np.full((1, len(PIECES)), -20.0)
@@ -281,7 +281,7 @@ class TestDoubledPunctuation:
         assert ALL.filter_text(text) == re.sub("(?<=[。，：])[，：]+", "", expected)
 
     @given(text=texts, cuts=st.lists(st.integers(0, 12)))
-    def test_chunks_do_not_matter_and_nothing_is_taken_back(self, text: str, cuts: list[int]) -> None:
+    def test_output_is_append_only_and_independent_of_chunks(self, text: str, cuts: list[int]) -> None:
         text_filter, written = DoubledPunctuation(), ""
         for start, stop in pairwise([0, *sorted(cuts), len(text)]):
             written += text_filter.push(text[start:stop])

@@ -81,7 +81,7 @@ def networks(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[K
 
 @pytest.fixture(scope="session")
 def seeing_words(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> TrainedModel:
-    """A CTC network that sees words whole."""
+    """A CTC network with `whole_words`."""
     return trained("ctc", source_tokenizer, target_tokenizer, whole_words=True)
 
 
@@ -118,7 +118,7 @@ def delay_for(system: tuple[str, str], delay: int) -> int | None:
 
 
 def open_stream(model: Translator, delay: int | None = None, beam: int = 1) -> Stream:
-    """A stream that cannot live on what earlier ones left in the caches."""
+    """Open a stream after invalidating what earlier ones left in the caches."""
     for pool in model.decoder.caches.pools.values():
         for row in range(pool.block.shape[1]):
             if pool.holder(row) is None:
@@ -132,7 +132,7 @@ def at_once(model: Translator, text: str, delay: int | None, beam: int = 1) -> l
 
 
 def sentences_of(text: str, tokenizer: Tokenizer) -> list[str]:
-    """The sentences that a stream is to make of a text, by the definition of where they end."""
+    """Split a text into sentences by the definition of where they end."""
     sentences, words = list[str](), list[str]()
     for word in split_words(text):
         words.append(word)
@@ -144,7 +144,7 @@ def sentences_of(text: str, tokenizer: Tokenizer) -> list[str]:
 
 
 def without_early_stops(network: TrainedModel, sentence: str, frames: torch.Tensor) -> torch.Tensor:
-    """The logits of frames [1 U D], with the rule `early_full_stop`."""
+    """Return the logits of frames [1 U D] with the rule `early_full_stop`."""
     assert isinstance(network.model, CTCModel)
     logits = CTCModel.logits(network.model, frames)
     stops = [index for index, piece in enumerate(network.target.pieces) if set(piece) & FULL_STOPS]
@@ -207,7 +207,9 @@ class TestAgainstPyTorch:
                 found = joined(at_once(model, sentence, delay))
                 assert found == RULES.filter_text(network.target.decode(by_rules(network, sentence, delay)))
 
-    def test_to_see_whole_words_matters(self, networks: dict[Kind, TrainedModel], seeing_words: TrainedModel) -> None:
+    def test_whole_words_change_the_output(
+        self, networks: dict[Kind, TrainedModel], seeing_words: TrainedModel
+    ) -> None:
         """The two networks have the same weights."""
         sentence = "driver bridge closed, driver."
         assert by_rules(networks["ctc"], sentence, 1) != by_rules(seeing_words, sentence, 1)
@@ -266,7 +268,7 @@ class TestAgainstPyTorch:
         changes: list[int],
         every: int,
     ) -> None:
-        """The source prefix of a frame is what it looks at, which is less again when the delay falls."""
+        """The source prefix of a frame is what it attends to, which shrinks when the delay falls."""
         words = [word for word in split_words(text) if not ends_sentence(word, "en")][:12]
         schedule = [changes[index // every % len(changes)] for index in range(len(words))]
         for name, network in (("rules", networks["ctc"]), ("whole words", seeing_words)):
@@ -291,7 +293,7 @@ class TestAgainstPyTorch:
 
 
 @pytest.mark.parametrize(("bundle", "at_first", "in_all"), [("rules", "und", "und.,"), ("fp32", "und,", "und,.,")])
-def test_a_mark_waits_for_what_follows_it_if_doubled_ones_are_dropped(
+def test_punctuation_is_held_back_if_doubled_punctuation_is_dropped(
     translators: dict[tuple[str, str], Translator], bundle: str, at_first: str, in_all: str
 ) -> None:
     model = translators["ctc", bundle]
@@ -318,7 +320,7 @@ def by_steps(network: TrainedModel, words: Sequence[str], schedule: Sequence[int
 def frames_by_steps(
     network: TrainedModel, words: Sequence[str], schedule: Sequence[int]
 ) -> tuple[torch.Tensor, list[SourcePrefix]]:
-    """The scores [F V] of a stream whose delay changes from word to word, and what each frame looks at."""
+    """Return the scores [F V] of a stream whose delay changes from word to word, and what each frame sees."""
     model = network.model
     assert isinstance(model, CTCModel)
     tokens, waited_for, visible = list[int](), list[int](), list[int]()  # the latter two for each state
@@ -342,7 +344,7 @@ def frames_by_steps(
 
 
 def seen(network: TrainedModel, tokens: Sequence[int], count: int) -> int:
-    """How many of the tokens are looked at where the first `count` were waited for."""
+    """Return how many tokens are visible once the first `count` have been read."""
     assert isinstance(network.model, CTCModel)
     if network.model.encoder.word_starts is not None:
         while count < len(tokens) and tokens[count] != END and network.source.pieces[tokens[count]][0] != "▁":
@@ -351,7 +353,7 @@ def seen(network: TrainedModel, tokens: Sequence[int], count: int) -> int:
 
 
 def logits_of(network: TrainedModel, sentence: str, delay: int) -> torch.Tensor:
-    """The scores [F V] of a whole sentence."""
+    """Return the scores [F V] of a whole sentence."""
     return logits_of_tokens(network, [*network.source.encode(sentence), END], delay)
 
 
@@ -362,7 +364,7 @@ def logits_of_tokens(network: TrainedModel, tokens: Sequence[int], delay: int) -
 
 
 def read_at_frames(network: TrainedModel, sentence: str, delay: int) -> list[SourcePrefix]:
-    """What each frame of a sentence may look at."""
+    """Return the source visible to each frame of a sentence."""
     assert isinstance(network.model, CTCModel)
     return read_at_frames_of(network, [*network.source.encode(sentence), END], delay)
 
@@ -388,7 +390,7 @@ def by_rules_of(network: TrainedModel, tokens: Sequence[int], delay: int) -> lis
 
 
 def choose_by_rules(rules: DecodingRules, scores: torch.Tensor, prefixes: Sequence[SourcePrefix]) -> list[int]:
-    """Greedy choice frame by frame, among all symbols."""
+    """Choose greedily, frame by frame, among all symbols."""
     written, previous, context = list[int](), BLANK, Context()
     for frame, read in zip(scores.clone().numpy(), prefixes, strict=True):
         for symbol in {*range(len(frame))} - {BLANK, previous}:
@@ -430,14 +432,14 @@ class TestContract:
     @pytest.mark.parametrize("system", SYSTEMS)
     @given(data=st.data(), several=st.lists(st.tuples(texts, delays), min_size=2, max_size=5))
     @settings(max_examples=15, deadline=None)
-    def test_company_does_not_matter(
+    def test_output_does_not_depend_on_the_batch(
         self,
         translators: dict[tuple[str, str], Translator],
         system: tuple[str, str],
         data: st.DataObject,
         several: list[tuple[str, int]],
     ) -> None:
-        """Streams of different texts, delays and ages, advanced together in ever changing groups."""
+        """Streams of different texts, delays and ages are advanced in changing groups."""
         model = translators[system]
         streams = [open_stream(model, delay_for(system, delay)) for _, delay in several]
         rests = [text for text, _ in several]
@@ -469,7 +471,7 @@ class TestContract:
 
     @given(text=texts)
     @fuzz
-    def test_sentences_are_translated_apart_and_joined_by_spaces(
+    def test_sentences_are_translated_separately_and_joined_by_spaces(
         self, ctc: Translator, networks: dict[Kind, TrainedModel], text: str
     ) -> None:
         sentences = sentences_of(text, networks["ctc"].source)
@@ -498,7 +500,7 @@ class TestContract:
         assert stream.push("e") == []
         assert stream.push(" ")[0].source_words == 1
 
-    def test_a_stream_is_not_in_step_with_its_neighbours(self, ctc: Translator) -> None:
+    def test_an_idle_stream_is_unaffected_by_others(self, ctc: Translator) -> None:
         """A stream that has nothing to do stays as it is while others advance."""
         idle, busy = open_stream(ctc, 3), open_stream(ctc, 1)
         idle.push("the old ")
@@ -529,7 +531,7 @@ class TestSentences:
         assert stream.sentences_finished > 1
 
     def test_a_number_that_begins_what_a_cut_left_does_not_end_it(self, ctc: Translator) -> None:
-        """As in a list, "3." is a heading wherever it comes first."""
+        """As in a list, "3." at the start of a sentence is a label."""
         source = ctc.bundle.source
         filler = next(word for word in ("a", "the", "we") if len(source.encode_word(word)) == 1)
         stream = open_stream(ctc, 2)
@@ -563,7 +565,7 @@ class TestSentences:
             found = model.translate("\n".join(lines), model.config.default_delay).split("\n")
             assert found == [joined(at_once(model, line, None)) for line in lines]
 
-    def test_sentences_of_an_unspaced_target_are_not_parted(
+    def test_sentences_of_an_unspaced_target_are_joined_without_spaces(
         self, source_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer, tmp_path: Path
     ) -> None:
         network = trained("ctc", source_tokenizer, ideograph_tokenizer)
@@ -601,11 +603,11 @@ class TestState:
                 call([mine, foreign])
         assert joined(mine.push("")) == joined(open_stream(ctc, 1).push("the old bridge "))
 
-    def test_fewer_than_no_threads_are_refused(self, ctc: Translator) -> None:
+    def test_negative_threads_are_refused(self, ctc: Translator) -> None:
         with pytest.raises(ConfigError, match=r"threads .* got -1"):
             load(ctc.bundle.directory, threads=-1)
 
-    def test_only_trained_delays_are_taken(self, translators: dict[tuple[str, str], Translator]) -> None:
+    def test_only_trained_delays_are_accepted(self, translators: dict[tuple[str, str], Translator]) -> None:
         stream = translators["ctc", "fp32"].stream()
         assert stream.delay == DELAYS[0]
         with pytest.raises(StreamError, match=r"delay 4: .* trained for 1, 2, 3, 5"):

@@ -14,19 +14,19 @@ from .helpers import Served, serving
 
 @pytest.fixture(scope="session")
 def translator() -> Translator:
-    """The same model, to compare with."""
+    """The same model without a server, for reference translations."""
     return load("toy", threads=1)
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """A server with its usual limits, except that no test sees the rooms of another."""
+    """A server with default limits, except that rooms are not kept from one test to the next."""
     with serving(kept_seconds=0.001) as server:
         yield server
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Served]]:
-    """Starts servers with other settings, see `serving`."""
+    """Start servers with other settings, see `serving`."""
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(serving(**settings))

@@ -1,4 +1,4 @@
-"""Real servers on loopback, in a thread of the test process, and raw conversations with them."""
+"""Real servers on loopback, in a thread of the test process, and raw WebSocket clients."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class Served:
         return self.service.sessions
 
     def talk(self, path: str = "/v1/stream", **headers: Any) -> Talk:
-        """A connection to a WebSocket."""
+        """Connect to a WebSocket."""
         url = f"ws://127.0.0.1:{self.port}{path}"
         settings: Any = {"compression": None, "max_size": None, "open_timeout": PATIENCE, "close_timeout": 1}
         return Talk(connect(url, ping_interval=None, **settings, **headers))
 
     def watch(self, room: str) -> Talk:
-        """A viewer of a room."""
+        """Connect as a viewer of a room."""
         return self.talk(f"/v1/rooms/{room}")
 
     def stop(self) -> None:
-        """Ask it to drain and wait until it has."""
+        """Stop the server and wait until it has drained."""
         self.server.stop()
         self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
@@ -83,22 +83,22 @@ class Talk:
         return self
 
     def receive(self) -> dict[str, Any]:
-        """The next message."""
+        """Return the next message."""
         return json.loads(self.socket.recv(timeout=PATIENCE))
 
     def start(self, **fields: Any) -> dict[str, Any]:
-        """Open a session; what the server answers."""
+        """Open a session; return the answer of the server."""
         return self.send("start", **{"model": "toy", "delay": 3, **fields}).receive()
 
     def receive_until(self, kind: str) -> list[dict[str, Any]]:
-        """Everything up to a message of this kind."""
+        """Return all messages up to one of this type."""
         messages = [self.receive()]
         while messages[-1]["type"] != kind:
             messages.append(self.receive())
         return messages
 
     def receive_all(self) -> list[dict[str, Any]]:
-        """Everything until the server closes."""
+        """Return all messages until the server closes the connection."""
         messages = []
         with suppress(ConnectionClosed):
             while True:
@@ -106,7 +106,7 @@ class Talk:
         return messages
 
     def receive_error(self) -> tuple[str, int]:
-        """The code of the error that must come last, and the code that the connection was closed with."""
+        """Return the code of the error, which must be the last message, and the close code."""
         last = self.receive_all()[-1]
         assert last["type"] == "error"
         assert last["message"]
@@ -123,7 +123,7 @@ def synthetic_text(sentences: int, seed: int) -> str:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread brings about."""
+    """Wait until a condition holds that another thread fulfils."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -132,7 +132,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def raw_websocket(served: Served, receive_buffer: int | None = None) -> Iterator[socket.socket]:
-    """A WebSocket without a library behind it that would read and answer pings."""
+    """Open a WebSocket without a library, which would read and answer pings."""
     with socket.socket() as client:
         if receive_buffer:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -147,14 +147,14 @@ def raw_websocket(served: Served, receive_buffer: int | None = None) -> Iterator
 
 
 def frame(payload: bytes, opcode: int = 1, is_last: bool = True) -> bytes:
-    """A frame, masked with zeros."""
+    """Encode a frame, masked with zeros."""
     size = len(payload)
     length = bytes([0x80 | size]) if size < 126 else b"\xff" + size.to_bytes(8, "big")
     return bytes([0x80 * is_last | opcode]) + length + b"\0\0\0\0" + payload
 
 
 def received(client: socket.socket, until: bytes | None = None) -> bytes:
-    """Everything until the server closes, or has sent this."""
+    """Receive everything until the server closes the connection, or has sent this."""
     data = b""
     with suppress(ConnectionError):
         while (until is None or until not in data) and (part := client.recv(65_536)):
@@ -176,7 +176,7 @@ def serving(
     recognisers: Mapping[str, str] | None = None,
     **limits: float,
 ) -> Iterator[Served]:
-    """Serve the toy model with other limits than usual."""
+    """Serve the toy model with other than the default limits."""
     bounds = Limits(**{**PATIENT, **limits})  # type: ignore[arg-type]
     settings = Settings(
         ("toy",), "127.0.0.1", bounds, keys or ApiKeys(), origins, 1, open_metrics, room_keys, recognisers or {}

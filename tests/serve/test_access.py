@@ -83,13 +83,13 @@ def test_origins(origin: str | None, host: str, others: tuple[str, ...], expecte
         (None, "a.example:8000", True),
     ],
 )
-def test_on_loopback_only_names_of_this_machine_are_its_own(host: str | None, name: str, expected: bool) -> None:
+def test_on_loopback_only_local_names_are_allowed_origins(host: str | None, name: str, expected: bool) -> None:
     headers = Headers({"host": name, "origin": f"http://{name}"})
     assert Origins(host=host).admit(headers) is expected
     assert Origins([f"http://{name}/"], host).admit(headers)
 
 
-def test_the_name_that_a_server_listens_at_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_of_a_server_is_an_allowed_origin(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: resolved)
     origins = Origins(host="Workshop")
@@ -97,5 +97,5 @@ def test_the_name_that_a_server_listens_at_is_its_own(monkeypatch: pytest.Monkey
     assert not origins.admit(Headers({"host": "evil.example", "origin": "http://evil.example"}))
 
 
-def test_an_origin_that_is_no_address_is_refused() -> None:
+def test_an_invalid_origin_is_refused() -> None:
     assert not Origins().admit(Headers({"host": "[::1", "origin": "http://[::1"}))

@@ -24,12 +24,12 @@ FRAME = RATE // 10
 
 
 def speak(first: int, count: int) -> bytes:
-    """Frames of 0.1 s, each of which holds its number; the recogniser below hears word n in frame n."""
+    """Return frames of 0.1 s, filled with their number; the fake recogniser hears word n in frame n."""
     return np.repeat(np.arange(first, first + count), FRAME).astype("<i2").tobytes()
 
 
 class FakeRecogniser:
-    """Hears a word in every frame, by the frame's number, and revises the last one."""
+    """Recognises a word in every frame, by the frame's number, and revises the last one."""
 
     language: str | None = LANGUAGE
     started: list[FakeRecogniser] = []  # noqa: RUF012, a record for the tests
@@ -172,7 +172,7 @@ def test_audio_that_is_not_recognised_yet_is_bounded(serve: Callable[..., Served
         assert said(talk.receive_all()).split() == WORDS
 
 
-def test_only_so_many_may_speak_at_once(serve: Callable[..., Served]) -> None:
+def test_audio_streams_are_limited(serve: Callable[..., Served]) -> None:
     served = serve(recognisers={LANGUAGE: "fake"}, audio_streams=1)
     with served.talk() as first, served.talk() as second, served.talk() as text:
         open_audio(first)
@@ -184,7 +184,7 @@ def test_only_so_many_may_speak_at_once(serve: Callable[..., Served]) -> None:
         assert open_audio(third)["type"] == "ready"
 
 
-def test_a_language_that_is_not_recognised(serve: Callable[..., Served]) -> None:
+def test_a_language_without_a_recogniser_is_refused(serve: Callable[..., Served]) -> None:
     with serve(recognisers={"xx": "fake"}).talk() as talk:
         talk.send("start", model="toy", input="audio")
         assert talk.receive_error() == ("no_recogniser", 1008)
@@ -234,7 +234,7 @@ def test_a_server_that_shuts_down_translates_what_it_has_acknowledged(served: Se
     assert messages[-1]["code"] == "draining"
 
 
-def test_metrics_and_models_tell_of_audio(served: Served) -> None:
+def test_metrics_and_models_report_audio(served: Served) -> None:
 
     (model,) = get(f"{served.http}/v1/models").json()["models"]
     assert model["audio"] is True

@@ -51,7 +51,7 @@ def test_what_cannot_succeed_is_raised(served: Served) -> None:
     assert caught.value.code is ErrorCode.UNKNOWN_MODEL
 
 
-def test_an_address_that_is_none_is_raised() -> None:
+def test_an_invalid_address_is_raised() -> None:
     async def run() -> None:
         async with asyncio.timeout(PATIENCE), LiveTranslation("http://127.0.0.1", "toy") as live:
             await translation(live, TEXT)
@@ -99,7 +99,7 @@ def test_patience_ends() -> None:
         asyncio.run(run())
 
 
-def test_it_waits_for_its_turn_on_a_full_server(serve: Serve, translator: Translator) -> None:
+def test_it_retries_on_a_full_server(serve: Serve, translator: Translator) -> None:
     served = serve(streams=1)
 
     async def run() -> str:
@@ -117,7 +117,7 @@ def test_it_waits_for_its_turn_on_a_full_server(serve: Serve, translator: Transl
     assert asyncio.run(run()) == translator.translate(TEXT, translator.config.default_delay)
 
 
-def test_after_a_silence_it_comes_back_when_there_is_something_to_say(serve: Serve, translator: Translator) -> None:
+def test_after_an_idle_timeout_it_reconnects_with_the_next_message(serve: Serve, translator: Translator) -> None:
     served = serve(idle_seconds=0.1, grace_seconds=0.1)
 
     async def run() -> str:

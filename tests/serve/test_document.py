@@ -1,6 +1,6 @@
-"""The examples in docs/protocol.md are what the server answers.
+"""The examples in docs/protocol.md match the answers of the server.
 
-PYTHONPATH=src:tests python -m serve.test_document    writes them anew, for example after a model has changed
+PYTHONPATH=src:tests python -m serve.test_document    updates them, for example for a new model
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def server() -> Iterator[Served]:
 
 
 @pytest.mark.parametrize(("kind", "block"), BLOCK.findall(DOCUMENT.read_text(encoding="utf-8")))
-def test_the_server_answers_as_the_document_says(server: Served, kind: str, block: str) -> None:
+def test_the_examples_match_the_answers_of_the_server(server: Served, kind: str, block: str) -> None:
     assert replay(server, kind, block) == block
 
 
 def replay(server: Served, kind: str, block: str) -> str:
-    """Send what the client says in an example; return the example with the real answers."""
+    """Send the client's lines of an example; return the example with the real answers."""
     lines = [line.removeprefix("> ") for line in block.splitlines() if line.startswith("> ")]
     return ask(server, lines) if kind == "http" else converse(server, lines)
 
 
 def answer(text: str) -> str:
-    """A line of the document, with what differs from run to run left out."""
+    """Format a line of the document, without the parts that differ between runs."""
     for pattern, varying in VARYING:
         text = re.sub(pattern, varying, text)
     return f"< {text}\n"
@@ -57,7 +57,7 @@ def ask(server: Served, lines: list[str]) -> str:
 
 
 def converse(server: Served, lines: list[str]) -> str:
-    """Send lines; hear everything after `finish`, and one answer to anything else that has one."""
+    """Send lines; receive everything after `finish`, and one answer to each other message that has one."""
     replayed = ""
     with server.talk() as talk:
         for line in lines:

@@ -1,4 +1,4 @@
-"""What must hold whatever breaks: every client ends up with the text that an undisturbed translation gives."""
+"""Fault injection: every client ends up with the text of an undisturbed translation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GARBAGE = [b"\x00" * 500, b"GET / HTTP/1.1\r\n\r\n", b'{"type":', b"\x81\x7f" + 
 
 
 class Server:
-    """A server process that can be killed, and started again at the same port."""
+    """A server process that can be killed, and restarted on the same port."""
 
     def __init__(self, log: Path) -> None:
         self.port = free_port()
@@ -39,11 +39,11 @@ class Server:
             return subprocess.Popen([*command, "--port", str(self.port)], stderr=log)
 
     async def ready(self) -> None:
-        """Wait until it serves."""
+        """Wait until the server is ready."""
         while True:
             with suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                with hung_up(writer):
+                with aborting(writer):
                     writer.write(b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n")
                     if (await reader.readline()).startswith(b"HTTP/1.1 200"):
                         return
@@ -60,7 +60,7 @@ class Server:
 
 
 class Proxy:
-    """A line to the server that is cut every few hundred bytes, at random, while it is unreliable."""
+    """A proxy that, while unreliable, breaks connections at random, every few hundred bytes."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -69,9 +69,9 @@ class Proxy:
         self._cuts = 0
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError), hung_up(writer):
+        with suppress(OSError), aborting(writer):
             there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._port)
-            with hung_up(there_writer):
+            with aborting(there_writer):
                 pumps = [self._pump(reader, there_writer), self._pump(there_reader, writer)]
                 tasks = [asyncio.create_task(pump) for pump in pumps]
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -79,8 +79,8 @@ class Proxy:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def be_cut(self, times: int) -> None:
-        """Wait until it has been cut a number of times."""
+    async def wait_for_cuts(self, times: int) -> None:
+        """Wait until a number of connections have been broken."""
         cuts = self._cuts
         while self._cuts < cuts + times:
             await asyncio.sleep(0.02)
@@ -104,8 +104,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def hung_up(writer: asyncio.StreamWriter) -> Iterator[None]:
-    """Break a connection off in the end, without ceremony."""
+def aborting(writer: asyncio.StreamWriter) -> Iterator[None]:
+    """Abort the connection at the end of the context."""
     try:
         yield
     finally:
@@ -113,7 +113,7 @@ def hung_up(writer: asyncio.StreamWriter) -> Iterator[None]:
 
 
 async def speak(url: str, text: str, delay: int, chance: random.Random) -> list[Commit]:
-    """Translate a text that comes in chunks of all sizes; the commits."""
+    """Translate a text in chunks of various sizes; return the commits."""
     async with LiveTranslation(url, "toy", delay) as live:
 
         async def talk() -> None:
@@ -136,7 +136,7 @@ async def talk_nonsense(port: int) -> None:
         for garbage in GARBAGE:
             with suppress(OSError):
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
-                with hung_up(writer):
+                with aborting(writer):
                     writer.write(garbage)
                     await asyncio.sleep(0.02)
         await asyncio.sleep(0.1)
@@ -156,9 +156,9 @@ def test_fifty_streams_through_cuts_kills_restarts_and_garbage(server: Server, t
             for index, (text, delay) in enumerate(zip(texts, delays, strict=True))
         ]
         for number in (signal.SIGKILL, signal.SIGTERM):
-            await line.be_cut(CUTS)
+            await line.wait_for_cuts(CUTS)
             await server.restart(number)
-        await line.be_cut(CUTS)
+        await line.wait_for_cuts(CUTS)
         line.is_reliable = True
         found = await asyncio.gather(*speakers)
         nonsense.cancel()

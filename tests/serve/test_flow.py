@@ -1,4 +1,4 @@
-"""Token buckets, and the outbox against a list that forgets nothing."""
+"""Token buckets, and the outbox compared with a list that keeps everything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def commit(seq: int) -> Commit:
 
 
 async def taken(outbox: Outbox) -> list[Output]:
-    """All that can be taken now."""
+    """Take all available messages."""
     found: list[Output] = []
     while outbox._has_messages.is_set():
         await outbox.wait_for_message()
@@ -95,7 +95,7 @@ def test_a_sentence_may_be_repeated_but_never_lost() -> None:
     asyncio.run(run())
 
 
-def test_a_client_can_be_ahead_of_a_session_that_began_anew() -> None:
+def test_a_client_can_be_ahead_of_a_restarted_session() -> None:
     async def run() -> None:
         outbox = Outbox(FULL, KEPT)
         assert outbox.rewind(3)
@@ -106,7 +106,7 @@ def test_a_client_can_be_ahead_of_a_session_that_began_anew() -> None:
     asyncio.run(run())
 
 
-def test_a_full_box_makes_the_writer_wait() -> None:
+def test_a_full_outbox_makes_the_writer_wait() -> None:
     async def run() -> None:
         outbox = Outbox(FULL, KEPT)
         for seq in (1, 2, 3):
@@ -130,7 +130,7 @@ class Clock:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 500), st.floats(0, 10)), max_size=30))
-def test_nobody_gets_more_than_the_burst_and_the_rate(requests: list[tuple[int, float]]) -> None:
+def test_rate_and_burst_are_limited(requests: list[tuple[int, float]]) -> None:
     clock = Clock()
     throttle = Throttle(rate=10, burst=100, clock=clock)
     taken = 0

@@ -1,4 +1,4 @@
-"""The HTTP part, as a client of LibreTranslate and as a stranger with a fuzzer sees it."""
+"""The HTTP API, tested with a LibreTranslate client and a fuzzer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ contract = schemathesis.openapi.from_asgi("/openapi.json", app)
 
 @contract.parametrize()
 @settings(max_examples=15, deadline=None, derandomize=True)
-def test_every_answer_is_one_that_the_contract_promises(case: schemathesis.Case[Any]) -> None:
+def test_every_response_conforms_to_the_openapi_document(case: schemathesis.Case[Any]) -> None:
     case.call_and_validate(excluded_checks=[unsupported_method], timeout=PATIENCE)
 
 
@@ -60,7 +60,7 @@ def test_a_long_text_is_translated_whole(client: httpx.Client, translator: Trans
     }
 
 
-def test_forms_are_taken_as_well(client: httpx.Client, translator: Translator) -> None:
+def test_forms_are_accepted(client: httpx.Client, translator: Translator) -> None:
     one = client.post("/translate", data={"q": TEXT, **PAIR, "format": "text", "delay": "5"})
     two = client.post("/translate", data={"q": ["kyo", "tsi"], **PAIR})
     assert one.json() == {"translatedText": translator.translate(TEXT, 5)}
@@ -85,14 +85,14 @@ def test_the_source_can_be_left_to_the_server_where_there_is_only_one(client: ht
         (["q"], "object"),
     ],
 )
-def test_a_bad_request_is_told_what_is_wrong(client: httpx.Client, body: Any, word: str) -> None:
+def test_a_bad_request_gets_the_reason(client: httpx.Client, body: Any, word: str) -> None:
     answer = client.post("/translate", content=json.dumps(body))
     assert answer.status_code == 400
     assert word in answer.json()["error"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[" * 20_000, b"\xff", b"q=%ff"])
-def test_what_is_no_request_is_refused(client: httpx.Client, body: bytes) -> None:
+def test_invalid_requests_are_refused(client: httpx.Client, body: bytes) -> None:
     for kind in ("application/json", "application/x-www-form-urlencoded"):
         answer = client.post("/translate", content=body, headers={"Content-Type": kind})
         assert answer.status_code == 400
@@ -142,7 +142,7 @@ def test_pages_of_other_origins_need_permission(serve: Serve) -> None:
     assert preflight.headers["access-control-allow-origin"] == "https://friend.example"
 
 
-def test_a_name_of_another_for_a_loopback_address_needs_a_key(serve: Serve) -> None:
+def test_another_name_for_a_loopback_address_needs_a_key(serve: Serve) -> None:
     def status(served: Served, **body: str) -> int:
         headers = {"Host": "evil.example", "Origin": "http://evil.example"}
         return post(f"{served.http}/translate", json={"q": "kyo", **PAIR, **body}, headers=headers).status_code
@@ -151,7 +151,7 @@ def test_a_name_of_another_for_a_loopback_address_needs_a_key(serve: Serve) -> N
     assert status(serve(keys=ApiKeys(["sesame"])), api_key="sesame") == 200
 
 
-def test_requests_beyond_the_limit_are_told_to_come_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_above_the_limit_are_told_to_try_again(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve(requests=1)
     answers: list[int] = []
 
@@ -172,7 +172,7 @@ def test_requests_beyond_the_limit_are_told_to_come_back(serve: Serve, monkeypat
     assert answers == [429, 200]
 
 
-def test_what_the_server_says_of_itself(client: httpx.Client) -> None:
+def test_information_about_the_server(client: httpx.Client) -> None:
     model = {"name": "toy", "kind": "ctc", "source": "synthetic", "target": "synthetic"}
     assert client.get("/v1/models").json() == {"models": [{**model, "delays": [1, 3, 5], "default_delay": 3}]}
     language = {"code": "synthetic", "name": "Synthetic", "targets": ["synthetic"]}
@@ -226,7 +226,7 @@ def test_language_tags_lead_to_the_languages_of_models(tag: str, code: str) -> N
     assert base_code(tag) == code
 
 
-def test_detection_tells_the_languages_apart() -> None:
+def test_detection_distinguishes_the_languages() -> None:
     detector = Detector(["en", "de", "synthetic"])
     assert detector.detect("Good morning, how are you today?")[0].language == "en"
     ranked = detector.detect("Guten Morgen, wie geht es dir heute?")

@@ -35,7 +35,7 @@ VALIDATOR = jsonschema.Draft202012Validator(schema())
 
 
 def message_types(union: Any) -> dict[str, Any]:
-    """The message types of a union by their tags."""
+    """Return the message types of a union by tag."""
     return {kind.__struct_config__.tag: kind for kind in get_args(union) or (union,)}
 
 

@@ -1,4 +1,4 @@
-"""Rooms: what viewers see, whenever they come and whatever happens to the speaker; and undo."""
+"""Rooms: what viewers see, whenever they join and whatever happens to the speaker; and undo."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_session_whose_room_fails_is_forgotten(served: Served, monkeypatch: py
     assert len(served.sessions._sessions) == before
 
 
-def test_a_speaker_that_starts_again_is_not_heard_twice(served: Served, translator: Translator) -> None:
+def test_a_speech_that_is_started_again_is_not_repeated(served: Served, translator: Translator) -> None:
     with served.watch("hall") as viewer:
         with served.talk() as speaker:
             speaker.start(room="hall", room_key="a")
@@ -98,7 +98,7 @@ def test_a_speaker_that_starts_again_is_not_heard_twice(served: Served, translat
     assert sum(message["type"] == "room" for message in messages) == 1
 
 
-def test_a_room_closes_when_its_lost_speaker_does_not_come_back(serve: Serve) -> None:
+def test_a_room_closes_if_its_lost_speaker_does_not_reconnect(serve: Serve) -> None:
     served = serve(grace_seconds=0.1)
     with served.watch("hall") as viewer:
         with served.talk() as speaker:
@@ -116,7 +116,7 @@ def test_a_session_that_is_resumed_keeps_its_room(served: Served) -> None:
         assert viewer.receive()["type"] == "closed"
 
 
-def test_viewers_need_a_key_if_the_server_says_so(serve: Serve) -> None:
+def test_viewers_need_a_key_if_the_server_requires_it(serve: Serve) -> None:
     served = serve(keys=ApiKeys(["sesame"]), room_keys=True)
     with served.watch("hall") as viewer:
         assert viewer.send("watch", api_key="sesame").receive() == {"type": "waiting", "room": "hall"}
@@ -156,7 +156,7 @@ def test_viewers_that_come_after_the_end_read_it_for_some_time(serve: Serve) -> 
             assert viewer.receive()["speech"] != messages[0]["speech"]
 
 
-def test_a_speech_that_goes_on_after_its_end_is_not_heard_twice() -> None:
+def test_a_speech_continued_after_its_end_is_not_repeated() -> None:
     log = RoomLog("hall", kept_sentences=2)
     speech = Room("hall", "toy", "a", "b", "1")
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_workers_publish_over_unix_sockets_only(served: Served) -> None:
         pass
 
 
-def test_a_viewer_that_does_not_keep_up_is_sent_away() -> None:
+def test_a_slow_viewer_is_disconnected() -> None:
     async def read() -> tuple[str, ErrorCode]:
         log = RoomLog("hall", kept_sentences=2)
         log.begin(Room("hall", "toy", "a", "b", "1"))

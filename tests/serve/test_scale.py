@@ -1,4 +1,4 @@
-"""More than one server: behind nginx, with the configuration that ships, and on Ray."""
+"""Several servers: behind nginx, with the shipped configuration, and on Ray."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def servers(serve: Serve) -> list[Served]:
 
 @pytest.fixture
 def proxy(servers: list[Served], tmp_path: Path) -> Iterator[int]:
-    """nginx in front of two servers; its port."""
+    """Run nginx in front of two servers; yield its port."""
     if NGINX is None:
         pytest.skip("nginx is not installed")
     port = free_port()

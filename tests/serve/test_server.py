@@ -1,4 +1,4 @@
-"""The server as a process and as a whole: how it ends, how it shares its time, how it is started."""
+"""The server as a process: shutdown, fairness between clients, start-up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXT = synthetic_text(sentences=4, seed=41)
 Serve = Callable[..., Served]
 
 
-def test_draining_finishes_what_was_taken_in_and_refuses_the_rest(serve: Serve, translator: Translator) -> None:
+def test_draining_translates_received_text_and_refuses_more(serve: Serve, translator: Translator) -> None:
     served = serve(drain_seconds=PATIENCE)
     with served.talk() as open_stream, served.talk() as finishing, served.talk() as newcomer:
         session = open_stream.start()["session"]
@@ -87,7 +87,7 @@ def _is_ready(served: Served) -> bool:
         return False
 
 
-def test_a_stream_with_pages_to_translate_does_not_hold_up_the_others(serve: Serve) -> None:
+def test_a_long_text_does_not_delay_other_streams(serve: Serve) -> None:
     served = serve()
     with served.talk() as glutton, served.talk() as talk:
         session = served.sessions._sessions[glutton.start()["session"]]
@@ -134,7 +134,7 @@ def test_two_models_need_two_names() -> None:
         load_models(["toy", str(SHIPPED / "toy")], Metrics(), threads=1, inline=False)
 
 
-def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with listen("127.0.0.1", 0, Limits())[0] as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port}"):
@@ -154,7 +154,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
         (["--model", "nowhere"], "nowhere"),
     ],
 )
-def test_wrong_settings_are_told_apart(arguments: list[str], message: str) -> None:
+def test_each_wrong_setting_has_its_own_message(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert result.exit_code != 0
     assert message in str(result.exception)

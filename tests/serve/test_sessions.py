@@ -1,4 +1,4 @@
-"""When sessions give way to others, and what they leave behind: nothing."""
+"""Eviction of sessions, which must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulmt.serve.sessions import Session, Sessions
 STREAMS, ROUNDS = 4, 20
 
 
-def test_sessions_that_give_way_to_others_hold_no_memory() -> None:
+def test_evicted_sessions_hold_no_memory() -> None:
     async def churn() -> tuple[int, int]:
         metrics = Metrics()
         model = load_models(["toy"], metrics, threads=1, inline=False)["toy"]

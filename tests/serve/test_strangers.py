@@ -1,4 +1,4 @@
-"""Peers that are slow, silent, rude or gone: none of them may cost others anything."""
+"""Slow, silent, malicious or lost peers must not affect others."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_slow_answer_is_not_a_slow_request(serve: Serve, monkeypatch: pytest.M
     assert deadlines == [None]
 
 
-def test_silent_connections_give_way_to_others(serve: Serve) -> None:
+def test_silent_connections_are_closed_for_new_ones(serve: Serve) -> None:
     served = serve(connections=8)
     with ExitStack() as stack:
         for _ in range(20):
@@ -103,7 +103,7 @@ def test_silent_connections_give_way_to_others(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("limit", ["connections", "connections_per_address"])
-def test_connections_in_use_do_not_give_way(serve: Serve, limit: str) -> None:
+def test_active_connections_are_not_closed_for_new_ones(serve: Serve, limit: str) -> None:
     served = serve(**{limit: 2})
     with served.talk() as first, served.talk():
         refused = get(f"{served.http}/health")
@@ -156,7 +156,7 @@ def test_a_line_that_repeats_is_logged_once_in_a_while() -> None:
     assert [log("this"), log("this")] == ["this happened (and 2 more)", None]
 
 
-def test_a_client_that_goes_away_takes_its_translation_with_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnected_client_cancels_its_translation(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve()
 
     async def never(*_: object) -> str:
@@ -226,7 +226,7 @@ def test_a_ping_is_answered_while_text_waits_to_be_translated(serve: Serve) -> N
 
 
 def hold_translation(served: Served, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Let the server translate nothing until the result is called."""
+    """Block translation on the server; return a function that releases it."""
     model, may_translate = served.service.models["toy"], threading.Event()
     step = model.step
 
@@ -295,12 +295,12 @@ def test_no_more_is_sent_than_a_slow_reader_has_read(served: Served) -> None:
             answer = answer[-20:] + client.recv(65_536)
 
 
-def test_a_peer_that_answers_no_ping_is_told_so(serve: Serve) -> None:
+def test_an_unresponsive_peer_gets_the_reason(serve: Serve) -> None:
     with raw_websocket(serve(ping_seconds=0.1)) as client:
         assert b'"code":"unresponsive"' in received(client)
 
 
-def test_a_connection_without_a_session_is_told_of_the_shutdown(serve: Serve) -> None:
+def test_a_connection_without_a_session_is_notified_of_the_shutdown(serve: Serve) -> None:
     served = serve()
     with served.talk() as talk:
         served.server.stop()
@@ -314,7 +314,7 @@ def test_small_packets_are_sent_at_once(served: Served) -> None:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
-def test_a_server_that_is_open_to_everyone_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_open_to_everyone_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), listen("127.0.0.1", 0, Limits())[0] as listener:
         log_address(listener, Settings(("toy",), "127.0.0.1"))
         log_address(listener, Settings(("toy",), keys=ApiKeys(["a"])))

@@ -1,4 +1,4 @@
-"""Every message and every error of the WebSocket, as a client that knows nothing but JSON sees them."""
+"""Every message and every error of the WebSocket, as seen by a plain JSON client."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ BAD_MESSAGES: list[Any] = [
 
 
 @pytest.mark.parametrize("message", BAD_MESSAGES, ids=lambda message: repr(message[:40]))
-def test_what_is_no_message_ends_the_stream_that_sent_it_and_no_other(served: Served, message: str | bytes) -> None:
+def test_an_invalid_message_ends_only_the_stream_that_sent_it(served: Served, message: str | bytes) -> None:
     with served.talk() as bystander, served.talk() as talk:
         bystander.start()
         session = talk.start()["session"]
@@ -227,7 +227,7 @@ def test_what_is_no_message_ends_the_stream_that_sent_it_and_no_other(served: Se
 
 
 @pytest.mark.parametrize("message", BAD_MESSAGES, ids=lambda message: repr(message[:40]))
-def test_what_is_no_message_is_not_a_first_message_either(served: Served, message: str | bytes) -> None:
+def test_an_invalid_first_message_is_refused(served: Served, message: str | bytes) -> None:
     with served.talk() as talk:
         talk.socket.send(message)
         assert talk.receive_error() == ("bad_message", 1008)
@@ -302,7 +302,7 @@ def test_api_keys(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
         assert talk.start()["type"] == "ready"
 
 
-def test_pages_of_other_origins_are_kept_out(serve: Serve) -> None:
+def test_pages_of_other_origins_are_refused(serve: Serve) -> None:
     served = serve(origins=("https://friend.example/",))
     for origin in (None, served.http, "https://friend.example"):
         with served.talk(origin=origin) as talk:
@@ -334,7 +334,7 @@ def test_streams_of_one_address_are_limited(serve: Serve) -> None:
         assert "address" in error["message"]
 
 
-def test_silence_ends_a_connection_but_not_at_once_the_session(serve: Serve) -> None:
+def test_an_idle_connection_is_closed_before_its_session(serve: Serve) -> None:
     served = serve(idle_seconds=0.1)
     with served.talk() as talk:
         session = talk.start()["session"]
@@ -343,12 +343,12 @@ def test_silence_ends_a_connection_but_not_at_once_the_session(serve: Serve) -> 
         assert talk.send("resume", session=session, seq=0).receive()["type"] == "ready"
 
 
-def test_a_connection_must_say_something(serve: Serve) -> None:
+def test_a_silent_connection_is_closed(serve: Serve) -> None:
     with serve(opening_seconds=0.1).talk() as talk:
         assert talk.receive_error() == ("idle", 1008)
 
 
-def test_a_session_does_not_last_for_ever(serve: Serve) -> None:
+def test_a_session_has_a_maximum_duration(serve: Serve) -> None:
     with serve(session_seconds=0.2).talk() as talk:
         session = talk.start()
         assert session["type"] == "ready"
@@ -369,7 +369,7 @@ def test_text_that_comes_too_fast_waits_and_is_translated_all_the_same(serve: Se
     assert time.monotonic() - begun > 0.15  # the limit is a lower bound on time, whatever the machine
 
 
-def test_a_client_that_reads_nothing_is_sent_away_and_holds_no_memory(serve: Serve) -> None:
+def test_a_client_that_reads_nothing_is_disconnected_and_holds_no_memory(serve: Serve) -> None:
     served = serve(sending_seconds=0.3, unsent_messages=8, unread_characters=20_000)
     flood = frame(json.dumps({"type": "source", "text": 50 * TEXT}).encode())
     with raw_websocket(served, receive_buffer=4096) as client:
@@ -385,7 +385,7 @@ def test_a_client_that_reads_nothing_is_sent_away_and_holds_no_memory(serve: Ser
 
 
 class Deaf:
-    """A WebSocket whose client sends nonsense and reads nothing."""
+    """A WebSocket whose client sends invalid messages and reads nothing."""
 
     headers = Headers()
     client = None
@@ -404,14 +404,14 @@ class Deaf:
         self.code = code
 
 
-def test_a_client_that_does_not_even_read_why_is_sent_away_all_the_same() -> None:
+def test_a_client_that_does_not_read_the_error_is_still_disconnected() -> None:
     settings = Settings(("toy",), limits=Limits(sending_seconds=0.01), threads=1)
     client, service = Deaf(), create_app(settings).state.service
     asyncio.run(StreamConnection(client, service).run())  # type: ignore[arg-type]
     assert client.code == 1008
 
 
-def test_a_client_that_says_it_has_more_than_there_is_still_hears_the_end(served: Served) -> None:
+def test_a_client_that_claims_too_many_commits_still_gets_done(served: Served) -> None:
     with served.talk() as talk:
         session = talk.start()["session"]
         talk.send("source", text=TEXT)

@@ -29,7 +29,7 @@ WORKERS = 2
 
 
 class Server:
-    """`simulmt serve --workers 2` in a process of its own."""
+    """`simulmt serve --workers 2` in a separate process."""
 
     def __init__(self, log: Path, *options: str) -> None:
         self.port = free_port()
@@ -167,7 +167,7 @@ def test_a_worker_that_is_killed_loses_no_text(server: Server, translator: Trans
 
 
 class Reader:
-    """A viewer that connects again, as the page does."""
+    """A viewer that reconnects, as the page does."""
 
     def __init__(self, port: int, room: str) -> None:
         self._url = f"ws://127.0.0.1:{port}/v1/rooms/{room}"

@@ -1,4 +1,4 @@
-"""Audio files as samples at 16 kHz: every kind of WAV, and what is none."""
+"""Audio files as samples at 16 kHz: every kind of WAV, and invalid files."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def test_resampling_does_not_depend_on_the_blocks() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 0xFFFFFFFF])
-def test_a_pipe_may_not_know_its_length(size: int) -> None:
+def test_a_pipe_may_have_an_unknown_length(size: int) -> None:
     samples = tone(RATE)
     np.testing.assert_allclose(read(wav(encode(samples, PCM, 16), size=size)), samples, atol=1e-4)
 
 
-def test_what_follows_the_samples_is_no_sound() -> None:
+def test_chunks_after_the_samples_are_ignored() -> None:
     samples = encode(tone(RATE, 0.1), PCM, 16)
     assert len(read(wav(samples) + b"LIST" + b"\x7f" * 100)) == len(samples) // 2
 
@@ -138,7 +138,7 @@ def test_a_broken_file_is_an_error_of_one_line(data: bytes, reason: str) -> None
 
 
 class FakeDevices:
-    """What sounddevice looks like to us."""
+    """A fake sounddevice module."""
 
     class PortAudioError(Exception):
         pass
@@ -185,7 +185,7 @@ class TestMicrophone:
         with pytest.raises(SpeechError, match="no microphone found"):
             next(listen_to_microphone())
 
-    def test_another_than_there_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unknown_device_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "sounddevice", FakeDevices(["Desk", "Lapel"]))
         with pytest.raises(SpeechError, match=r"microphone 7: .*; choose with --device: 0 Desk, 1 Lapel"):
             next(listen_to_microphone("7"))

@@ -1,4 +1,4 @@
-"""The events of recognisers, each from a recording or as documented, and what is none."""
+"""Events of recognisers, recorded or as documented, and invalid ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVENTS = Path(__file__).parent / "events"
 
 
 def sentences(name: str) -> list[str]:
-    """The certain words of a recording, a string a sentence."""
+    """Return the stable words of a recording, one string per sentence."""
     reader, stabiliser = EventReader(), Stabiliser()
     lines: list[str] = [""]
     recording = (EVENTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
@@ -89,7 +89,7 @@ def test_events_of_sherpa_and_plain_ones() -> None:
 
 
 @pytest.mark.parametrize("line", ["", "  ", '{"type": "ready_to_stop"}', '{"status": "no_audio_detected"}'])
-def test_what_carries_no_text_is_passed_over(line: str) -> None:
+def test_events_without_text_are_ignored(line: str) -> None:
     assert EventReader().read(line) == []
 
 

@@ -1,4 +1,4 @@
-"""An hour of speech: memory stays flat, and what was heard late is heard as well as what was heard early."""
+"""An hour of speech: neither memory nor accuracy changes over time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROWTH = 30 << 20  # bytes; all audio of the hour would be 230 MB
 
 
 def resident() -> int:
-    """The memory of this process."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 

@@ -1,4 +1,4 @@
-"""Recognisers behind one interface: Moonshine itself where it is installed, the others against what they document."""
+"""Recognisers behind one interface: Moonshine itself if installed, fakes of the others as documented."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SECOND: Samples = np.zeros(RATE, np.float32)
 
 class TestNames:
     @pytest.mark.parametrize("name", ["", "whisper", "vosk", "sherpa:"])
-    def test_a_name_that_is_none(self, name: str) -> None:
+    def test_an_invalid_name_is_refused(self, name: str) -> None:
         with pytest.raises(ConfigError, match="expected"):
             open_recogniser(name)
 
     @pytest.mark.parametrize("kind", ["moonshine", "vosk", "sherpa"])
-    def test_a_directory_that_is_none(self, kind: str, tmp_path: Path) -> None:
+    def test_a_missing_directory_is_refused(self, kind: str, tmp_path: Path) -> None:
         with pytest.raises(SpeechError, match="no such directory"):
             open_recogniser(f"{kind}:{tmp_path / 'nowhere'}")
 
@@ -51,7 +51,7 @@ class TestNames:
 
 
 class FakeVosk(ModuleType):
-    """Hears a word more with every second, and a sentence after three."""
+    """Recognises one more word every second, and ends a sentence after three."""
 
     def __init__(self) -> None:
         super().__init__("vosk")
@@ -119,7 +119,7 @@ class TestVosk:
 
 
 class FakeSherpa:
-    """Hears a word more with every second, and reaches an endpoint after three."""
+    """Recognises one more word every second, and reaches an endpoint after three."""
 
     def __init__(self, **settings: Any) -> None:
         assert settings["enable_endpoint_detection"]
@@ -182,7 +182,7 @@ class TestSherpa:
 
 
 class FakeDetector:
-    """Its streams hear a line of two seconds every six, and remember everything."""
+    """Its streams detect a line of two seconds every six, and keep everything."""
 
     def __init__(self) -> None:
         self.opened = self.closed = 0
@@ -218,7 +218,7 @@ class _FakeStream:
 
 
 class FakeModel(moonshine.MoonshineModel):
-    """Hears as many words as seconds, and notes how many it was given as a draft."""
+    """Recognises one word per second, and records the length of each draft."""
 
     def __init__(self) -> None:
         self.drafts: list[int] = []
@@ -232,7 +232,7 @@ class FakeModel(moonshine.MoonshineModel):
 
 
 class TestMoonshine:
-    def test_streams_take_over_from_each_other_in_a_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_streams_are_restarted_in_a_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(moonshine, "RESTART_AFTER", 10.0)
         detector = FakeDetector()
         recognition = MoonshineRecognition(FakeModel(), detector.open_stream)
@@ -244,7 +244,7 @@ class TestMoonshine:
         assert len({found.segment for found in finals}) == len(finals)
         assert 50 < starts[-1] < 60
 
-    def test_a_stream_is_given_up_in_mid_speech_at_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_stream_is_finally_restarted_in_mid_speech(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(moonshine, "RESTART_AT_LATEST", 5.0)
         detector = FakeDetector()
         recognition = MoonshineRecognition(FakeModel(), detector.open_stream)
@@ -288,7 +288,7 @@ class TestMoonshine:
             assert model.transcribe(samples, draft) == tokens
         assert len(model.transcribe(samples[:10])) <= 1  # shorter than the encoder can read
 
-    def test_the_model_of_the_wheel_hears_words_and_silence(self) -> None:
+    def test_the_model_in_the_wheel_recognises_words_and_silence(self) -> None:
         library = pytest.importorskip("moonshine_voice")
         recogniser = open_recogniser()
         assert recogniser.language == "en"

@@ -1,4 +1,4 @@
-"""Whether a sentence negates."""
+"""Negation detection."""
 
 from __future__ import annotations
 

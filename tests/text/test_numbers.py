@@ -16,7 +16,7 @@ def certain(text: str, language: str) -> list[frozenset[Fraction]]:
 
 
 def values(text: str, language: str) -> list[Fraction]:
-    """The certain numbers of a text, of which each has one value only."""
+    """Return the values of the certain numbers of a text, each of which must have only one."""
     return [value for (value,) in certain(text, language)]
 
 
@@ -264,13 +264,13 @@ def test_decimals_are_the_same_in_all_languages(whole: int, hundredths: int) -> 
 
 
 @given(st.text(max_size=60), st.sampled_from(["en", "de", "zh", "fr"]))
-def test_no_text_is_too_strange(text: str, language: str) -> None:
+def test_any_text_is_accepted(text: str, language: str) -> None:
     found = find_numbers(text, language)
     assert all(number.values for number in found)
     assert unmatched(found, found) == []
 
 
-def test_vague_numbers_confirm_but_are_not_missed() -> None:
+def test_ambiguous_numbers_may_match_but_need_not() -> None:
     assert unmatched(find_numbers("two cats", "en"), find_numbers("两只猫", "zh")) == []
     assert unmatched(find_numbers("两只猫", "zh"), []) == []
     assert unmatched([Number(frozenset({Fraction(2)}))], []) == [Number(frozenset({Fraction(2)}))]
@@ -281,5 +281,5 @@ def test_vague_numbers_confirm_but_are_not_missed() -> None:
     "part", ["9", "1.", "1,000", "one ", "dreizehn", "einund", "一百", "三千万", "一点", "1到", "百分之"]
 )
 def test_no_text_takes_long(language: str, part: str) -> None:
-    """Patterns that backtrack without bounds would not return from here."""
+    """Patterns with unbounded backtracking would not return."""
     assert find_numbers(part * 2000, language) is not None

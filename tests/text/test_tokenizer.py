@@ -48,7 +48,7 @@ SPACED_TOKENIZERS = ("source_tokenizer", "target_tokenizer")
 
 @st.composite
 def chunked(draw: st.DrawFn) -> list[str]:
-    """A text in arbitrary chunks, some of them empty."""
+    """Draw a text in arbitrary chunks, some of them empty."""
     whole = draw(TEXT)
     cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=12)))
     return [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
@@ -75,17 +75,17 @@ def stream(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def reference(tokenizer: Tokenizer) -> sentencepiece.SentencePieceProcessor:
-    """SentencePiece on its own, with the same vocabulary."""
+    """Load plain SentencePiece with the same vocabulary."""
     return sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
 
 
 def known_characters(tokenizer: Tokenizer) -> list[str]:
-    """The characters that a vocabulary covers."""
+    """Return the characters that a vocabulary covers."""
     return sorted(set("".join(tokenizer.pieces[len(SPECIAL_SYMBOLS) :])) - {SPACE})
 
 
 def split_by_hand(text: str) -> list[str]:
-    """What split_words promises, one character at a time, for characters of the tables above."""
+    """Split a text as `split_words` should, one character at a time; for the characters above."""
     words, open_word = [], ""
     for character in text:
         if character not in LETTERS or len(open_word) == LONGEST_WORD:
@@ -177,7 +177,7 @@ def test_a_word_comes_as_soon_as_its_end_is_seen() -> None:
     assert splitter.flush() == []
 
 
-def test_flush_makes_a_splitter_as_new() -> None:
+def test_flush_resets_a_splitter() -> None:
     splitter = WordSplitter()
     assert splitter.push("left") == []
     assert splitter.flush() == ["left"]
@@ -319,7 +319,7 @@ def test_known_ideographs_come_back(
 
 
 def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Arbitrary ids, with the bare space and ids around it more often than chance would have them."""
+    """Draw ids, among which the bare space is frequent."""
     space = tokenizer.pieces.index(SPACE)
     return st.lists(st.one_of(st.integers(0, tokenizer.size - 1), st.just(space)), max_size=40)
 
@@ -387,14 +387,14 @@ def test_an_id_outside_the_vocabulary_is_refused(tokenizer: Tokenizer) -> None:
 # --- learning, saving and loading ------------------------------------------------------------------------------------
 
 
-def test_a_vocabulary_is_read_as_it_was_learnt(tmp_path: Path) -> None:
+def test_a_vocabulary_is_loaded_as_it_was_trained(tmp_path: Path) -> None:
     path = tmp_path / "new" / "directory" / "v.model"
     learnt = Tokenizer.train(LINES, path, VocabularySpec(size=30))
     read = Tokenizer.load(path)
     assert (read.model, read.pieces, read.size, read.spaced) == (learnt.model, learnt.pieces, 30, True)
 
 
-def test_learning_is_repeatable_and_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_training_is_deterministic_and_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = [f"{number % 7} {line}" for number, line in enumerate(LINES * 20)]  # more than the sample
     spec = VocabularySpec(size=40, sample=101)
     first, second = (Tokenizer.train(iter(lines), tmp_path / name, spec).model for name in ("a", "b"))
@@ -402,7 +402,7 @@ def test_learning_is_repeatable_and_silent(tmp_path: Path, capfd: pytest.Capture
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_vocabulary_is_learnt_from_a_sample_only(tmp_path: Path) -> None:
+def test_a_vocabulary_is_trained_on_a_sample_only(tmp_path: Path) -> None:
     lines = [f"{line} {chr(0x4E00 + number)}" for number, line in enumerate(LINES * 20)]  # each line marked
     tokenizer = Tokenizer.train(lines, tmp_path / "v.model", VocabularySpec(size=135, sample=101))
     assert sum(character >= "一" for character in known_characters(tokenizer)) == 101
@@ -468,7 +468,7 @@ def test_a_missing_vocabulary_is_named(tmp_path: Path) -> None:
     [lambda _: b"", lambda _: b"not a model", lambda model: model[:500], lambda model: model[:-1]],
     ids=["empty", "text", "half", "cut"],
 )
-def test_a_file_that_is_no_model_is_named(
+def test_a_file_that_is_not_a_model_is_named(
     tmp_path: Path, source_tokenizer: Tokenizer, damage: Callable[[bytes], bytes]
 ) -> None:
     path = tmp_path / "v.model"
@@ -511,11 +511,11 @@ def test_vocabulary_settings_are_checked(wrong: dict[str, float], right: dict[st
 
 
 @pytest.mark.parametrize("edge", [{"character_coverage": 0.98}, {"sample": 101}])
-def test_what_the_settings_allow_can_be_learnt(tmp_path: Path, edge: dict[str, float]) -> None:
+def test_all_valid_settings_can_be_trained(tmp_path: Path, edge: dict[str, float]) -> None:
     assert Tokenizer.train(LINES, tmp_path / "v.model", VocabularySpec(size=30, **edge)).size == 30  # type: ignore[arg-type]
 
 
-def test_pieces_are_parted_where_words_begin(source_tokenizer: Tokenizer) -> None:
+def test_pieces_are_split_at_word_starts(source_tokenizer: Tokenizer) -> None:
     tokenizer = source_tokenizer
     words = ["the", "bridge,", "河", "10:45", "wind's"]
     ids = [tokenizer.encode_word(word) for word in words]
@@ -534,8 +534,8 @@ def test_a_word_that_is_normalised_to_two_counts_as_two(source_tokenizer: Tokeni
     assert source_tokenizer.pieces[second[0]].startswith("▁")
 
 
-def test_long_words_are_not_remembered(source_tokenizer: Tokenizer) -> None:
-    """Any client of a server can send them."""
+def test_long_words_are_not_cached(source_tokenizer: Tokenizer) -> None:
+    """Any client of a server can send such words, so they must not fill the cache."""
     tokenizer = Tokenizer(source_tokenizer.model)
     short, long = "bridge", 10 * "bridge"
     for word in (short, long, short, long):
@@ -543,7 +543,7 @@ def test_long_words_are_not_remembered(source_tokenizer: Tokenizer) -> None:
     assert tokenizer._encode_short.cache_info().currsize == 1
 
 
-def test_a_vocabulary_with_damaged_pieces_is_none(source_tokenizer: Tokenizer) -> None:
+def test_a_vocabulary_with_damaged_pieces_is_refused(source_tokenizer: Tokenizer) -> None:
     piece = max(source_tokenizer.pieces[6:], key=len)
     damaged = source_tokenizer.model.replace(piece.encode(), b"\xff" * len(piece.encode()), 1)
     with pytest.raises(VocabularyError, match="mine: not a SentencePiece model"):

@@ -34,7 +34,7 @@ def test_ends(word: str) -> None:
         "",
     ],
 )
-def test_goes_on(word: str) -> None:
+def test_continues(word: str) -> None:
     assert not ends_sentence(word, "en")
 
 

@@ -1,4 +1,4 @@
-"""A server to browse, a browser to browse it with, and what the page should show."""
+"""A server, a browser, and the expected contents of the page."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ CONTRASTS = """() => {
 
 
 class PageServer:
-    """`simulmt serve` in a process of its own, on a port that it keeps when it is started again."""
+    """`simulmt serve` in a separate process, which keeps its port when it is restarted."""
 
     def __init__(self, *options: str) -> None:
         with socket.socket() as probe:
@@ -105,7 +105,7 @@ class PageServer:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End without any farewell."""
+        """Kill the process without draining."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -120,7 +120,7 @@ class PageServer:
 
 @contextmanager
 def serving(*options: str) -> Iterator[PageServer]:
-    """A server that is gone afterwards."""
+    """Run a server inside the context."""
     server = PageServer(*options)
     try:
         server.start()
@@ -131,7 +131,7 @@ def serving(*options: str) -> Iterator[PageServer]:
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
-    """The Chromium of this machine."""
+    """Start the installed Chromium."""
     executable = shutil.which("chromium") or shutil.which("google-chrome")
     if executable is None:
         pytest.skip("no chromium on PATH; install it to test the page")
@@ -142,7 +142,7 @@ def browsing() -> Iterator[Browser]:
 
 
 class Complaints:
-    """What a page must never do: report an error, or ask another host for anything."""
+    """Collects what a page must never do: report an error, or request anything from another host."""
 
     def __init__(self, context: BrowserContext, address: str) -> None:
         self.found: list[str] = []
@@ -161,7 +161,7 @@ class Complaints:
 
 
 def open_page(context: BrowserContext, server: PageServer) -> Page:
-    """The live page, connected."""
+    """Open the live page and wait until it is connected."""
     page = context.new_page()
     page.goto(server.address)
     page.wait_for_selector(".connection[data-state=live]")
@@ -180,7 +180,7 @@ def choose(page: Page, name: str) -> None:
 
 
 def frames_sent(page: Page, kind: str) -> list[str]:
-    """Fills, from now on, with the messages of a kind that the page sends."""
+    """Return a list that collects the messages of one type that the page sends from now on."""
     frames: list[str] = []
 
     def note(payload: str | bytes) -> None:
@@ -192,7 +192,7 @@ def frames_sent(page: Page, kind: str) -> list[str]:
 
 
 def wait_for_translation(page: Page, text: str, lane: int = 0) -> None:
-    """Wait until a lane has written exactly this; on failure say what it has written."""
+    """Wait until a lane shows exactly this text; on failure, report what it shows."""
     try:
         page.wait_for_function(f"([lane, text]) => ({WRITTEN})(lane) === text", arg=[lane, text])
     except Exception:
@@ -201,14 +201,14 @@ def wait_for_translation(page: Page, text: str, lane: int = 0) -> None:
 
 
 def violations(page: Page) -> list[str]:
-    """What axe-core finds."""
+    """Return the accessibility violations that axe-core finds."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
     found = page.evaluate("axe.run().then(results => results.violations)")
     return [f"{rule['id']}: {node['html']}" for rule in found for node in rule["nodes"]]
 
 
 def offline(source: Sequence[str | int], delay: int | None = None) -> str:
-    """What the toy model makes of lines, each a sentence, and of changes of the delay between them."""
+    """Translate lines, each a sentence, with the toy model and changes of the delay between them."""
     stream = _toy().stream(delay)
     return "".join(commit.text for part in source for commit in _push(stream, part))
 
@@ -226,7 +226,7 @@ def _push(stream: Stream, part: str | int) -> Iterable[Any]:
 
 
 def subtitles(kind: str, commits: Sequence[dict[str, Any]]) -> str:
-    """What the command line writes of commits that came at given seconds."""
+    """Return the subtitles that the command line writes for commits at the given seconds."""
     output = io.StringIO()
     now = 0.0
     writer = CaptionWriter(output, Format(kind), clock=lambda: now)

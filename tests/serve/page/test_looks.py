@@ -1,4 +1,4 @@
-"""The looks of the live page, and how it is used without eyes or a mouse."""
+"""Appearance and accessibility of the live page: colours, layout, keyboard, screen readers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_controls_keep_apart(page: Page, width: int, lanes: int) -> None:
 
 
 def tab_to(page: Page, name: str) -> None:
-    """Press Tab until the control of an accessible name has the focus."""
+    """Press Tab until the control with this accessible name has the focus."""
     named = page.get_by_label(name, exact=True).or_(page.get_by_role("button", name=name, exact=True)).first
     for _ in range(40):
         page.keyboard.press("Tab")

@@ -31,7 +31,7 @@ TRANSPARENT = "rgba(0, 0, 0, 0)"
 
 
 def share(page: Page, room: str) -> None:
-    """Open a room for an audience."""
+    """Open a room from the live page."""
     page.get_by_role("button", name="Share").click()
     page.get_by_label("Room").fill(room)
     page.get_by_label("Room").press("Tab")
@@ -40,7 +40,7 @@ def share(page: Page, room: str) -> None:
 
 
 def open_captions(context: BrowserContext, server: PageServer, room: str) -> Page:
-    """The page of a room."""
+    """Open the captions page of a room."""
     captions = context.new_page()
     captions.goto(f"{server.address}/captions/{room}")
     return captions
@@ -181,7 +181,7 @@ def test_the_code_leads_to_the_room(page: Page, server: PageServer) -> None:
 
 
 def reference(text: str, mask: int) -> list[list[bool]]:
-    """The QR code that another encoder makes."""
+    """Return the QR code of a reference encoder."""
     code = qrcode.QRCode(error_correction=qrcode.ERROR_CORRECT_M, border=0, mask_pattern=mask)
     code.add_data(QRData(text.encode(), mode=MODE_8BIT_BYTE))
     code.make(fit=True)

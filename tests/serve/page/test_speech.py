@@ -1,4 +1,4 @@
-"""Speech on the live page: the browser's recogniser, the server's, and what goes wrong with a microphone."""
+"""Speech on the live page: the browser's recogniser, the server's, and microphone errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECOGNISER = """window.SpeechRecognition = class {
 
 
 def open_with(context: BrowserContext, server: PageServer, model: dict[str, Any]) -> Page:
-    """The page of a server that says it has this model."""
+    """Open the page with a faked list of models."""
     context.route("**/v1/models", lambda route: route.fulfill(json={"models": [model]}))
     page = context.new_page()
     page.goto(server.address)
@@ -37,7 +37,7 @@ def open_with(context: BrowserContext, server: PageServer, model: dict[str, Any]
 
 
 def wait_until(page: Page, condition: Callable[[], bool]) -> None:
-    """Let the browser go on until a condition holds; what it sends arrives meanwhile."""
+    """Run the browser's event loop until a condition holds, so that its messages arrive."""
     for _ in range(PATIENCE_MS // 20):
         if condition():
             return
@@ -90,7 +90,7 @@ def test_errors_of_the_microphone_are_explained(
 
 
 class Recogniser:
-    """A server of audio and text streams that recognises 100 ms of anything as two words, and keeps what it gets."""
+    """A fake server that recognises every 100 ms of audio as two words, and records what it receives."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []

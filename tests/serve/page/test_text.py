@@ -1,4 +1,4 @@
-"""Text that is edited, taken back, and kept over a reload."""
+"""Editing text, undoing it, and keeping it across a reload."""
 
 from __future__ import annotations
 

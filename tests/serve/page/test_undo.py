@@ -1,4 +1,4 @@
-"""Sentences that are taken back, and typed anew."""
+"""Undoing sentences, and typing them again."""
 
 from __future__ import annotations
 
