@@ -105,7 +105,7 @@ def peak_memory_mb() -> float | None:
     status = Path("/proc/self/status")
     if status.exists():  # unlike getrusage, it does not count the memory of the parent before exec
         (peak,) = (line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM:"))
-        return int(peak.split()[1]) / 1000
+        return int(peak.split()[1]) * 1024 / 1e6  # from KiB
     if sys.platform == "win32":
         return None
     import resource

@@ -16,11 +16,12 @@ import pytest
 import schemathesis
 from hypothesis import settings
 from schemathesis.specs.openapi.checks import unsupported_method
+from starlette.exceptions import HTTPException
 
 from simulmt.runtime.stream import Translator
 from simulmt.serve.access import ApiKeys
 from simulmt.serve.app import Settings, create_app
-from simulmt.serve.http import Detector, base_code
+from simulmt.serve.http import Detector, HttpApi, base_code
 from simulmt.serve.peers import Counted
 
 from .helpers import PATIENCE, Served, eventually, get, post, synthetic_text
@@ -233,6 +234,13 @@ def test_detection_distinguishes_the_languages() -> None:
     assert [found.language for found in ranked] == ["de", "en"]
     assert ranked[0].confidence > 90
     assert sum(found.confidence for found in ranked) == pytest.approx(100, abs=0.2)
+
+
+def test_languages_that_cannot_be_detected_must_be_given() -> None:
+    api = HttpApi.__new__(HttpApi)
+    api._detector = Detector(["en", "synthetic", "toki"])
+    with pytest.raises(HTTPException, match="cannot detect the language; give source: synthetic, toki"):
+        asyncio.run(api._detect_source("kyo tsi", dict.fromkeys(["synthetic", "toki"])))  # type: ignore[arg-type]
 
 
 def test_detection_of_the_only_language(client: httpx.Client) -> None:

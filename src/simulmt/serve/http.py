@@ -136,7 +136,10 @@ class HttpApi:
         if len(candidates) == 1:
             return Detection(next(iter(candidates)), 100.0)
         ranked = await asyncio.to_thread(self._detector.detect, text)
-        return next(found for found in ranked if found.language in candidates)
+        found = next((found for found in ranked if found.language in candidates), None)
+        if found is None:
+            raise HTTPException(400, f"cannot detect the language; give source: {', '.join(candidates)}")
+        return found
 
     async def detect(self, request: Request) -> Response:
         body = await self._parse(request, DetectRequest)

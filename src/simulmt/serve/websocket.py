@@ -190,7 +190,8 @@ class StreamConnection(Connection):
         try:
             while True:
                 event = await self._websocket.receive()
-                await owner.send(event.get("bytes") or _text_of(event))
+                frame = event.get("bytes")
+                await owner.send(_text_of(event) if frame is None else frame)
         finally:
             await owner.close()
 
