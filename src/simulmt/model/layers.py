@@ -309,7 +309,7 @@ def length_mask(lengths: Int[Tensor, " B"], longest: int, device: torch.device) 
 
 def check_sizes(width: int, heads: int, dropout: float) -> None:
     """Raise ConfigError unless a Transformer can have these sizes."""
-    require(0 <= dropout < 1, f"dropout must be in 0..1, got {dropout}")
+    require(0 <= dropout < 1, f"dropout must be at least 0 and below 1, got {dropout}")
     require(heads >= 1 and width % heads == 0, f"width ({width}) must be a multiple of heads ({heads})")
     require(width % 2 == 0, f"width must be even, got {width}")
 

@@ -63,7 +63,7 @@ class BatchPlan:
         self, source_lengths: NDArray[np.int64], target_lengths: NDArray[np.int64], batch_tokens: int, seed: int
     ) -> None:
         if not len(source_lengths):
-            raise TrainingError("the training store is empty: see in its manifest why pairs were dropped")
+            raise TrainingError("the training store is empty; its manifest.json lists why pairs were dropped")
         self._source_lengths, self._target_lengths = source_lengths, target_lengths
         self._seed = seed
         self._cuts = cut_by_length(np.bincount(source_lengths), batch_tokens)
