@@ -390,11 +390,11 @@ def time_words(
     words = source.split()
     seconds = []
     for number, word in enumerate(words, start=1):
-        begun = clock()
+        started = clock()
         stream.push(f"{word} ")
         if number == len(words):
             stream.finish()
-        seconds.append(clock() - begun)
+        seconds.append(clock() - started)
     return seconds
 
 
