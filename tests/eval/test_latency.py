@@ -52,7 +52,7 @@ METRICS: dict[str, Callable[[list[int], int], float]] = {
 
 @st.composite
 def timed_sentences(draw: st.DrawFn) -> tuple[list[int], int, int]:
-    """Delays, source length and reference length."""
+    """Draw delays, source length and reference length."""
     source_length = draw(st.integers(1, 9))
     delays = draw(st.lists(st.integers(0, source_length), max_size=12))
     return sorted(delays), source_length, draw(st.integers(1, 12))

@@ -58,7 +58,7 @@ def mask_of(lengths: list[int], longest: int) -> Tensor:
 
 
 def spread_of_row_sums(Z: Tensor) -> float:
-    """log of the largest over the smallest row sum; since the columns sum to one, no row sum is farther from one."""
+    """Return log(largest / smallest row sum); as the columns sum to one, no row sum is farther from one."""
     sums = Z.sum(-1).log()
     return float(sums.max() - sums.min())
 

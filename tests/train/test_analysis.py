@@ -167,7 +167,7 @@ class FirstComesLast:
         return torch.arange(N, dtype=torch.float32)[None, :, None], 0.7 * Z[None] + 0.3 / N
 
     def logits(self, states: Tensor) -> Tensor:
-        """Output position r, of mu frames, begins with target token r."""
+        """Return logits by which output position r, of mu frames, begins with target token r."""
         logits = torch.zeros(1, states.shape[1] * self.translator.mu, 1000)
         logits[:, :, BLANK] = 1
         for position, token in enumerate(self.target):

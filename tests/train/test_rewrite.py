@@ -397,7 +397,7 @@ def run_slowly(folder: Path) -> None:
 
 
 def run_with_the_others(folder: Path, log: Path, together: Barrier) -> None:
-    """Each process waits in its first shard until all are in one."""
+    """Run a job, waiting in the first shard until all processes are in one."""
     begun = False
 
     def work(part: Sequence[str]) -> list[Rewritten]:
@@ -448,7 +448,7 @@ def unfinished(folder: Path, **changes: object) -> None:
         rewrite(job(folder, **changes), lines, shout)
 
 
-def with_a_text_of_that_name(folder: Path) -> None:
+def with_existing_target(folder: Path) -> None:
     folder.mkdir()
     (folder / "out.target").write_text("somebody's text\n", encoding="utf-8")
 
@@ -458,7 +458,7 @@ def with_a_text_of_that_name(folder: Path) -> None:
     [
         (lambda folder: rewrite(job(folder, shard_lines=4), lambda: LINES, shout), "out.json"),
         (lambda folder: unfinished(folder, shard_lines=4), "out.shards"),
-        (with_a_text_of_that_name, "out.target"),
+        (with_existing_target, "out.target"),
     ],
 )
 def test_other_results_are_replaced_only_with_overwrite(

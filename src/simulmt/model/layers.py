@@ -287,7 +287,7 @@ def tokens_seen(words: Int[Tensor, "B S"], delay: int) -> Int[Tensor, "B S"]:
 def look_ahead_mask(
     queries: int, keys: int, first_query: int, delay: int, device: torch.device
 ) -> Bool[Tensor, "queries keys"]:
-    """Mask for query t, starting at `first_query`, to attend to keys up to t + delay - 1."""
+    """Return a mask for query t, starting at `first_query`, to attend to keys up to t + delay - 1."""
     t = torch.arange(first_query, first_query + queries, device=device)
     return torch.arange(keys, device=device)[None, :] < (t + delay)[:, None]
 

@@ -223,7 +223,7 @@ def _padded(sentences: Sequence[list[int]], device: torch.device) -> tuple[Tenso
 
 
 def _links(sorting: Sorting, source: _Pieces, target: _Pieces) -> set[Link] | None:
-    """Link each target word to the source words whose states its frames hold most of; None if not aligned."""
+    """Link each target word to the source words with most of the weight in its frames; None if not aligned."""
     if sorting.path is None:
         return None
     nearest = sorting.Z.argmax(1)

@@ -114,7 +114,7 @@ class BatchQueue:
         return ready[1] if ready is not None and ready[0] == number else self._make(number)
 
     def prepare(self, number: int) -> None:
-        """Prefetch the batch to be taken next; does nothing on a CPU."""
+        """Prefetch the batch to be taken next; do nothing on a CPU."""
         if self._store.device.type != "cpu":
             self._ready = number, self._make(number)
 

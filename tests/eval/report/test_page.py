@@ -219,7 +219,7 @@ def test_examples_are_spread_evenly_or_chosen(results: Path) -> None:
     assert lines(examples=0) == []
     with pytest.raises(DataError, match="--sentences 6: test has 5 sentences"):
         lines(sentences=(6,))
-    with pytest.raises(ConfigError, match="sentences must be 1 or more"):
+    with pytest.raises(ConfigError, match="sentences must be lines from 1"):
         lines(sentences=(0,))
 
 

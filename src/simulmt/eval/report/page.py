@@ -41,7 +41,7 @@ class ReportOptions:
 
     def __post_init__(self) -> None:
         require(self.examples >= 0, f"examples must be 0 or more, got {self.examples}")
-        require(all(number >= 1 for number in self.sentences), f"sentences must be 1 or more, got {self.sentences}")
+        require(all(number >= 1 for number in self.sentences), f"sentences must be lines from 1, got {self.sentences}")
 
 
 class Report(NamedTuple):

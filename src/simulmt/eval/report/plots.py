@@ -305,8 +305,8 @@ def _has_latency(result: Result, latency: str) -> bool:
 def _legend(figure: Figure, axes: Axes) -> None:
     """Draw one legend above all panels, in rows that fit the width."""
     handles, labels = axes.get_legend_handles_labels()
-    room = figure.get_figwidth() / (_label_width(labels) + 0.6)
-    rows = math.ceil(len(labels) / max(1, int(room)))
+    columns = max(1, int(figure.get_figwidth() / (_label_width(labels) + 0.6)))
+    rows = math.ceil(len(labels) / columns)
     figure.legend(handles, labels, loc="outside upper center", ncols=math.ceil(len(labels) / rows))
 
 
