@@ -1,11 +1,11 @@
-"""Beam search of a teacher: on a CPU against CTranslate2 with the same weights in the same run, on a GPU sentences/s.
+"""Beam search of a teacher: sentences per second, on a CPU next to CTranslate2 with the same weights.
 
     python benchmarks/decode.py                 base size, V=32,000, beam 5, on one thread of a CPU
     python benchmarks/decode.py --device cuda   8 + 4 layers, V=16,000, beam 4, bfloat16
 
-Weights are random, since their values do not change the work, and every translation is made as long as its source,
-since random weights would hardly ever end one. That CTranslate2 was given the same network is checked by greedy search,
-which must write the same. Times are CPU seconds on a CPU, which other work on the machine disturbs less.
+Weights are random, since their values do not affect speed. Every translation is forced to the length of its source,
+since random weights rarely predict END. Greedy search must give the same output in CTranslate2, which verifies the
+conversion. On a CPU, CPU time is measured, which depends less on other load.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Size:
     encoder_layers: int
     decoder_layers: int
     beam: int
-    length: int  # of every source, and of its translation
+    length: int  # of every source and translation
     sentences: int  # in a batch
     batches: int
     width: int = 512
@@ -56,7 +56,7 @@ def build(size: Size) -> Seq2SeqModel:
     torch.manual_seed(1)
     sizes = size.width, 4 * size.width, size.width // 64, size.encoder_layers, size.decoder_layers
     model = Seq2SeqModel.build(Seq2SeqConfig(size.vocabulary, size.vocabulary, False, *sizes))
-    with torch.no_grad():  # or every token would be followed by itself, since the output table is the embedding
+    with torch.no_grad():  # otherwise every token would predict itself, since output and input embeddings are tied
         model.final_norm.weight.normal_()
     return model.eval()
 
@@ -67,7 +67,7 @@ def data(size: Size) -> list[Tensor]:
     return [torch.randint(len(SPECIAL_SYMBOLS), size.vocabulary, shape) for _ in range(size.batches)]
 
 
-def ours(model: Seq2SeqModel, batch: Tensor, beam: int, device: torch.device) -> Tokens:
+def translate(model: Seq2SeqModel, batch: Tensor, beam: int, device: torch.device) -> Tokens:
     length = batch.shape[1]
     config = BeamConfig(beam, 1.0, max_ratio=0.0, max_extra=length, min_length=length - 1)
     lengths = torch.full((len(batch),), length)
@@ -81,7 +81,7 @@ def piece(token: int) -> str:
 
 
 def convert(model: Seq2SeqModel, size: Size, directory: str) -> None:
-    """Write our network as one of CTranslate2's; pieces are called by their numbers."""
+    """Convert a model to CTranslate2; pieces are named by their ids."""
     from ctranslate2.specs import common_spec, transformer_spec
 
     spec = transformer_spec.TransformerSpec.from_config(
@@ -119,7 +119,7 @@ def convert(model: Seq2SeqModel, size: Size, directory: str) -> None:
 
 
 def _copy_layer(theirs: Any, layer: EncoderLayer | DecoderLayer) -> None:
-    """Self-attention and feed-forward, which layers of both kinds have."""
+    """Copy self-attention and feed-forward, which both kinds of layer have."""
     _copy_norm(theirs.self_attention.layer_norm, layer.attention_norm)
     attention: Attention = layer.attention
     fused, output = theirs.self_attention.linear
@@ -168,17 +168,17 @@ class Peer:
 
 
 def measure(translate: Callable[[], object], runs: int, clock: Callable[[], float]) -> float:
-    """The least seconds of some runs after one to warm up."""
+    """Return the seconds of the fastest run, after one run to warm up."""
     translate()
     times = []
     for _ in range(runs):
-        begun = clock()
+        started = clock()
         translate()
-        times.append(clock() - begun)
+        times.append(clock() - started)
     return min(times)
 
 
-def on_cpu(size: Size, runs: int) -> None:
+def measure_on_cpu(size: Size, runs: int) -> None:
     torch.set_num_threads(1)
     device, model = torch.device("cpu"), build(size)
     (batch,) = data(size)
@@ -186,28 +186,30 @@ def on_cpu(size: Size, runs: int) -> None:
         convert(model, size, directory)
         peers = {kind: Peer(directory, kind) for kind in ("float32", "int8")}
         few = batch[:8]
-        if ours(model, few, 1, device) != peers["float32"].translate(few, 1):
-            raise SystemExit("CTranslate2 writes something else: it does not have the same network")
+        if translate(model, few, 1, device) != peers["float32"].translate(few, 1):
+            raise SystemExit(
+                "CTranslate2 gives another translation than simulmt with the same weights: check `convert`"
+            )
         versions: dict[str, Callable[[], Tokens]] = {
-            "simulmt float32": partial(ours, model, batch, size.beam, device),
+            "simulmt float32": partial(translate, model, batch, size.beam, device),
             **{f"CTranslate2 {kind}": partial(peer.translate, batch, size.beam) for kind, peer in peers.items()},
         }
         seconds = {name: measure(translate, runs, time.process_time) for name, translate in versions.items()}
-    print(f"{size}, one thread, torch {torch.__version__}; greedy search writes the same")
+    print(f"{size}, one thread, torch {torch.__version__}; greedy search agrees")
     first = seconds["simulmt float32"]
     for name, each in seconds.items():
         print(f"{name:20} {size.sentences / each:8.1f} sentences/s  {first / each:5.2f} times simulmt")
 
 
-def on_gpu(size: Size, runs: int, device: torch.device) -> None:
+def measure_on_gpu(size: Size, runs: int, device: torch.device) -> None:
     model, batches = build(size).to(device), data(size)
 
-    def translate() -> None:
+    def translate_all() -> None:
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             for batch in batches:
-                ours(model, batch, size.beam, device)
+                translate(model, batch, size.beam, device)
 
-    seconds = measure(translate, runs, time.perf_counter)
+    seconds = measure(translate_all, runs, time.perf_counter)
     memory = torch.cuda.max_memory_allocated() / 2**30
     print(f"{size}, {torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"{size.sentences * size.batches / seconds:,.0f} sentences/s, peak {memory:.1f} GiB")
@@ -216,17 +218,17 @@ def on_gpu(size: Size, runs: int, device: torch.device) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--beam", type=int, help="another width of the beam")
-    parser.add_argument("--toy", action="store_true", help="a tiny model, only to see that everything runs")
-    parser.add_argument("--runs", type=int, default=3, help="of which the fastest counts")
+    parser.add_argument("--beam", type=int, help="beam size")
+    parser.add_argument("--toy", action="store_true", help="a tiny model, to try the benchmark")
+    parser.add_argument("--runs", type=int, default=3, help="number of runs; the fastest counts")
     arguments = parser.parse_args()
     size = TOY if arguments.toy else ON_GPU if arguments.device.startswith("cuda") else ON_CPU
     if arguments.beam:
         size = Size(**{**vars(size), "beam": arguments.beam})
     if arguments.device == "cpu":
-        on_cpu(size, arguments.runs)
+        measure_on_cpu(size, arguments.runs)
     else:
-        on_gpu(size, arguments.runs, torch.device(arguments.device))
+        measure_on_gpu(size, arguments.runs, torch.device(arguments.device))
 
 
 if __name__ == "__main__":

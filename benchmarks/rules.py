@@ -1,10 +1,10 @@
-"""What each decoding rule of a CTC bundle is worth: a test set translated with all rules, and without each of them.
+"""The effect of each decoding rule of a CTC bundle: scores with all rules, without each of them, and without any.
 
     python benchmarks/rules.py --source newstest2015.de --reference newstest2015.en --lexicon train.en [--delay K]
 
 Columns: lower-cased BLEU, AL, words written twice in a row, words found neither in the lexicon nor in the source, and
-sentences that come out differently without the rule. The lexicon should be the training text; by default it is the
-bundle's own word list, in which rare words are missing. Without --source, a few sentences show how it works.
+sentences that change without the rule. The lexicon should be the training text; by default it is the
+bundle's word list, in which rare words are missing. Without --source, a few sample sentences are translated.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ SAMPLE = TestSet(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="de-en", help="name or path of a CTC bundle")
-    parser.add_argument("--source", type=Path, help="sentences, one a line")
-    parser.add_argument("--reference", type=Path, nargs="+", default=[], help="their translations, line by line")
+    parser.add_argument("--source", type=Path, help="source sentences, one per line")
+    parser.add_argument("--reference", type=Path, nargs="+", default=[], help="reference translations, one per line")
     parser.add_argument("--lexicon", type=Path, help="text in the target language; words not in it are unknown")
-    parser.add_argument("--sentences", type=int, help="use only the first of them")
-    parser.add_argument("--delay", type=int, help="default: the model's own")
+    parser.add_argument("--sentences", type=int, help="use only the first N sentences", metavar="N")
+    parser.add_argument("--delay", type=int, help="default: the model's default")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     bundle = Bundle(find(arguments.model))
@@ -65,7 +65,7 @@ def main() -> None:
 def evaluations(
     evaluator: Evaluator, bundle: Bundle, delay: int | None, threads: int
 ) -> Iterator[tuple[str, Evaluation]]:
-    """Yield a title and the scores for all rules, for each left out, and for none."""
+    """Yield a title and the scores with all rules, without each of them, and without any."""
     rules = bundle.config.rules.active
     without = {"all rules on": [], **{f"without {rule}": [rule] for rule in rules}, "all rules off": rules}
     for title, off in without.items():

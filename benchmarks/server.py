@@ -1,21 +1,20 @@
-"""How many speakers, and how many viewers of one room, a server carries, over real WebSockets from another process.
+"""How many speakers, or viewers of one room, a server can serve, measured over WebSockets from another process.
 
     python benchmarks/server.py [--model NAME_OR_DIR] [--streams 100 300 600] [--workers 2] [--seconds 20] [--paste]
     python benchmarks/server.py --viewers 1000
     python benchmarks/server.py --model en-zh --ray 2
 
-Every stream says 2.5 words a second. Queue and compute are the server's own figures, in milliseconds; "answer" is the
-client's: from sending the last word that a piece of translation needed to receiving it, network included. "Spread" is
-the p95 of queue + compute of the best and of the worst served stream. "Errors" counts error messages of the server,
-streams that failed and streams with missing commits. CPU is in percent of one core. --paste adds one stream that sends
-10,000 words at once. Without --model a model of base size with random weights is built: its translation is nonsense,
-its costs are real.
+Every stream sends 2.5 words per second. "Queue" and "compute" are reported by the server, in milliseconds; "answer" is
+measured by the client, from sending the last word that a commit depends on to receiving the commit. "Spread" is the
+p95 of queue + compute of the fastest and of the slowest stream. "Errors" counts error messages of the server, streams
+that failed and streams with missing commits. CPU is in percent of one core. --paste adds a stream that sends 10,000
+words at once. Without --model, a model of base size with random weights is measured.
 
---viewers measures one speaker in a room: "viewer" is from sending the last word that a piece needed to its receipt by a
-viewer, and "missing" counts pieces that a viewer did not get.
+--viewers measures one speaker with many viewers: "viewer" is like "answer", but up to the receipt by a viewer, and
+"missing" counts commits that a viewer did not receive.
 
---ray measures a local Ray cluster (extra `ray`) with a number of replicas instead of a server with workers. CPU and
-memory then include Ray's own processes, and errors are those that clients saw.
+--ray measures a local Ray cluster (extra `ray`) with this many replicas instead of a server with workers. CPU and
+memory then include the processes of Ray, and only errors seen by clients are counted.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ from simulmt.serve.client import LiveTranslation
 from simulmt.serve.protocol import Commit, RefusedError, parse_room
 from simulmt.text import SPACE, SPECIAL_SYMBOLS, split_words
 
-PACE = 2.5  # words a second
+PACE = 2.5  # words per second
 CONNECTS_PER_SECOND = 200  # of viewers
 PASTED_WORDS = 10_000
 VOCABULARY = 32_000
-TWO_PIECES = 0.3  # the share of words that take two pieces, as in real text
-SENTENCE_END = 1 / 15  # the share of words that end a sentence
+TWO_PIECES = 0.3  # share of words of two pieces, as in real text
+SENTENCE_END = 1 / 15  # share of words that end a sentence
 # fmt: off
 COLUMNS = (
     "streams", "words/s", "queue+compute p50", "p95", "p99", "queue p95", "compute p95", "policy p50",
@@ -76,28 +75,28 @@ time.sleep(1e9)
 
 @dataclass
 class Stream:
-    """What one client saw."""
+    """Words sent and commits received by one client, with times."""
 
-    sent: list[float] = field(default_factory=list)  # when each word was
-    commits: list[tuple[Commit, float]] = field(default_factory=list)  # and when each arrived
+    sent: list[float] = field(default_factory=list)  # time of each word
+    commits: list[tuple[Commit, float]] = field(default_factory=list)  # with arrival times
     failures: int = 0
 
     def keep(self, begin: float, end: float) -> None:
-        """Leave out what came while streams were still starting or already ending."""
+        """Drop commits that arrived before or after this interval."""
         self.commits = [(commit, arrived) for commit, arrived in self.commits if begin <= arrived < end]
 
     def waits(self) -> list[float]:
         return [commit.lag_ms.queue + commit.lag_ms.compute for commit, _ in self.commits]
 
     def answers(self) -> list[float]:
-        """Milliseconds from the last word that was needed to the commit."""
+        """Return the milliseconds from the last word that each commit depends on to its arrival."""
         return [1000 * (arrived - self.sent[commit.source_words - 1]) for commit, arrived in self.commits]
 
 
 async def speak(
     url: str, model: str, words: Sequence[str], stream: Stream, until: float, room: str | None = None
 ) -> None:
-    """Say words at the pace of speech, beginning at a random moment."""
+    """Send words at the pace of speech, starting at a random time."""
     try:
         await _speak(url, model, words, stream, until, room)
     except (RefusedError, OSError) as error:
@@ -110,7 +109,7 @@ async def speak(
 async def _speak(url: str, model: str, words: Sequence[str], stream: Stream, until: float, room: str | None) -> None:
     async with LiveTranslation(url, model, room=room) as live:
 
-        async def talk() -> None:
+        async def send() -> None:
             begin = time.perf_counter() + random.random() / PACE
             for number, word in enumerate(words):
                 await asyncio.sleep(begin + number / PACE - time.perf_counter())
@@ -120,15 +119,15 @@ async def _speak(url: str, model: str, words: Sequence[str], stream: Stream, unt
                 stream.sent.append(time.perf_counter())
             live.finish()
 
-        speaker = asyncio.create_task(talk())
+        sender = asyncio.create_task(send())
         async for message in live:
             if isinstance(message, Commit):
                 stream.commits.append((message, time.perf_counter()))
-        await speaker
+        await sender
 
 
 async def paste(url: str, model: str, words: Sequence[str], until: float) -> None:
-    """Send thousands of words at once, again and again."""
+    """Send thousands of words at once, repeatedly."""
     with suppress(TimeoutError):
         async with asyncio.timeout(until - time.perf_counter()):
             while True:
@@ -141,12 +140,14 @@ async def paste(url: str, model: str, words: Sequence[str], until: float) -> Non
 
 
 def warm_up(seconds: float) -> float:
-    """Return the seconds before the ones that are counted."""
+    """Return the seconds to wait before measuring."""
     return min(4.0, seconds)
 
 
-async def crowd(url: str, model: str, words: Sequence[str], count: int, seconds: float, pasting: bool) -> list[Stream]:
-    """All streams of one row of the table."""
+async def run_streams(
+    url: str, model: str, words: Sequence[str], count: int, seconds: float, pasting: bool
+) -> list[Stream]:
+    """Run streams concurrently, and return them."""
     until = time.perf_counter() + warm_up(seconds) + seconds
     streams = [Stream() for _ in range(count)]
     tasks = []
@@ -160,7 +161,7 @@ async def crowd(url: str, model: str, words: Sequence[str], count: int, seconds:
 
 
 async def view(url: str, arrivals: dict[int, float], until: float) -> None:
-    """Read a room along, noting when each commit arrives."""
+    """View a room, recording when each commit arrives."""
     with suppress(TimeoutError, ConnectionClosed):
         async with asyncio.timeout(until - time.perf_counter()), connect(url, compression=None) as connection:
             async for text in connection:
@@ -169,7 +170,7 @@ async def view(url: str, arrivals: dict[int, float], until: float) -> None:
                     arrivals[message.seq] = time.perf_counter()
 
 
-async def audience(server: Server, model: str, words: Sequence[str], count: int, seconds: float) -> list[str]:
+async def measure_viewers(server: Server, model: str, words: Sequence[str], count: int, seconds: float) -> list[str]:
     """Measure one speaker with many viewers; return a row of the table."""
     stream, viewers = Stream(), [dict[int, float]() for _ in range(count)]
     until = time.perf_counter() + warm_up(seconds) + seconds + count / CONNECTS_PER_SECOND
@@ -202,7 +203,7 @@ async def audience(server: Server, model: str, words: Sequence[str], count: int,
 
 @dataclass
 class Usage:
-    """What a measurement took."""
+    """Resources used during a measurement."""
 
     elapsed: float = 0.0
     server: float = 0.0  # cores
@@ -211,7 +212,7 @@ class Usage:
 
 
 class Server:
-    """`simulmt serve`, or Ray Serve with a number of replicas, in processes of its own."""
+    """`simulmt serve`, or Ray Serve with a number of replicas, in other processes."""
 
     def __init__(self, model: str, workers: int, replicas: int = 0) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -232,7 +233,7 @@ class Server:
             with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self._port}/ready", timeout=5):
                 return
             time.sleep(0.1)
-        raise SystemExit("the server did not start")
+        raise SystemExit("the server exited before it was ready; its output is above")
 
     def stop(self) -> None:
         self._process.terminate()
@@ -240,7 +241,7 @@ class Server:
 
     @contextmanager
     def measured(self) -> Iterator[Usage]:
-        """Measure what the server, and this process, use in the meantime."""
+        """Measure the resources that server and client use during the block."""
         usage = Usage()
         begin, ours, theirs, errors = time.perf_counter(), time.process_time(), self._cpu_seconds(), self._errors()
         yield usage
@@ -250,7 +251,7 @@ class Server:
         usage.errors = self._errors() - errors
 
     def megabytes(self) -> float:
-        """Memory of all processes of the server; what they share counts once for each."""
+        """Return the resident memory of all server processes; shared memory counts for each."""
         lines = [
             line for process in self._processes() for line in Path(f"/proc/{process}/status").read_text().splitlines()
         ]
@@ -264,15 +265,15 @@ class Server:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def _processes(self) -> list[int]:
-        """The processes of the server, those of Ray included."""
+        """Return the ids of the server's processes, including those of Ray."""
         found = [self._process.pid]
-        for process in found:  # grows on the way
+        for process in found:  # grows while iterating
             for children in Path(f"/proc/{process}/task").glob("*/children"):
                 found += map(int, children.read_text().split())
         return found
 
     def _errors(self) -> int:
-        """Errors that the server has sent to streams so far; a replica knows only its own."""
+        """Return the number of errors sent so far; 0 for a cluster, where each replica counts only its own."""
         if self._is_cluster:
             return 0
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics") as response:
@@ -290,21 +291,23 @@ def running(model: str, workers: int, replicas: int = 0) -> Iterator[Server]:
         server.stop()
 
 
-def measure(server: Server, model: str, words: Sequence[str], count: int, seconds: float, pasting: bool) -> list[str]:
-    """One row of the table."""
+def measure_streams(
+    server: Server, model: str, words: Sequence[str], count: int, seconds: float, pasting: bool
+) -> list[str]:
+    """Measure many streams; return a row of the table."""
     counted = time.perf_counter() + warm_up(seconds)
     with server.measured() as usage:
-        streams = asyncio.run(crowd(server.url, model, words, count, seconds, pasting))
+        streams = asyncio.run(run_streams(server.url, model, words, count, seconds, pasting))
     for stream in streams:
         stream.keep(counted, counted + seconds)
     lags = [commit.lag_ms for stream in streams for commit, _ in stream.commits]
     answers = [answer for stream in streams for answer in stream.answers()]
     both = [wait for stream in streams for wait in stream.waits()]
     each = [percentile(stream.waits(), 95) for stream in streams]
-    words_said = sum(counted <= moment < counted + seconds for stream in streams for moment in stream.sent)
+    words_sent = sum(counted <= moment < counted + seconds for stream in streams for moment in stream.sent)
     return [
         f"{count}{' + paste' * pasting}",
-        f"{words_said / seconds:.0f}",
+        f"{words_sent / seconds:.0f}",
         *(f"{percentile(both, share):.0f}" for share in (50, 95, 99)),
         f"{percentile([lag.queue for lag in lags], 95):.0f}",
         f"{percentile([lag.compute for lag in lags], 95):.0f}",
@@ -323,13 +326,13 @@ def percentile(values: Sequence[float], share: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[share - 1] if len(values) > 1 else float("nan")
 
 
-def row(cells: Sequence[str], columns: Sequence[str] = COLUMNS) -> None:
+def print_row(cells: Sequence[str], columns: Sequence[str] = COLUMNS) -> None:
     widths = [max(11, len(name)) for name in columns]
     print("| " + " | ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)) + " |", flush=True)
 
 
 def build_bundle(directory: Path) -> tuple[str, list[str]]:
-    """A bundle of base size with random weights, and words that it reads."""
+    """Write a bundle of base size with random weights; return its path, and words to translate."""
     import torch
 
     from simulmt.model.ctc import CTCConfig, CTCModel
@@ -347,7 +350,7 @@ def build_bundle(directory: Path) -> tuple[str, list[str]]:
 
 
 def write_vocabulary(path: Path) -> list[str]:
-    """A vocabulary of made-up words; some words that it needs one piece for, some that it needs two for."""
+    """Write a vocabulary of made-up words; return sample words of one or two pieces."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
     from simulmt.text import Tokenizer, VocabularySpec
@@ -369,7 +372,7 @@ def write_vocabulary(path: Path) -> list[str]:
 
 
 def sample_words(model: str) -> list[str]:
-    """Words in the source language of a model."""
+    """Return sample words in the source language of a model."""
     from simulmt.runtime.bundle import Bundle, find
     from simulmt.runtime.demo import sentences_for
 
@@ -397,15 +400,15 @@ def main() -> None:
         print(f"load average before: {os.getloadavg()[0]:.1f}")
         with running(model, arguments.workers, arguments.ray) as server:
             if arguments.viewers:
-                row(VIEWER_COLUMNS, VIEWER_COLUMNS)
+                print_row(VIEWER_COLUMNS, VIEWER_COLUMNS)
                 for count in arguments.viewers:
-                    cells = asyncio.run(audience(server, Path(model).name, words, count, arguments.seconds))
-                    row(cells, VIEWER_COLUMNS)
+                    cells = asyncio.run(measure_viewers(server, Path(model).name, words, count, arguments.seconds))
+                    print_row(cells, VIEWER_COLUMNS)
                 return
-            row(COLUMNS)
+            print_row(COLUMNS)
             for count in arguments.streams:
                 for pasting in (False, True)[: 1 + arguments.paste]:
-                    row(measure(server, Path(model).name, words, count, arguments.seconds, pasting))
+                    print_row(measure_streams(server, Path(model).name, words, count, arguments.seconds, pasting))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Speech to translation on this machine: word error rate, BLEU, lag by cause, real-time factor, memory.
+"""Speech translation on this machine: word error rate, BLEU, lag by cause, real-time factor, memory.
 
     python benchmarks/speech.py --source ted-dev.en --reference ted-dev.zh --sentences 200 --delay 1 3 9
 
-Speaks sentences with espeak-ng, translates them as one recording, and does the same with the reading that comes with
-moonshine-voice. The real-time factor (RTF) is measured by the clock and in CPU time, which other load on the machine
-does not change. Peer: recognition alone, measured in the same run; `share` is what translation adds to it. Run it on
-one core (`taskset -c 0`) to compare with the goals: a real-time factor below 0.3, a median lag below 2.5 s at k = 1.
+Translates the sample recording of moonshine-voice and, given text, a recording of it synthesised by espeak-ng. The
+real-time factor (RTF) is measured in wall-clock time and in CPU time, which depends less on other load. `share` is the
+time of translation relative to that of recognition. Run it on one core (`taskset -c 0`) to compare with the goals: a
+real-time factor below 0.3, a median lag below 2.5 s at k = 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from simulmt.speech.synthesis import Voice, synthesise
 from simulmt.text.words import Unit
 
 VOICES = ("en-us", "en-gb", "en-us+f2", "en-us+m3", "en-gb+f3")
-READING = (  # what is read aloud in two_cities.wav; A Tale of Two Cities, 1859
+SAMPLE_TEXT = (  # the text of two_cities.wav: A Tale of Two Cities, 1859
     "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness, "
     "it was the epoch of belief, it was the epoch of incredulity, it was the season of Light, it was the season of "
     "Darkness, it was the spring of hope, it was the winter of despair, we had everything before us, we had nothing "
@@ -56,8 +56,8 @@ SCORES = (
 )
 
 
-def synthesised(source: Path, reference: Path, sentences: int) -> Recording:
-    """Sentences spoken by several voices at several speeds."""
+def synthesised_recording(source: Path, reference: Path, sentences: int) -> Recording:
+    """Synthesise sentences with several voices at several speeds."""
     lines = zip(source.read_text("utf-8").splitlines(), reference.read_text("utf-8").splitlines(), strict=True)
     spoken = []
     for number, (text, translation) in enumerate(list(lines)[:sentences]):
@@ -66,37 +66,39 @@ def synthesised(source: Path, reference: Path, sentences: int) -> Recording:
     return Recording.join(spoken)
 
 
-def reading(translation: str, seconds: float | None) -> Recording:
-    """The reading of the wheel; it has no reference translation, so the model's own of the text stands in for one."""
+def sample_recording(translation: str, seconds: float | None) -> Recording:
+    """Return the sample of moonshine-voice, with the model's translation of its text as the reference."""
     import moonshine_voice
 
     wav = Path(moonshine_voice.__file__).parent / "assets" / "two_cities.wav"
     with wav.open("rb") as file:
         samples = np.concatenate(list(read_audio(file, wav.name)))
     samples = samples if seconds is None else samples[: int(seconds * RATE)]
-    return Recording.join([(samples, READING, (translation,))])
+    return Recording.join([(samples, SAMPLE_TEXT, (translation,))])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path, help="English sentences, one a line")
-    parser.add_argument("--reference", type=Path, help="their translations, line by line")
+    parser.add_argument("--source", type=Path, help="English sentences, one per line")
+    parser.add_argument("--reference", type=Path, help="reference translations, one per line")
     parser.add_argument("--sentences", type=int, default=200)
     parser.add_argument("--model", default="en-zh")
-    parser.add_argument("--delay", type=int, nargs="+", default=[1], help="one or more")
+    parser.add_argument("--delay", type=int, nargs="+", default=[1], help="one or more delays")
     parser.add_argument("--recogniser", default="moonshine")
     parser.add_argument(
         "--interval", type=float, default=moonshine.UPDATE_SECONDS, help="seconds between hypotheses of moonshine"
     )
-    parser.add_argument("--seconds", type=float, help="read only the beginning of the reading, to try the benchmark")
+    parser.add_argument("--seconds", type=float, help="use only the beginning of the sample, to try the benchmark")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="also write the scores here")
+    parser.add_argument("--json", type=Path, help="also write the scores to this file")
     arguments = parser.parse_args()
     recogniser = open_recogniser(arguments.recogniser)
-    recordings = {"two_cities": reading(simulmt.load(arguments.model).translate(READING), arguments.seconds)}
+    recordings = {
+        "two_cities": sample_recording(simulmt.load(arguments.model).translate(SAMPLE_TEXT), arguments.seconds)
+    }
     if arguments.source and arguments.reference:
         name = f"{arguments.source.stem}, {arguments.sentences} synthesised"
-        recordings[name] = synthesised(arguments.source, arguments.reference, arguments.sentences)
+        recordings[name] = synthesised_recording(arguments.source, arguments.reference, arguments.sentences)
     with patch.object(moonshine, "UPDATE_SECONDS", arguments.interval):
         found = {
             f"{name}, k = {delay}": measure(recording, recogniser, arguments.model, delay, arguments.threads)

@@ -1,11 +1,11 @@
-"""Locks, XML and TOML output with the standard library, against the packages that could replace it.
+"""Locks, XML and TOML output with the standard library, compared with third-party packages.
 
     pip install --target PEERS filelock defusedxml tomli-w
     PYTHONPATH=PEERS python benchmarks/standard_library.py [--units 400000] [--rounds 10]
 
-Lock: time from a release until a waiting thread has the lock, median. XML: CPU time and added peak memory of reading
+Lock: median time from a release until a waiting thread has the lock. XML: CPU time and added peak memory of reading
 the units of a TMX file, and time until a file of nested entities is refused. TOML: time and lines of a training
-configuration. A peer that is not installed is left out.
+configuration. Packages that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ HELD_SECONDS = 0.2, 0.3  # at random, since filelock polls at fixed intervals
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--units", type=int, default=400_000, help="of the TMX file; the default makes 100 MB")
-    parser.add_argument("--rounds", type=int, default=10, help="of locking and writing")
+    parser.add_argument("--units", type=int, default=400_000, help="units of the TMX file; the default makes 100 MB")
+    parser.add_argument("--rounds", type=int, default=10, help="repetitions of locking and writing")
     arguments = parser.parse_args()
-    filelock, defusedxml, tomli_w = map(peer, ("filelock", "defusedxml.ElementTree", "tomli_w"))
+    filelock, defusedxml, tomli_w = map(import_if_installed, ("filelock", "defusedxml.ElementTree", "tomli_w"))
     with tempfile.TemporaryDirectory() as folder:
         measure_locks(Path(folder) / "lock", arguments.rounds, filelock)
         measure_xml(Path(folder), arguments.units, defusedxml)
     measure_toml(arguments.rounds, tomli_w)
 
 
-def peer(module: str) -> ModuleType | None:
+def import_if_installed(module: str) -> ModuleType | None:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
-        print(f"{module.partition('.')[0]} is not installed: pip install filelock defusedxml tomli-w")
+        print(f"{module.partition('.')[0]} is not installed, skipping it: pip install filelock defusedxml tomli-w")
         return None
 
 
@@ -109,21 +109,21 @@ def measure_xml(folder: Path, units: int, defusedxml: ModuleType | None) -> None
         readers["defusedxml.iterparse"] = lambda path: count_units(defusedxml.iterparse(path, ("start", "end")))
     megabytes = memory.stat().st_size / 1e6
     for name, read in readers.items():
-        before, begun = reset_peak_memory(), time.process_time()
+        before, started = reset_peak_memory(), time.process_time()
         assert read(memory) == units
-        seconds, added = time.process_time() - begun, peak_memory() - before
+        seconds, added = time.process_time() - started, peak_memory() - before
         print(f"XML: {megabytes:.0f} MB in {seconds:.1f} s of CPU with {added / 1e6:.0f} MB of memory ({name})")
     for name, read in readers.items():
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             read(bomb)
         except (DataError, ElementTree.ParseError, ValueError) as error:
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - started
             print(f"XML: nested entities refused after {seconds * 1e3:.1f} ms ({name}): {str(error).split('/')[-1]}")
 
 
 def count_units(events: Iterator[tuple[str, Any]]) -> int:
-    """Count the units of a TMX file, and free each."""
+    """Count the units of a TMX file, freeing each after it is read."""
     count = 0
     for event, element in events:
         if event == "start" and element.tag == "body":
@@ -149,10 +149,10 @@ def measure_toml(rounds: int, tomli_w: ModuleType | None) -> None:
     table = {"delays": [1, 3, 5, 9], "training": as_table(TrainingConfig())}
     writers = {"as_toml": as_toml} | ({"tomli-w": tomli_w.dumps} if tomli_w is not None else {})
     for name, write in writers.items():
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(rounds):
             text = write(table)
-        seconds = (time.perf_counter() - begun) / rounds
+        seconds = (time.perf_counter() - started) / rounds
         print(f"TOML: {seconds * 1e6:.0f} µs, {text.count(chr(10))} lines ({name})")
 
 

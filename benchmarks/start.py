@@ -1,6 +1,6 @@
-"""How long a run over a large corpus takes to reach its first batch: python benchmarks/start.py [--pairs 10000000]
+"""Time to plan the batches of a large corpus, compared with sorting its sentences by length in plain Python.
 
-Compared with what a sampler of Python lists does: sort the sentence numbers by length with `sorted`.
+python benchmarks/start.py [--pairs 10000000]
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def main() -> None:
     source = np.clip(random.gamma(2.5, 11.0, arguments.pairs), 2, 250).astype(np.int64)
     target = np.clip(source * random.uniform(0.6, 1.6, arguments.pairs), 2, 250).astype(np.int64)
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     plan = BatchPlan(source, target, batch_tokens=32_768, seed=1)
     plan.rows(0)
-    ours = time.perf_counter() - begun
-    begun = time.perf_counter()
+    ours = time.perf_counter() - started
+    started = time.perf_counter()
     lengths = source.tolist()
     sorted(range(len(lengths)), key=lengths.__getitem__)
-    plain = time.perf_counter() - begun
+    plain = time.perf_counter() - started
     print(f"{arguments.pairs:,} pairs: {plan.batches_per_epoch:,} batches, {plan.padding_share():.2%} padding")
     print(f"first batch after {ours:.2f} s; sorting Python lists {plain:.2f} s; ratio {plain / ours:.1f}")
 

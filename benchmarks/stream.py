@@ -1,13 +1,13 @@
-"""How long one more source token takes, against the ways it is usually done, all in one run on the same weights.
+"""Time per source token of a live stream, compared with other implementations on the same weights in the same run.
 
     python benchmarks/stream.py [--vocabulary 8000 32000] [--threads 1 2] [--rounds 5] [--toy]
 
-The peers: PyTorch with caches that pushes all k unfinished positions through the stack and keeps one; recomputing the
-whole prefix; the wait-k model through this runtime. A floor is the time it takes to read a step's weights once, with as
-many threads, at a bandwidth measured here: of the memory, over a block that no cache holds, and of whatever holds a
-block of just their size, which for small models is a cache. "Products alone" is a step's matrix products in onnxruntime
-without anything else, which no runtime on it can beat. Contestants take turns, and the best of all rounds counts,
-for the machine may be shared.
+Compared are: PyTorch with caches, which computes all k unfinished positions per token and keeps one; PyTorch
+recomputing the whole prefix; and a wait-k model in this runtime. A floor is the time to read the weights of a step once
+with as many threads, at a bandwidth measured here: that of main memory, over a block larger than all caches, or that
+over a block of the size of the weights, which may fit in a cache. "Products alone" are the matrix products of a step in
+onnxruntime and nothing else, a lower bound for this runtime. Implementations take turns, and the best of all rounds
+counts, since the machine may be shared.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from simulmt.text import SPECIAL_SYMBOLS, Tokenizer, VocabularySpec
 from simulmt.train.graph import IR_VERSION, OPSET, Precision, ctc_graph, decoder_graph, encoder_graph
 
 DELAY = 3
-TOKENS = 40  # source tokens of the sentence that is read
-WARM_UP = 5  # tokens of it that are not timed
+TOKENS = 40  # source tokens of a sentence
+WARM_UP = 5  # first tokens, which are not timed
 STREAMS = 32
 LONGEST = 256
 BEYOND_CACHES = 512 * 2**20  # bytes
@@ -77,11 +77,11 @@ print(loaded - before, int(resident) / 1024)
 
 
 @dataclass
-class Contestant:
-    """A way to read a sentence; what it returns is computed token by token."""
+class Implementation:
+    """A way to translate a sentence; iterating over `run()` computes it token by token."""
 
     run: Callable[[], Iterable[object]]
-    best: float = float("inf")  # milliseconds a token
+    best: float = float("inf")  # milliseconds per token
 
     def take_turn(self) -> None:
         times, before = [], time.perf_counter()
@@ -93,7 +93,7 @@ class Contestant:
 
 
 def through_runtime(decoder: CTCDecoder | Seq2SeqDecoder, tokens: np.ndarray) -> Iterable[None]:
-    """Sentences [B T] advance together, a token at a time."""
+    """Advance sentences [B T] together, token by token."""
     sentences = [decoder.open(1) for _ in tokens]
     for column in tokens.T.tolist():
         for sentence, token in zip(sentences, column, strict=True):
@@ -104,8 +104,8 @@ def through_runtime(decoder: CTCDecoder | Seq2SeqDecoder, tokens: np.ndarray) ->
 
 
 @torch.inference_mode()
-def pushing_all_unfinished(model: CTCModel, tokens: torch.Tensor) -> Iterable[None]:
-    """Caches hold the finished positions; each read pushes all k unfinished ones through the stack and keeps one."""
+def recompute_unfinished(model: CTCModel, tokens: torch.Tensor) -> Iterable[None]:
+    """Cache finished positions; for each token compute all k unfinished ones and keep one."""
     layers = model.encoder.layers
     kept = [layer.attention.project(torch.empty(1, 0, model.encoder.embedding.embedding_dim)) for layer in layers]
     for read in range(DELAY, tokens.shape[1] + 1):
@@ -125,8 +125,8 @@ def pushing_all_unfinished(model: CTCModel, tokens: torch.Tensor) -> Iterable[No
 
 
 @torch.inference_mode()
-def recomputing(model: CTCModel, tokens: torch.Tensor) -> Iterable[None]:
-    """No caches: each read computes all states again and keeps the last finished one."""
+def recompute_prefix(model: CTCModel, tokens: torch.Tensor) -> Iterable[None]:
+    """Use no caches: for each token recompute all states and keep the last finished one."""
     for read in range(DELAY, tokens.shape[1] + 1):
         states = model.encoder(tokens[:, :read], None, DELAY)
         model.logits(model.frames(states[:, read - DELAY : read - DELAY + 1])).argmax(-1)
@@ -134,7 +134,7 @@ def recomputing(model: CTCModel, tokens: torch.Tensor) -> Iterable[None]:
 
 
 def bandwidth(size: int, threads: int) -> float:
-    """Bytes a second that so many threads read, over a block of so many bytes."""
+    """Return the bytes per second at which `threads` threads read a block of `size` bytes."""
     parts = [np.ones(size // threads // 8) for _ in range(threads)]
     repeats, best = max(1, int(4e8) // size), 0.0
     for _ in range(5):
@@ -149,7 +149,7 @@ def bandwidth(size: int, threads: int) -> float:
 
 
 def write_bundle(directory: Path, kind: Kind, precision: Precision, model: CTCModel | Seq2SeqModel) -> Bundle:
-    """A bundle with the real graphs and a stand-in for the vocabularies, which decoding does not look at."""
+    """Write a bundle with real graphs and dummy vocabularies, which decoding does not use."""
     directory.mkdir()
     words = ["the quick brown fox jumps over the lazy dog and runs away with a bag of very old wine"]
     for name in (SOURCE, TARGET):
@@ -164,14 +164,14 @@ def write_bundle(directory: Path, kind: Kind, precision: Precision, model: CTCMo
     return Bundle(directory)
 
 
-def weights_of_a_step(model: CTCModel, precision: Precision) -> int:
-    """Bytes of the matrices that one step multiplies with: all but the source embeddings."""
+def bytes_per_step(model: CTCModel, precision: Precision) -> int:
+    """Return the bytes of the matrices that a step multiplies by: all but the source embeddings."""
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not model.encoder.embedding.weight]
     return sum(matrix.numel() for matrix in matrices) * (4 if precision == "fp32" else 1)
 
 
 def products_alone(model: CTCModel, path: Path, threads: int) -> Callable[[], Iterable[None]]:
-    """A step's fp32 matrix products in onnxruntime and nothing else: how fast its kernels are on one row."""
+    """Return a function that runs only the fp32 matrix products of a step, in onnxruntime."""
     nodes, inputs, outputs, tensors = [], {}, [], []
     for index, matrix in enumerate(p for p in model.parameters() if p.ndim == 2):
         if matrix is model.encoder.embedding.weight:
@@ -181,10 +181,10 @@ def products_alone(model: CTCModel, path: Path, threads: int) -> Callable[[], It
         tensors.append(onnx.numpy_helper.from_array(matrix.detach().numpy(), name))
         nodes.append(helper.make_node("Gemm", [f"x_{rows}_{matrix.shape[1]}", name], [f"y_{index}"], transB=1))
         outputs.append(helper.make_tensor_value_info(f"y_{index}", TensorProto.FLOAT, [rows, matrix.shape[0]]))
-    taken = [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in inputs.items()]
-    graph = helper.make_graph(nodes, "products", taken, outputs, tensors)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-    onnx.save_model(made, str(path / "products.onnx"), save_as_external_data=True)
+    declared = [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in inputs.items()]
+    graph = helper.make_graph(nodes, "products", declared, outputs, tensors)
+    onnx_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    onnx.save_model(onnx_model, str(path / "products.onnx"), save_as_external_data=True)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     with huge_pages():
@@ -200,7 +200,7 @@ def products_alone(model: CTCModel, path: Path, threads: int) -> Callable[[], It
 
 @dataclass(frozen=True)
 class Setting:
-    """One block of the table."""
+    """Settings of one block of the table."""
 
     vocabulary: int
     threads: int
@@ -218,15 +218,15 @@ class Setting:
         return Seq2SeqModel.build(tiny if self.toy else config).eval()
 
 
-def contestants(setting: Setting, folder: Path, model: CTCModel) -> dict[str, Contestant]:
-    """Everybody who takes part, by name."""
+def implementations(setting: Setting, folder: Path, model: CTCModel) -> dict[str, Implementation]:
+    """Return all implementations by name."""
     threads, vocabulary = setting.threads, setting.vocabulary
     wait_k = setting.wait_k()
     tokens = np.random.default_rng(1).integers(len(SPECIAL_SYMBOLS), vocabulary, (STREAMS, TOKENS))
     source = torch.from_numpy(tokens[:1])
     runs: dict[str, Callable[[], Iterable[object]]] = {
-        "eager": lambda: pushing_all_unfinished(model, source),
-        "recompute": lambda: recomputing(model, source),
+        "eager": lambda: recompute_unfinished(model, source),
+        "recompute": lambda: recompute_prefix(model, source),
     }
     for precision in PRECISIONS:
         ctc = CTCDecoder(write_bundle(folder / f"ctc-{precision}", "ctc", precision, model), threads)
@@ -235,25 +235,27 @@ def contestants(setting: Setting, folder: Path, model: CTCModel) -> dict[str, Co
         runs[f"{precision} together"] = partial(through_runtime, ctc, tokens)
         runs[f"{precision} wait-k"] = partial(through_runtime, other, tokens[:1])
     runs["products"] = products_alone(model, folder, threads)
-    return {name: Contestant(run) for name, run in runs.items()}
+    return {name: Implementation(run) for name, run in runs.items()}
 
 
 def compare(setting: Setting) -> None:
-    """Print one block of the table."""
+    """Measure all implementations and print a block of the table."""
     torch.set_num_threads(setting.threads)
     torch.manual_seed(1)
     model = setting.model()
     with tempfile.TemporaryDirectory() as folder:
-        entered = contestants(setting, Path(folder), model)
+        found = implementations(setting, Path(folder), model)
         for _ in range(setting.rounds):
-            for contestant in entered.values():
-                contestant.take_turn()
-        loading = {precision: load(Path(folder) / f"ctc-{precision}", setting.threads) for precision in PRECISIONS}
-    report(setting, model, {name: contestant.best for name, contestant in entered.items()}, loading)
+            for implementation in found.values():
+                implementation.take_turn()
+        loading = {
+            precision: measure_loading(Path(folder) / f"ctc-{precision}", setting.threads) for precision in PRECISIONS
+        }
+    report(setting, model, {name: implementation.best for name, implementation in found.items()}, loading)
 
 
-def load(bundle: Path, threads: int) -> tuple[float, float]:
-    """Seconds to load a bundle in a fresh process, and the megabytes resident there after a sentence."""
+def measure_loading(bundle: Path, threads: int) -> tuple[float, float]:
+    """Return the seconds to load a bundle in a new process, and its resident megabytes after a sentence."""
     arguments = [sys.executable, "-c", LOADING, str(bundle), str(threads)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     seconds, megabytes = map(float, done.stdout.split())
@@ -266,11 +268,11 @@ def report(
     memory = bandwidth(BEYOND_CACHES // 64 if setting.toy else BEYOND_CACHES, setting.threads)
     floors: dict[str, tuple[float, float]] = {}
     for precision in PRECISIONS:
-        size = weights_of_a_step(model, precision)
+        size = bytes_per_step(model, precision)
         floors[precision] = (1000 * size / memory, 1000 * size / bandwidth(size, setting.threads))
     eager = best["eager"]
     names = {
-        "eager": "PyTorch, k positions pushed, one kept",
+        "eager": "PyTorch, k positions per token",
         "recompute": "PyTorch, prefix recomputed",
         "fp32 wait-k": "wait-k in this runtime, fp32",
         "int8 wait-k": "wait-k in this runtime, int8",
@@ -279,25 +281,25 @@ def report(
         "int8": "this runtime, int8",
     }
     print(f"\nV = {setting.vocabulary:,}, {setting.threads} thread(s), k = {DELAY}\n")
-    row("", "ms/token", "x faster", "x memory", "x cache")
-    row("---", "--:", "--:", "--:", "--:")
+    print_row("", "ms/token", "x faster", "x memory", "x cache")
+    print_row("---", "--:", "--:", "--:", "--:")
     for key, name in names.items():
         above = [f"{best[key] / floor:.2f}" for floor in floors.get(key.replace("products", "fp32"), ())] or ["", ""]
-        row(name, f"{best[key]:.2f}", f"{eager / best[key]:.1f}", *above)
+        print_row(name, f"{best[key]:.2f}", f"{eager / best[key]:.1f}", *above)
     for key, (floor, cached) in floors.items():
-        row(f"floor, {key}, weights from memory", f"{floor:.2f}", f"{eager / floor:.1f}", "1.00", "")
-        row(f"floor, {key}, from what holds them", f"{cached:.2f}", f"{eager / cached:.1f}", "", "1.00")
+        print_row(f"floor, {key}, weights from memory", f"{floor:.2f}", f"{eager / floor:.1f}", "1.00", "")
+        print_row(f"floor, {key}, block of their size", f"{cached:.2f}", f"{eager / cached:.1f}", "", "1.00")
     print()
-    row("", "tokens/s", "x one", "load, s", "MB")
-    row("---", "--:", "--:", "--:", "--:")
+    print_row("", "tokens/s", "x one", "load, s", "MB")
+    print_row("---", "--:", "--:", "--:", "--:")
     for precision in PRECISIONS:
         alone, together = 1000 / best[precision], STREAMS * 1000 / best[f"{precision} together"]
         seconds, megabytes = loading[precision]
-        row(f"one stream, {precision}", f"{alone:,.0f}", "1.0", f"{seconds:.2f}", f"{megabytes:.0f}")
-        row(f"{STREAMS} streams together, {precision}", f"{together:,.0f}", f"{together / alone:.1f}", "", "")
+        print_row(f"one stream, {precision}", f"{alone:,.0f}", "1.0", f"{seconds:.2f}", f"{megabytes:.0f}")
+        print_row(f"{STREAMS} streams together, {precision}", f"{together:,.0f}", f"{together / alone:.1f}", "", "")
 
 
-def row(*cells: str) -> None:
+def print_row(*cells: str) -> None:
     first, *others = cells
     print("| " + " | ".join([f"{first:38}", *(f"{cell:>8}" for cell in others)]) + " |", flush=True)
 
@@ -307,7 +309,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[8000, 32_000])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--toy", action="store_true", help="a tiny model, only to see that everything runs")
+    parser.add_argument("--toy", action="store_true", help="a tiny model, to try the benchmark")
     arguments = parser.parse_args()
     print(f"load average before: {os.getloadavg()[0]:.1f}")
     for vocabulary in arguments.vocabulary:

@@ -1,11 +1,11 @@
-"""One training step of CTC+ASN: this project's against a plain eager PyTorch version of the same step, in one run.
+"""A training step of CTC+ASN, compared with a plain eager PyTorch version of the same step in the same run.
 
     python benchmarks/train_step.py                     base size, V=32,000, 32K source tokens, on a GPU
     python benchmarks/train_step.py --toy --device cpu  toy size
 
-The plain version has the same networks and weights; it differs in what a first implementation would do: logits of all
-frames in one tensor, a full log-softmax, PyTorch's CTC on top, Sinkhorn as a loop of logsumexp under autograd, no
-compilation. Both run in bfloat16 autocast on a GPU and in float32 on a CPU, and both include the optimiser.
+The plain version has the same networks and weights, but is written as one would at first: logits of all frames in one
+tensor, a full log-softmax, PyTorch's CTC loss, Sinkhorn as a loop of logsumexp under autograd, no compilation. Both run
+in bfloat16 autocast on a GPU and in float32 on a CPU, and both include the optimiser.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from simulmt.text import BLANK, END
 from simulmt.train.loop import compile_layers, precision
 from simulmt.train.systems import TrainingConfig
 
-PEAK_BF16 = 790e12  # FLOP/s of a large matrix product measured on one H200
+PEAK_BF16 = 790e12  # FLOP/s, measured on an H200 with a large matrix product
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ TOY = Size(540, 128, 256, 4, 3, 2, 16, 128)
 
 class Measured(NamedTuple):
     milliseconds: float
-    launching: float  # milliseconds until the processor has handed all work to the device
+    launching: float  # milliseconds until all kernels are launched
     memory: float  # GiB
     loss: float  # per target token
 
@@ -69,7 +69,7 @@ def build(size: Size, device: torch.device) -> SortedCTCModel:
 
 
 def data(size: Size, device: torch.device) -> Batch:
-    """Sentences of one source length, targets between three quarters of it and all of it."""
+    """Draw sentences of one source length, with targets of 75% to 100% of that length."""
     torch.manual_seed(2)
     source = torch.randint(6, size.vocabulary, (size.sentences, size.length))
     lengths = torch.randint(3 * size.length // 4, size.length + 1, (size.sentences,))
@@ -111,7 +111,7 @@ def measure(
     device: torch.device,
     seconds: float,
 ) -> Measured:
-    """Median times of a step, its peak memory and the loss of the first step."""
+    """Return median times of a step, its peak memory and the loss of the first step."""
     batch = data(size, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
 
@@ -126,7 +126,7 @@ def measure(
         return loss.detach()
 
     first = float(step())
-    for _ in range(4):  # compilation, and the allocator finding its blocks
+    for _ in range(4):  # compile, and fill the memory pool
         step()
     _synchronize(device)
     if device.type == "cuda":
@@ -134,20 +134,20 @@ def measure(
     times: list[tuple[float, float]] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(times) < 5:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         step()
         launched = time.perf_counter()
         _synchronize(device)
-        times.append((time.perf_counter() - begun, launched - begun))
+        times.append((time.perf_counter() - started, launched - started))
     whole, launching = (statistics.median(column) * 1000 for column in zip(*times, strict=True))
     memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else math.nan
     return Measured(whole, launching, memory, first)
 
 
 def step_flops(size: Size, mu: int = 2) -> float:
-    """Multiply-adds of the matrix products of one step times two; backward costs twice the forward pass."""
+    """Return the FLOPs of the matrix products of a step; the backward pass costs twice the forward pass."""
     D, n = size.width, size.source_tokens
-    attention = 4 * size.length * D  # scores and mixing, per token and attention
+    attention = 4 * size.length * D  # scores and weighted sums, per token
     encoder = size.layers * (2 * (4 * D * D + 2 * D * size.inner) + attention)
     sorter = size.sorter_layers * (2 * (8 * D * D + 2 * D * size.inner) + 2 * attention)
     sorting = 2 * 2 * size.length * D  # A, and Z H
@@ -163,9 +163,9 @@ def _synchronize(device: torch.device) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--toy", action="store_true", help="a size for a CPU")
-    parser.add_argument("--sentences", type=int, help="another batch size")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long to time each version")
+    parser.add_argument("--toy", action="store_true", help="a small model, for a CPU")
+    parser.add_argument("--sentences", type=int, help="batch size")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of timing per version")
     parser.add_argument("--profile", action="store_true", help="list the kernels that take the most time")
     arguments = parser.parse_args()
     device, size = torch.device(arguments.device), TOY if arguments.toy else BASE

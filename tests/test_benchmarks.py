@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end at toy size, where its figures mean nothing."""
+"""Run every benchmark at toy size, where its figures mean nothing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TOY = {
     "stream.py": ("--toy --vocabulary 64 --threads 1 --rounds 1", "32 streams together, fp32"),
     "train_step.py": ("--toy --sentences 4 --device cpu --seconds 0", "speed-up"),
 }
-ELSEWHERE = {"server.py"}  # in a process of its own, below
+IN_SUBPROCESS = {"server.py"}  # tested separately, below
 
 
 @pytest.fixture(autouse=True)
-def _settings_of_the_process() -> Iterator[None]:
+def _restore_process_settings() -> Iterator[None]:
     threads, environment = torch.get_num_threads(), dict(os.environ)
     yield
     torch.set_num_threads(threads)
@@ -34,12 +34,12 @@ def _settings_of_the_process() -> Iterator[None]:
     os.environ.update(environment)
 
 
-def test_every_benchmark_is_tried() -> None:
-    assert {path.name for path in FOLDER.glob("*.py")} == TOY.keys() | ELSEWHERE
+def test_every_benchmark_is_run() -> None:
+    assert {path.name for path in FOLDER.glob("*.py")} == TOY.keys() | IN_SUBPROCESS
 
 
 @pytest.mark.parametrize("name", TOY)
-def test_it_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmark_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     if name == "speech.py":
         pytest.importorskip("moonshine_voice")
     options, expected = TOY[name]
@@ -49,7 +49,7 @@ def test_it_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("load", ["--streams", "--viewers"])
-def test_the_server_is_measured(load: str) -> None:
+def test_server_benchmark_runs(load: str) -> None:
     command = [
         sys.executable,
         str(FOLDER / "server.py"),

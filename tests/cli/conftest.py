@@ -22,7 +22,7 @@ def bundle(model: Translator) -> Path:
 def unspaced(
     source_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> Translator:
-    """English to Chinese, untrained."""
+    """Return an untrained model from English to Chinese."""
     network = trained("ctc", source_tokenizer, ideograph_tokenizer)
     return translator(network, "ctc", "fp32", tmp_path_factory.mktemp("unspaced"))
 
@@ -31,7 +31,7 @@ def unspaced(
 def shipped(
     bundle: Path, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A place for shipped models that holds two: `invented` is for the synthetic pair, `real` is not."""
+    """Return a directory of shipped models: `invented`, for the synthetic pair, and `real`."""
     folder = tmp_path_factory.mktemp("shipped")
     shutil.copytree(bundle, folder / "real")
     config = replace(export_config("ctc", "fp32"), source_language=SYNTHETIC, target_language=SYNTHETIC)

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: a process with pipes."""
+"""Run the command line in a process with pipes, or in this process."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ MAIN = "from simulmt.cli import main; main()"
 def simulmt(
     *arguments: str | Path, stdin: bytes | str = b"", cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; it may return any code."""
+    """Run a command and return its output and exit code."""
     return _run([*COMMAND, *arguments], stdin, cwd)
 
 
 def simulmt_after(program: str, *arguments: str | Path, stdin: bytes | str = b"") -> subprocess.CompletedProcess[str]:
-    """Run a command in an interpreter that has run a program first."""
+    """Run a command after a program, in the same interpreter."""
     return _run([sys.executable, "-c", program + MAIN, *arguments], stdin, None)
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
-    """Start a command with pipes on all sides."""
+    """Start a command with pipes for input, output and errors."""
     pipe = subprocess.PIPE
     command = [*COMMAND, *arguments]
-    # A test run in the background of a shell is started with Ctrl-C ignored, and so would be what it starts.
+    # In the background of a shell, pytest and its children would ignore Ctrl-C.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT, preexec_fn=heed)
 
 
 def call(*arguments: str | Path, capture: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command in this process, for what needs no pipes; signals are handled afterwards as before."""
+    """Run a command in this process, which is faster; restore the signal handlers afterwards."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with patch.object(sys, "argv", ["simulmt", *map(str, arguments)]), pytest.raises(SystemExit) as stop:
@@ -62,7 +62,7 @@ def _run(command: Sequence[str | Path], stdin: bytes | str, cwd: Path | None) ->
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], code: int, *mentioned: str) -> None:
-    """It failed with this code, wrote nothing, and said why in one line."""
+    """Assert that a command failed with this code and a one-line message, and wrote nothing."""
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert done.stderr.startswith("simulmt: ")
     assert done.stderr.count("\n") == 1

@@ -17,7 +17,7 @@ GERMAN = ["Die alte Brücke war gesperrt.", "Warte. Niemand weiß es.", "Schlie�
 
 @pytest.fixture(scope="session")
 def test_set(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The options that name a test set."""
+    """Return the options of a test set."""
     directory = tmp_path_factory.mktemp("test-set")
     for language, lines in (("en", ENGLISH), ("de", GERMAN)):
         (directory / f"news.{language}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -26,7 +26,7 @@ def test_set(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def results(bundle: Path, test_set: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle under two names at two delays, timed, evaluated in a process that has no torch."""
+    """Evaluate a bundle under two names at two delays, with timing, in a process without PyTorch."""
     output = tmp_path_factory.mktemp("results")
     models = ("--model", f"one={bundle}", "--model", f"two={bundle}", "--delay", "3, 1", "--timed", "1", "--runs", "1")
     done = simulmt_after(WITHOUT_TORCH, "evaluate", *models, *test_set, "--output", output)
@@ -67,7 +67,7 @@ def test_models_of_one_name_share_the_delays(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Two models at a delay of their own each, and one that waits for the end, for which delays are nothing."""
+    """Two models with one delay each, and a full-sentence model, which ignores delays."""
     for kind, delay in (("ctc", 7), ("full-sentence", None)):
         network = trained(kind, source_tokenizer, target_tokenizer)  # type: ignore[arg-type]
         delays = (delay,) if delay else ()
@@ -146,7 +146,7 @@ def test_wrong_usage_is_one_line(
     assert_refused(done, code, mentioned)
 
 
-def test_what_is_wrong_with_the_files_is_one_line(
+def test_file_errors_are_one_line(
     bundle: Path, test_set: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "short.de").write_text("eins\n", encoding="utf-8")

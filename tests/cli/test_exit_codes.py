@@ -1,4 +1,4 @@
-"""A file or a model that is not there is a failure, 1; a command line that is wrong in itself is wrong usage, 2."""
+"""Exit codes: 1 for a missing file or model, 2 for an invalid command line."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("arguments", MISSING)
-def test_what_is_not_there_is_a_failure(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_files_are_a_failure(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(call(*arguments.split(), capture=capsys), 1, "missing")
 
 

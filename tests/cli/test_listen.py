@@ -1,4 +1,4 @@
-"""simulmt listen, and translate --input revisions: speech or a recogniser's events in, a line a sentence out."""
+"""The commands listen, and translate --input revisions: one line per sentence from speech or recogniser events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAID = ["the old bridge.", "nobody is listening."]
 
 
 class FakeRecogniser:
-    """Hears a sentence every two seconds, and revises it once."""
+    """Recognises a sentence every two seconds, and revises it once."""
 
     language: str | None = "en"
 
@@ -79,7 +79,7 @@ def wav(samples: np.ndarray, rate: int = RATE) -> bytes:
 
 @pytest.mark.usefixtures("heard")
 class TestListening:
-    def test_a_line_for_a_sentence(
+    def test_one_line_per_sentence(
         self, model: Translator, bundle: Path, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         said = tmp_path / "said.txt"
@@ -130,7 +130,7 @@ class TestListening:
         assert (done.returncode, done.stderr) == (130, "Listening; Ctrl-C ends.\n")
         assert done.stdout == f"{model.translate(SAID[0], 2)}\n"
 
-    def test_a_terminal_is_no_audio(
+    def test_a_terminal_is_not_accepted_as_audio(
         self, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
@@ -162,7 +162,7 @@ class TestListening:
             (wav(np.zeros(9), rate=100), "100 samples per second: expected 4000 to 384000"),
         ],
     )
-    def test_a_file_of_no_use(
+    def test_an_unreadable_file_is_refused(
         self, bundle: Path, tmp_path: Path, data: bytes | None, reason: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         path = tmp_path / "broken.wav"
@@ -181,13 +181,13 @@ def test_either_a_file_or_a_microphone(arguments: list[str], capsys: pytest.Capt
     assert done.stderr == "simulmt: give either a WAV file, or - for standard input, or --microphone\n"
 
 
-def test_a_recogniser_that_is_none(bundle: Path, speech: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_recogniser_is_refused(bundle: Path, speech: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = call("listen", speech, "--model", bundle, "--recogniser", "whisper", capture=capsys)
     assert done.returncode == 2
     assert "recogniser 'whisper': expected moonshine, moonshine:DIR, vosk:DIR or sherpa:DIR" in done.stderr
 
 
-def test_the_real_thing(bundle: Path) -> None:
+def test_a_real_recogniser(bundle: Path) -> None:
     library = pytest.importorskip("moonshine_voice")
     wav_file = Path(library.__file__).parent / "assets" / "beckett.wav"
     done = simulmt("listen", wav_file, "--model", bundle, "--format", "jsonl")
@@ -203,13 +203,13 @@ EVENTS = (
 )
 
 
-def test_certain_words_are_translated_a_line_a_sentence(model: Translator, bundle: Path) -> None:
+def test_stable_words_are_translated_one_line_per_sentence(model: Translator, bundle: Path) -> None:
     done = simulmt("translate", "--input", "revisions", "--model", bundle, stdin=EVENTS)
     assert done.stderr == ""
     assert done.stdout == model.translate("the old bridge\nin winter\n", model.config.default_delay)
 
 
-def test_what_is_no_event_is_an_error_that_says_where(bundle: Path) -> None:
+def test_an_invalid_event_is_an_error_with_its_line(bundle: Path) -> None:
     done = simulmt("translate", "--input", "revisions", "--model", bundle, stdin=EVENTS + "hello\n")
     assert done.returncode == 1
     assert done.stderr.startswith("simulmt: line 7: expected a JSON object of WhisperLiveKit, Vosk, Moonshine")

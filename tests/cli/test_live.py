@@ -35,12 +35,12 @@ COMMANDS = ["translate", "demo", "bench", "models", "export"]
 
 
 def written(model: Translator, text: str) -> bytes:
-    """What is to come out after an unfinished line at delay 1."""
+    """Return the expected output after an unfinished line at delay 1."""
     return "".join(commit.text for commit in model.stream(1).push(text)).encode()
 
 
 class Reader:
-    """Reads from a process without waiting for more than is asked for."""
+    """Reads the output of a process as it arrives."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -48,7 +48,7 @@ class Reader:
         self.data = b""
 
     def until(self, enough: bytes) -> bytes:
-        """All that has come when the wanted bytes are among it."""
+        """Read until the wanted bytes have arrived; return everything read."""
         end = time.monotonic() + 60
         while enough not in self.data:
             ready, _, _ = select.select([self._descriptor], [], [], end - time.monotonic())
@@ -77,13 +77,13 @@ def send_for_ever(process: subprocess.Popen[bytes]) -> None:
 
 
 def rest_of(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Close its input; the rest of its output and all its complaints."""
+    """Close the input; return the rest of the output, and all errors."""
     output, errors = process.communicate(timeout=60)
     return output, errors
 
 
 class TestTranslate:
-    def test_a_line_for_a_line(self, model: Translator, bundle: Path) -> None:
+    def test_one_line_per_source_line(self, model: Translator, bundle: Path) -> None:
         done = simulmt("translate", "--model", bundle, stdin=TEXT)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == translation(model, TEXT)
@@ -158,7 +158,7 @@ class TestTranslate:
             time.sleep(0.002)
         assert rest_of(started)[0].decode() == translation(model, text, 1)
 
-    def test_broken_bytes_are_replaced_and_spoken_of(self, model: Translator, bundle: Path) -> None:
+    def test_invalid_bytes_are_replaced_and_reported(self, model: Translator, bundle: Path) -> None:
         done = simulmt("translate", "--model", bundle, stdin=b"the old \xff\xe6\xb2 bridge\nriver \xe6")
         assert done.returncode == 0
         assert done.stderr == "simulmt: skipped input that is not UTF-8; convert it with `iconv`\n"
@@ -193,7 +193,7 @@ class TestTranslate:
         done = subprocess.run(command, input=b"the river", capture_output=True, check=True, env=environment)
         assert done.stdout.decode() == translation(unspaced, "the river")
 
-    def test_nobody_needs_torch(self, model: Translator, bundle: Path) -> None:
+    def test_translating_does_not_import_torch(self, model: Translator, bundle: Path) -> None:
         done = simulmt_after(WITHOUT_TORCH, "translate", "--model", bundle, stdin=TEXT)
         assert done.stdout == translation(model, TEXT)
 
@@ -204,7 +204,7 @@ class TestEndings:
         send(started, b"the old bridge\n")
         Reader(started).until(b"\n")
         started.stdout.close()
-        with pytest.raises(BrokenPipeError):  # it goes away while we are still talking
+        with pytest.raises(BrokenPipeError):  # it exits while input is still being sent
             send_for_ever(started)
         assert started.stderr is not None
         assert started.stderr.read() == b""
@@ -220,7 +220,7 @@ class TestEndings:
             ("demo --fast", ">&-", "standard output is closed"),
         ],
     )
-    def test_an_output_that_takes_nothing(self, bundle: Path, command: str, output: str, reason: str) -> None:
+    def test_an_unwritable_output_is_an_error(self, bundle: Path, command: str, output: str, reason: str) -> None:
         model = [bundle] if command == "models path" else ["--model", bundle]
         program = ["sh", "-c", f'exec "$@" {output}', "sh", *COMMAND, *command.split(), *model]
         environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONUNBUFFERED"}
@@ -287,7 +287,7 @@ class TestEndings:
 
 
 class TestDemo:
-    def test_plain_output_is_progressive_and_true(self, model: Translator, bundle: Path) -> None:
+    def test_plain_output_grows_and_matches_the_translation(self, model: Translator, bundle: Path) -> None:
         done = simulmt("demo", "--fast", "--model", bundle, "--delay", "3")
         assert (done.returncode, done.stderr) == (0, "")
         title, *sentences, summary, hints = done.stdout.split("\n\n")
@@ -310,7 +310,7 @@ class TestDemo:
         translated = model.translate("the wind", model.config.default_delay)
         for wanted in ("trace", "ms computing", "W", "2 sentences, 5 words read", translated):
             assert wanted in output
-        assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor comes back
+        assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor is shown again
 
     @pytest.mark.parametrize(("options", "pace"), [((), 2.5), (("--pace", "4"), 4), (("--fast", "--pace", "4"), 0)])
     def test_the_pace_can_be_chosen(
@@ -320,7 +320,7 @@ class TestDemo:
             assert call("demo", "--model", bundle, *options, capture=capsys).returncode == 0
         assert play.call_args.args[3] == pace
 
-    def test_an_invented_language_speaks_for_itself(self, shipped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_synthetic_language_has_its_own_samples(self, shipped: Path, capsys: pytest.CaptureFixture[str]) -> None:
         done = call("demo", "--fast", "--model", shipped / "invented", capture=capsys)
         lexicon = {word.source for kind in synthetic.lexicon().values() for word in kind}
         read = " ".join(line[8:] for line in done.stdout.splitlines() if line.startswith("source  "))
@@ -330,7 +330,7 @@ class TestDemo:
 
 
 def in_terminal(arguments: list[str]) -> str:
-    """What a command writes to a terminal."""
+    """Return what a command writes to a terminal."""
     ours, theirs = pty.openpty()
     environment = {**ENVIRONMENT, "TERM": "xterm-256color"}
     with subprocess.Popen(
@@ -341,7 +341,7 @@ def in_terminal(arguments: list[str]) -> str:
         try:
             while chunk := os.read(ours, 4096):
                 output += chunk
-        except OSError:  # how a terminal says that nobody writes any more
+        except OSError:  # a terminal reports its end as an error
             os.close(ours)
     assert process.returncode == 0, output.decode()
     return output.decode()
@@ -360,7 +360,7 @@ class TestModels:
         assert real.split()[:6] == ["real", "en", "to", "de", "ctc", "int8"]
         assert real.split()[-5:] == ["1,", "2,", "3,", "5", "1"]
 
-    def test_a_damaged_one_does_not_hide_the_others(
+    def test_a_damaged_model_does_not_hide_the_others(
         self, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         shutil.copytree(shipped, tmp_path / "copy")
@@ -400,7 +400,7 @@ class TestModels:
     def test_the_default_is_the_first_real_one(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert call("demo", "--fast", capture=capsys).stdout.startswith("real: ")
 
-    def test_the_invented_one_will_do(
+    def test_a_synthetic_model_is_the_default_if_it_is_the_only_one(
         self, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         shutil.copytree(shipped / "invented", tmp_path / "invented")
@@ -409,7 +409,7 @@ class TestModels:
         assert done.stdout.startswith("invented: ")
         assert "| simulmt translate\n" in done.stdout
 
-    def test_without_any_it_says_what_to_do(
+    def test_without_models_the_error_says_what_to_do(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(bundle_module, "SHIPPED", tmp_path)
@@ -442,14 +442,14 @@ class TestBench:
         labels = [line.split("  ")[0] for line in shown.splitlines()]
         assert labels == ["model", "load", "memory", "per token", "1 stream", "8 streams", "32 streams"]
 
-    def test_a_text_of_ones_own(self, bundle: Path, tmp_path: Path) -> None:
+    def test_a_text_file_can_be_given(self, bundle: Path, tmp_path: Path) -> None:
         (tmp_path / "text").write_text("the river\n", encoding="utf-8")
         done = CliRunner().invoke(app, ["bench", "--model", str(bundle), "--text", str(tmp_path / "text"), "--json"])
         assert done.exit_code == 0
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "models show", "models verify", "models path"])
-def test_every_command_explains_itself(command: str) -> None:
+def test_every_command_has_help(command: str) -> None:
     for flag in ("-h", "--help"):
         shown = CliRunner().invoke(app, [*command.split(), flag])
         assert shown.exit_code == 0

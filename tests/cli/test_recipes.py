@@ -1,4 +1,4 @@
-"""`simulmt run` as a user meets it: killed, interrupted, moved to another machine."""
+"""The command `simulmt run`: killed, interrupted, moved to another machine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recipe, run without a disturbance."""
+    """Run the recipe without interruption."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "short.toml").write_text(RECIPE)
     done = simulmt("run", folder / "short.toml", "--work", folder / "work", "--jobs", "2")
@@ -101,7 +101,7 @@ def test_a_stage_done_on_another_machine_counts_when_it_is_brought_back(
     assert "ctc-k3  done" in shown
 
 
-def test_a_dry_run_tells_what_is_stale_and_why(
+def test_a_dry_run_shows_what_is_stale_and_why(
     recipe: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = ("--work", tmp_path / "work")
@@ -142,7 +142,7 @@ def test_a_wrong_command_line_is_found_before_anything_is_run(
     assert not (tmp_path / "work").exists()
 
 
-def test_what_is_not_there_is_told_before_anything_is_run(
+def test_missing_inputs_are_reported_before_anything_is_run(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = ("--work", tmp_path / "work")
@@ -155,7 +155,7 @@ def test_what_is_not_there_is_told_before_anything_is_run(
     assert_refused(call("run", recipe, *work, capture=capsys), 2, "work/text was not written by a recipe")
 
 
-def test_a_result_is_not_given_up_for_one_that_cannot_be_made(
+def test_a_result_is_kept_if_its_replacement_cannot_run(
     recipe: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = tmp_path / "work"
@@ -168,7 +168,7 @@ def test_a_result_is_not_given_up_for_one_that_cannot_be_made(
     assert (work / "prepared" / "source.model").read_bytes() == before
 
 
-def test_what_can_be_shared_is_spread_over_the_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_shared_commands_are_spread_over_the_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     commands: list[list[str]] = []
 
     def pretend(command: list[str], check: bool, close_fds: bool) -> subprocess.CompletedProcess[str]:
@@ -191,8 +191,8 @@ def test_what_can_be_shared_is_spread_over_the_gpus(monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "train.source").exists()
 
 
-def test_helpers_share_the_work_of_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are started beside the command and gone when it returns, even if it fails."""
+def test_additional_processes_share_the_work_of_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They start with the command and are stopped when it returns, even if it fails."""
     helpers: list[subprocess.Popen[bytes]] = []
 
     def pretend(command: list[str], close_fds: bool) -> subprocess.Popen[bytes]:
@@ -213,14 +213,14 @@ def test_helpers_share_the_work_of_a_stage(tmp_path: Path, monkeypatch: pytest.M
     assert [helper.returncode for helper in helpers] == [-signal.SIGTERM] * 4
 
 
-def test_only_work_that_can_be_shared_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_shardable_commands_are_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "shared.toml"
     recipe.write_text('title = "T"\n[stages.text]\nprocesses = 2\nrun = "synthetic --output={out}"\n')
     refused = call("run", recipe, "--work", tmp_path, capture=capsys)
     assert_refused(refused, 2, "stages.text: processes: synthetic cannot run in several processes")
 
 
-def test_training_is_really_shared_by_processes(recipe: Path, whole: Path, tmp_path: Path) -> None:
+def test_training_runs_in_several_processes(recipe: Path, whole: Path, tmp_path: Path) -> None:
     for name in ("text", "prepared"):
         shutil.copytree(whole / name, tmp_path / "work" / name)
     done = simulmt("run", recipe, "--work", tmp_path / "work", "--only", "ctc-k1", "--gpus", "2")

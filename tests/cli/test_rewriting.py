@@ -22,7 +22,7 @@ SHORT = "--max-ratio 0 --max-extra 5 --device cpu"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small corpus, its data directory, and two models that learnt nothing."""
+    """Prepare a small corpus, its data directory, and two untrained models."""
     folder = tmp_path_factory.mktemp("rewriting")
     write_corpus(folder / "text", reorder=0.8, train=80, dev=5, test=5)
     files, dev = (
@@ -78,7 +78,7 @@ def test_translating_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert done.returncode == 0, done.stderr
     record = json.loads(Path("made/back.json").read_text(encoding="utf-8"))
     made, all_targets = lines("made/back.target"), lines("text/train.target")
-    # The teacher is hardly trained: it may have nothing to say to a sentence.
+    # The teacher is untrained: a translation may be empty.
     assert 0 < record["kept"] == len(made) == len(lines("made/back.source"))
     assert record["lines"] == len(all_targets)
     assert set(made) <= set(all_targets)
@@ -88,7 +88,7 @@ def test_translating_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert settings["search"]["beam"] == 1
 
 
-def test_of_several_processes_the_first_one_talks(
+def test_only_the_first_of_several_processes_reports(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
@@ -110,8 +110,8 @@ def test_reordering_by_given_links(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_reordering_by_links_of_its_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are kept, made once, and made anew for other text."""
+def test_reordering_by_computed_links(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links are saved, computed once, and recomputed for other text."""
     from simulmt.data import alignment
 
     calls = []
@@ -139,7 +139,7 @@ GOLD = "0-0 1-1\n"
 
 
 @pytest.mark.parametrize(("ending", "option"), [("links", "--target-unit word"), ("words", "--cut-chinese --links l")])
-def test_what_somebody_else_made_is_not_replaced(
+def test_files_of_others_are_not_replaced(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ending: str, option: str
 ) -> None:
     from simulmt.data import alignment
@@ -168,7 +168,7 @@ def test_cutting_does_not_replace_its_own_input(capsys: pytest.CaptureFixture[st
     assert lines("cut.words") == ["河桥"]
 
 
-def test_whoever_shares_the_work_aligns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_share_the_work_align_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from simulmt.data import alignment
 
     calls = []
@@ -181,7 +181,7 @@ def test_whoever_shares_the_work_aligns_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(alignment, "align_with_eflomal", slowly_straight)
     text = ["--source", "text/dev.source", "--target", "text/dev.target"]
     command = ["rewrite", "reorder", *text, "--output", "shared"]
-    with ThreadPoolExecutor(3) as pool:  # the lock parts threads as it parts processes
+    with ThreadPoolExecutor(3) as pool:  # the lock separates threads as well as processes
         list(pool.map(lambda _: app(command, standalone_mode=False), range(3)))
     assert calls == [5]
     assert len(lines("shared.target")) == 5
@@ -309,7 +309,7 @@ def test_weighing(capsys: pytest.CaptureFixture[str]) -> None:
         ("polish", 2, ["polish"]),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_options_that_do_not_fit_are_refused(
     capsys: pytest.CaptureFixture[str], arguments: str, code: int, mentioned: list[str]
 ) -> None:
     assert_refused(call("rewrite", *arguments.split(), capture=capsys), code, *mentioned)
@@ -317,26 +317,26 @@ def test_what_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize("command", ["", "distil", "pseudo", "backtranslate", "filter", "reorder", "speech", "join"])
-def test_every_command_explains_itself(command: str) -> None:
+def test_every_command_has_help(command: str) -> None:
     shown = CliRunner().invoke(app, ["rewrite", *command.split(), "--help"])
     assert shown.exit_code == 0
     assert "Usage: " in shown.stdout
 
 
-def test_without_a_command_it_lists_them() -> None:
+def test_without_a_command_all_are_listed() -> None:
     done = simulmt("rewrite")
     assert done.returncode == 2
     assert all(f" {name} " in done.stdout for name in ("distil", "pseudo", "reorder", "join"))
 
 
-def test_without_the_extra_it_says_what_to_install() -> None:
+def test_a_missing_extra_is_named() -> None:
     arguments = "rewrite distil run --data a --source b --output c"
     done = simulmt_after(WITHOUT_TORCH, *arguments.split())
     assert_refused(done, 1, "simulmt rewrite distil needs the extra 'train': pip install 'simulmt[train]'")
 
 
 def test_chinese_words_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    """城市 and 未来 are words; aligned in characters, each would be torn in two by links to its second character."""
+    """城市 and 未来 are words; aligned in characters, each would be split by links to its second character."""
     Path("zh.source").write_text("the future of our city\n", encoding="utf-8")
     Path("zh.target").write_text("我们城市的未来\n", encoding="utf-8")
     Path("zh.links").write_text("1-3 2-2 3-0 4-1\n", encoding="utf-8")  # future-未来, of-的, our-我们, city-城市

@@ -50,7 +50,7 @@ LANGUAGES = "--source-language aa --target-language bb"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything from invented text to a bundle, as the manual says to do it."""
+    """Go from synthetic text to a bundle, as in the manual."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "config.toml").write_text(CONFIG, encoding="utf-8")
     files = "--source text/train.source --target text/train.target --dev-source text/dev.source"
@@ -72,7 +72,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 class TestPreparing:
-    """What researchers have: test sets in XML and .sgm with several references, and translation memories."""
+    """Common formats: test sets in XML and .sgm with several references, and translation memories."""
 
     SIZES = "--source-vocabulary 27 --target-vocabulary 27"
 
@@ -213,7 +213,7 @@ class TestFromTextToTranslation:
         assert_refused(refused, 1, *mentioned)
         assert contents(Path("data")) == before
 
-    def test_the_bundle_is_sound_and_says_what_it_is(self, folder: Path) -> None:
+    def test_the_bundle_is_intact_and_described(self, folder: Path) -> None:
         bundle = Bundle(folder / "bundle")
         bundle.verify()
         assert (bundle.config.kind, bundle.config.precision) == ("ctc", "fp32")
@@ -234,7 +234,7 @@ class TestFromTextToTranslation:
         assert call(*TRAIN.split(), capture=capsys).returncode == 0
         assert model.read_bytes() == before
 
-    def test_the_exporter_listens(
+    def test_export_options_are_stored_in_the_bundle(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.chdir(folder)
@@ -294,7 +294,7 @@ class TestFromTextToTranslation:
     def test_blank_penalties_are_tuned(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """What is chosen is what scores best of what is shown."""
+        """The chosen penalties are those with the best scores reported."""
         monkeypatch.chdir(folder)
         command = f"export run --data data --output tuned --development 0 --tune-penalty {LANGUAGES}"
         finished = call(*command.split(), capture=capsys)
@@ -310,7 +310,7 @@ class TestFromTextToTranslation:
     def test_blank_penalties_are_tuned_as_the_bundle_will_translate(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The best score shown is that of the bundle's own translations, with its decoding rules."""
+        """The best score reported is that of the bundle's translations, with its decoding rules."""
         monkeypatch.chdir(folder)
         command = "export run --data data --output worded --precision fp32 --development 0 --tune-penalty"
         options = f"{LANGUAGES} --repeated-symbol 3 --unknown-word 5 --doubled-punctuation"
@@ -325,7 +325,7 @@ class TestFromTextToTranslation:
             texts = [translator.translate(source, delay).strip() for source in sources]
             assert bleu(texts, dataset.dev_references, dataset.target_tokenizer) == pytest.approx(best, abs=0.0051)
 
-    def test_int8_is_held_to_development_text(
+    def test_int8_is_checked_on_development_text(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.chdir(folder)
@@ -336,7 +336,7 @@ class TestFromTextToTranslation:
     def test_development_text_is_checked_as_it_was_written(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """A token store holds the source case-folded; a reader's text is not."""
+        """A token store holds the source case-folded, unlike the text that users translate."""
         monkeypatch.chdir(folder)
         sources = Path("data/dev.source").read_text(encoding="utf-8").upper().splitlines()
         shutil.copytree("data", "data-upper")
@@ -384,7 +384,7 @@ class TestFromTextToTranslation:
             ("train config.toml --run new --device mps", 2, ["--device mps", "auto, cpu, cuda or cuda:N"]),
         ],
     )
-    def test_what_does_not_fit_is_refused(
+    def test_options_that_do_not_fit_are_refused(
         self,
         folder: Path,
         monkeypatch: pytest.MonkeyPatch,
@@ -442,7 +442,7 @@ def test_wrong_usage(
 
 
 @pytest.mark.parametrize("command", ["train c --run r", "sweep c --output o", "export r --data d --output o"])
-def test_without_the_extra_it_says_what_to_install(command: str) -> None:
+def test_a_missing_extra_is_named(command: str) -> None:
     languages = LANGUAGES if command.startswith("export") else ""
     done = simulmt_after(WITHOUT_TORCH, *command.split(), *languages.split())
     name = command.split()[0]
@@ -450,13 +450,13 @@ def test_without_the_extra_it_says_what_to_install(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["synthetic", "prepare", "train", "sweep"])
-def test_every_command_explains_itself(command: str) -> None:
+def test_every_command_has_help(command: str) -> None:
     shown = CliRunner().invoke(app, [command, "--help"])
     assert shown.exit_code == 0
     assert "Usage: " in shown.stdout
 
 
-def test_no_command_shows_them_all() -> None:
+def test_without_a_command_all_are_listed() -> None:
     finished = simulmt()
     assert finished.returncode == 2
     for command in ("translate", "demo", "models", "bench", "synthetic", "prepare", "train", "sweep", "export"):

@@ -16,7 +16,7 @@ from tiny_models import trained, translator
 def german(
     source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> Translator:
-    """English to German by CTC, untrained."""
+    """Return an untrained CTC model from English to German."""
     return _translator("ctc", source_tokenizer, target_tokenizer, tmp_path_factory)
 
 
@@ -24,7 +24,7 @@ def german(
 def teacher(
     source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> Translator:
-    """English to German, sentence by sentence, untrained."""
+    """Return an untrained full-sentence model from English to German."""
     return _translator("full-sentence", source_tokenizer, target_tokenizer, tmp_path_factory)
 
 
@@ -32,13 +32,13 @@ def teacher(
 def chinese(
     source_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> Translator:
-    """English to Chinese by CTC, untrained."""
+    """Return an untrained CTC model from English to Chinese."""
     return _translator("ctc", source_tokenizer, ideograph_tokenizer, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a test set: test.en, test.de, test.zh."""
+    """Write a test set to a directory: test.en, test.de, test.zh."""
     directory = tmp_path_factory.mktemp("test-set")
     for language, lines in (("en", ENGLISH), ("de", GERMAN), ("zh", CHINESE)):
         (directory / f"test.{language}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -47,7 +47,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clock() -> Iterator[float]:
-    """Moments that lie 1, 2, 3, ... seconds apart."""
+    """Return times that are 1, 2, 3, ... seconds apart."""
     return (float(step * (step + 1) // 2) for step in range(10_000))
 
 

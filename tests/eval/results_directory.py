@@ -1,4 +1,4 @@
-"""A results directory with two systems, written as `simulmt evaluate` does, and an aligner that is easily foreseen."""
+"""Write results directories as `simulmt evaluate` does, and align words on the diagonal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REFERENCES = {"word": GERMAN, "char": CHINESE}
 def evaluated(
     directory: Path, system: str, delay: int | None, hypotheses: Sequence[str], unit: Unit = "word", **figures: Any
 ) -> Result:
-    """Write results whose unit number n was written when n + delay - 1 source words had been read."""
+    """Write a result in which unit n was written after n + delay - 1 source words."""
     instances = []
     for index, (source, reference, text) in enumerate(zip(ENGLISH, REFERENCES[unit], hypotheses, strict=True)):
         units, length = split_units(text, unit), len(source.split())
@@ -49,7 +49,7 @@ def evaluated(
 
 
 class Diagonal:
-    """Links the n-th word to the n-th word, and counts how often it is asked."""
+    """An aligner that links the n-th word to the n-th word, and records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []

@@ -1,4 +1,4 @@
-"""A test set in three languages, with lines that are easily miscounted."""
+"""A test set in three languages, with lines that are easy to miscount."""
 
 from __future__ import annotations
 

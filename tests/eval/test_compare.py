@@ -21,7 +21,7 @@ WORST = [line[: len(line) // 2] for line in GERMAN]
 def save(
     directory: Path, system: str, delay: int | None, hypotheses: Sequence[str], references: Sequence[str] = GERMAN
 ) -> None:
-    """Results with figures that are easily told from those that `compare` computes itself."""
+    """Write results with scores that differ from those that `compare` computes."""
     result = Result(system, delay, "test", "word", BLEU=50.0, chrF2=60.0, AL=2.5)
     instances = [
         Instance(index, source, (reference,), "", (), len(source.split()))
@@ -30,11 +30,11 @@ def save(
     Evaluation(result, list(hypotheses), instances).write(directory)
 
 
-def test_every_system_is_held_to_the_baseline_at_its_delay(tmp_path: Path) -> None:
+def test_every_system_is_compared_with_the_baseline_at_its_delay(tmp_path: Path) -> None:
     for delay in (1, 3):
         save(tmp_path, "base", delay, WORST)
         save(tmp_path, "good", delay, GERMAN if delay == 1 else WORSE)
-    save(tmp_path, "good", 5, GERMAN)  # which nothing can be held to
+    save(tmp_path, "good", 5, GERMAN)  # which cannot be compared
     comparisons = compare([tmp_path])
     rows = [(comparison.result.system, comparison.result.delay) for comparison in comparisons]
     assert rows == [("base", 1), ("good", 1), ("base", 3), ("good", 3)]
@@ -59,7 +59,7 @@ def test_any_system_can_be_the_baseline(tmp_path: Path) -> None:
     assert second.chrF2.gain < 0
 
 
-def test_a_whole_sentence_baseline_is_for_every_delay(tmp_path: Path) -> None:
+def test_a_full_sentence_baseline_is_compared_at_every_delay(tmp_path: Path) -> None:
     save(tmp_path, "teacher", None, GERMAN)
     for delay in (1, 3):
         save(tmp_path, "student", delay, WORSE)
@@ -111,7 +111,7 @@ def test_markdown(tmp_path: Path) -> None:
     assert len(signatures(comparisons)) == 2
 
 
-def test_what_is_chance_has_no_star(tmp_path: Path) -> None:
+def test_insignificant_differences_have_no_star(tmp_path: Path) -> None:
     save(tmp_path, "base", 3, GERMAN)
     save(tmp_path, "same", 3, [*GERMAN[:4], WORSE[4]])
     assert "*" not in markdown(compare([tmp_path])).splitlines()[3]

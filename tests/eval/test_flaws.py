@@ -44,7 +44,7 @@ def test_facts_are_counted(translations: list[str], numbers_kept: int, negations
     }
 
 
-def test_what_was_lost_is_marked_in_the_listing() -> None:
+def test_lost_facts_are_marked_in_the_listing() -> None:
     references = [lines[:2] for lines in REFERENCES]
     lines = list(listing(SOURCES[:2], {"k3": ["公司有30000名客户和12个办事处。", "约15亿人看过它。"]}, references))
     assert lines == [
@@ -67,7 +67,7 @@ def read(name: str) -> list[str]:
 
 @pytest.mark.parametrize("pair", ["en-zh", "de-en"])
 def test_facts_of_the_everyday_sentences_are_those_written_down(pair: str) -> None:
-    """The numbers and negations found in source and references are the ones that a person noted."""
+    """The numbers and negations found in source and references are those annotated by hand."""
     source, target = pair.split("-")
     references = [read(f"{pair}.{target}{number}") for number in range(3)]
     rows = [line.split("\t") for line in read(f"{pair}.facts.tsv")[1:]]
@@ -133,7 +133,7 @@ def test_words_written_twice(text: str, unit: Unit, count: int) -> None:
     assert repeated_words(text, unit) == count
 
 
-def test_words_are_what_is_written_in_letters() -> None:
+def test_only_alphabetic_words_count() -> None:
     assert words_of("Don't re-enter 42 rooms, 你好orld。Größe A-3") == [
         "don't",
         "re-enter",
@@ -144,7 +144,7 @@ def test_words_are_what_is_written_in_letters() -> None:
     ]
 
 
-def test_a_word_that_nobody_knows_is_torn_unless_the_source_has_it() -> None:
+def test_words_are_unknown_unless_in_the_lexicon_or_the_source() -> None:
     lexicon = Lexicon(["The world is large .", "Hello , neighbours"])
     assert lexicon.unknown("hello orld of Zyx 42", "Hallo Welt von Zyx") == ["orld", "of"]
     assert lexicon.unknown("你好orld，世界", "Hello world") == ["orld"]

@@ -52,7 +52,7 @@ METRICS: dict[str, Callable[[list[int], int], float]] = {
 
 @st.composite
 def timed_sentences(draw: st.DrawFn) -> tuple[list[int], int, int]:
-    """Delays, source length and reference length."""
+    """Draw delays, source length and reference length."""
     source_length = draw(st.integers(1, 9))
     delays = draw(st.lists(st.integers(0, source_length), max_size=12))
     return sorted(delays), source_length, draw(st.integers(1, 12))
@@ -249,7 +249,7 @@ def test_latency_is_the_mean_over_sentences() -> None:
     )
 
 
-def test_latency_goes_by_the_length_of_the_reference() -> None:
+def test_latency_uses_the_length_of_the_reference() -> None:
     """Units at 1 1 2 2 of two words: the ideal advances 2/4 for four words, 2/2 for two, 2/7 for seven characters."""
     instance = Instance(0, "a b", ("w x y z",), "W X Y Z", (1, 1, 2, 2), 2)
     assert latency([instance], "word")["AL"] == pytest.approx((1 + 0.5 + 1) / 3)
@@ -281,7 +281,7 @@ def test_computation_by_hand() -> None:
     )
 
 
-def test_runs_and_sentences_weigh_alike() -> None:
+def test_runs_and_sentences_have_equal_weight() -> None:
     once, again = TimedSentence(FAST, [1] * 4, [0.1] * 4), TimedSentence(SLOW, [1] * 4, [0.3] * 4)
     figures = computation([once, again], "word", 2.5)
     assert figures["AL_CA"] == pytest.approx((100 + 1200) / 2)
@@ -289,8 +289,8 @@ def test_runs_and_sentences_weigh_alike() -> None:
     assert figures["paced_computing"] == pytest.approx((4 * 0.1 + 0.3) / 5)
 
 
-def test_silence_is_no_speed() -> None:
-    """Nothing was written: as if one unit came when all was read and computed, at 2.0 + 0.4 s."""
+def test_an_empty_translation_is_not_fast() -> None:
+    """An empty translation counts as one unit written after everything was read and computed, at 2.0 + 0.4 s."""
     figures = computation([TimedSentence(SILENT, [1] * 4, [0.4] * 4)], "word", words_per_second=2)
     assert figures["paced_lag"] == pytest.approx(2.4)
     assert figures["AL_CA"] == pytest.approx(1600)
@@ -322,7 +322,7 @@ def test_a_character_is_written_at_once_where_there_are_no_spaces() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.text(st.sampled_from("ab "), max_size=4), max_size=8), st.booleans())
-def test_holding_words_back_loses_nothing_and_tears_nothing(texts: list[str], spaced: bool) -> None:
+def test_buffering_words_loses_and_splits_nothing(texts: list[str], spaced: bool) -> None:
     words = CompleteWords(spaced)
     parts = [*map(words.push, texts), words.finish()]
     assert "".join(parts) == "".join(texts)

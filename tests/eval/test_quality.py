@@ -35,7 +35,7 @@ LOWER_CASE = ["-lc", "--chrf-lowercase"]
 
 
 def with_errors(lines: Sequence[str]) -> list[str]:
-    """Lines that miss a piece each, in other letters here and there."""
+    """Return lines with a missing part each, some in another case."""
     return [line[: len(line) // 2] + line[len(line) // 2 + 2 :].upper() for line in lines]
 
 
@@ -67,7 +67,7 @@ def test_the_command_line_of_sacrebleu_agrees(
 
 
 def sacrebleu(references: list[list[str]], systems: list[list[str]], directory: Path, *options: str) -> str:
-    """What the command line prints about BLEU and chrF2 of some systems."""
+    """Return what sacrebleu's command line prints for BLEU and chrF2."""
     names = [f"{number}.txt" for number in range(len(references) + len(systems))]
     for name, lines in zip(names, [*references, *systems], strict=True):
         (directory / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -131,7 +131,7 @@ def test_a_missing_reference_is_none_at_all() -> None:
     assert score.signature.startswith("nrefs:var|")
     assert full.signature.startswith("nrefs:2|")
     assert score.value < full.value == pytest.approx(100)
-    # one missing everywhere is as good as never given
+    # a reference that is missing in every line has no effect
     single = QualityScorer([GERMAN], "word").score(OTHER_GERMAN)
     assert QualityScorer([GERMAN, [""] * 6], "word").score(OTHER_GERMAN) == single
 

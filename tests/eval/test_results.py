@@ -143,7 +143,7 @@ def test_files_are_called_after_system_and_delay() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a\\b", "a b", ".hidden"])
-def test_names_that_no_file_can_have_are_refused(name: str) -> None:
+def test_invalid_file_names_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="invalid name; names must not contain"):
         check_system_name(name)
     with pytest.raises(ConfigError, match="invalid name; names must not contain"):
@@ -229,7 +229,7 @@ def test_a_line_of_simuleval_is_read(tmp_path: Path) -> None:
     assert read_instances(tmp_path) == [Instance(4, "a b c", ("Üben.",), "Ein Satz", (1, 3), 3)]
 
 
-def test_latency_goes_by_the_first_reference_that_is_there(tmp_path: Path) -> None:
+def test_latency_uses_the_first_reference_present(tmp_path: Path) -> None:
     instance = Instance(0, "a", ("", "b", "c"), "", (), 1)
     assert instance.reference == "b"
     assert Instance(0, "a", ("", ""), "", (), 1).reference == ""

@@ -45,7 +45,7 @@ def test_set(files: Path) -> TestSet:
 
 
 def logged(test_set: TestSet, predictions: Sequence[str], directory: Path) -> Path:
-    """A log in which every word was written when the whole source had been read."""
+    """Write a log in which every word was written after the whole source was read."""
     entries = []
     for index, (source, prediction) in enumerate(zip(test_set.sources, predictions, strict=True)):
         length = len(source.split())
@@ -207,7 +207,7 @@ def test_flaws_are_counted(test_set: TestSet, tmp_path: Path) -> None:
 
 
 def test_a_long_hypothesis_is_not_fast(test_set: TestSet, tmp_path: Path) -> None:
-    """Twice the words, all after the source: LAAL stays, and BLEU pays."""
+    """Twice the words, all after the source: LAAL stays the same, and BLEU drops."""
     result = score_log(test_set, [f"{line} {line}" for line in GERMAN], tmp_path).result
     assert (result.BP, result.LAAL) == (1, result.AL)
     assert result.BLEU < 70
@@ -223,7 +223,7 @@ def test_a_log_must_be_of_the_test_set(test_set: TestSet, tmp_path: Path) -> Non
         evaluator.log("x", logged(swapped, GERMAN, tmp_path), 3)
 
 
-def test_units_that_cannot_be_are_refused(
+def test_impossible_units_are_refused(
     german: Translator, chinese: Translator, test_set: TestSet, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"--unit word: .* writes no spaces"):
@@ -254,7 +254,7 @@ def translate(translator: Translator, sources: list[str], delay: int | None, uni
 
 
 def word_by_word(translator: Translator, source: str, delay: int | None, unit: Unit) -> Translation:
-    """What the definitions say: count the words pushed when each unit is complete."""
+    """Apply the definitions: count the words pushed when each unit is complete."""
     stream, words = translator.stream(delay, segment=False), CompleteWords(translator.bundle.target.spaced)
     text, delays = "", []
     for read, word in enumerate(source.split(), start=1):
@@ -269,7 +269,7 @@ def word_by_word(translator: Translator, source: str, delay: int | None, unit: U
 @settings(deadline=None, max_examples=15)
 @given(st.lists(WORDS.map(" ".join), min_size=1, max_size=4), st.sampled_from([1, 3]))
 @example(ENGLISH, 3)  # the last of which is just too long for the model
-def test_many_at_once_is_one_by_one_word_by_word(
+def test_a_batch_gives_what_single_streams_give(
     german: Translator, chinese: Translator, sources: list[str], delay: int
 ) -> None:
     for translator, unit in ((german, "word"), (german, "char"), (chinese, "char")):
@@ -323,7 +323,7 @@ def test_a_line_too_long_for_the_model_is_cut(german: Translator) -> None:
 
 
 def test_a_line_too_long_for_the_model_is_cut_where_a_stream_cuts_it(german: Translator) -> None:
-    """Between words: what readers get is what is scored."""
+    """Between words, so that the output of a stream is what is scored."""
     pieces = len(german.bundle.source.encode_word("neighbour"))
     assert pieces > 1
     assert pieces < LONGEST - 1

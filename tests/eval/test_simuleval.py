@@ -28,7 +28,7 @@ SIMULEVAL = (sys.executable, "-W", "ignore", "-m", "simuleval.cli")
 
 
 def simuleval(output: Path, files: Path, language: str, *options: str | Path) -> dict[str, float]:
-    """Let SimulEval drive an agent, in a process of its own; the scores it writes, which have three digits."""
+    """Run an agent in SimulEval, in another process; return its scores, which have three digits."""
     test_set: list[str | Path] = [
         "--source",
         files / "test.en",
@@ -48,7 +48,7 @@ def simuleval(output: Path, files: Path, language: str, *options: str | Path) ->
 
 
 def assert_same(said: dict[str, float], output: Path, evaluation: Evaluation) -> None:
-    """Text and delays of every sentence are the same, and so are the figures."""
+    """Assert that text, delays and scores are the same."""
     assert read_instances(output) == evaluation.instances
     for name in ("AL", "LAAL", "DAL"):
         assert said[name] == pytest.approx(getattr(evaluation.result, name), abs=6e-4), name
@@ -101,14 +101,14 @@ def build(translator: Translator, *options: str) -> BundleAgent:
 
 
 def push(agent: BundleAgent, states: BundleStates | None, sentence: str, read: int) -> str:
-    """Give the agent word `read` of a sentence; what it writes."""
+    """Give the agent word `read` of a sentence; return what it writes."""
     words = sentence.split()
     segment = agent.pushpop(TextSegment(content=words[read], finished=read + 1 == len(words)), states)
     return "" if segment.is_empty else str(segment.content)
 
 
 def test_an_agent_keeps_nothing_but_its_states(agent: BundleAgent) -> None:
-    """Two sentences through one agent, by turns, give what each gives alone."""
+    """Two sentences that take turns in one agent are translated as if alone."""
     first, second = ENGLISH[0], ENGLISH[4]
     texts = ["", ""]
     states = [agent.build_states(), agent.build_states()]

@@ -32,7 +32,7 @@ SAID = ("the old bridge was closed.", "nobody is listening.")
 
 
 class FakeRecogniser:
-    """Hears each sentence as it ends, two seconds after the other and a pause."""
+    """Recognises each sentence when it ends, every two seconds plus a pause."""
 
     language: str | None = "en"
 
@@ -79,7 +79,7 @@ def test_word_error_rate_needs_words() -> None:
     ("units", "references", "parts"),
     [
         ("abcd", ["ab", "cd"], ["ab", "cd"]),
-        ("abXcd", ["ab", "cd"], ["abX", "cd"]),  # what is aligned with nothing goes with what is before it
+        ("abXcd", ["ab", "cd"], ["abX", "cd"]),  # unaligned units go with the unit before them
         ("acd", ["ab", "cd"], ["a", "cd"]),
         ("Xabcd", ["ab", "cd"], ["Xab", "cd"]),
         ("cd", ["ab", "cd"], ["", "cd"]),
@@ -148,11 +148,11 @@ def test_a_recording_from_end_to_end(model: Translator) -> None:
     assert scores.peak_memory_mb > 10
 
 
-def test_a_clock_that_goes_with_the_audio() -> None:
+def test_the_clock_advances_with_the_audio() -> None:
     clock = SpeechClock()
     clock.advance_to(100.0)
     assert 100 <= clock() < 101
-    clock.advance_to(50.0)  # the work has taken longer than the audio
+    clock.advance_to(50.0)  # computation took longer than the audio
     assert 100 <= clock() < 101
 
 
@@ -178,7 +178,7 @@ def test_the_command(
     assert "0 WAV files for 2 sentences" in refused.stderr
 
 
-def test_synthesis_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synthesis_names_a_missing_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthesis, "COMMAND", "espeak-that-is-not-there")
     with pytest.raises(Exception, match="espeak-that-is-not-there is not installed"):
         synthesis.synthesise("hello")

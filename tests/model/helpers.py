@@ -1,4 +1,4 @@
-"""What the tests of several networks share."""
+"""Helpers for tests of networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def randomise(network: Network, seed: int = 0, std: float = 0.5) -> Network:
-    """fp64, eval mode, and no zero bias or unit gain behind which a mistake could hide."""
+    """Randomise all parameters, in fp64 and eval mode: zero biases and unit gains could hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
     network.double().eval()
     with torch.no_grad():
@@ -25,7 +25,7 @@ def randomise(network: Network, seed: int = 0, std: float = 0.5) -> Network:
 def assert_same(
     found: Tensor | Sequence[Tensor], expected: Tensor | Sequence[Tensor], tolerance: float = 1e-10
 ) -> None:
-    """Equal but for rounding, in value, shape and type; also for two sequences of tensors."""
+    """Assert that tensors are equal up to rounding, in shape and in type."""
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
@@ -34,7 +34,7 @@ def parameter_count(network: nn.Module) -> int:
 
 
 def gradients(network: nn.Module, loss: Tensor) -> list[Tensor]:
-    """The gradient of `loss` by every parameter, zero where there is none."""
+    """Return the gradient of `loss` by every parameter; zero if there is none."""
     parameters = list(network.parameters())
     return list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
 
@@ -44,7 +44,7 @@ def sum_gradients(each: Sequence[list[Tensor]]) -> list[Tensor]:
 
 
 def pad(sentences: Sequence[Sequence[int]], filler: int = 0) -> tuple[Tensor, Tensor]:
-    """Sentences as a padded batch and their lengths."""
+    """Return sentences as a padded batch, and their lengths."""
     longest = max(map(len, sentences))
     rows = [list(sentence) + [filler] * (longest - len(sentence)) for sentence in sentences]
     return torch.tensor(rows, dtype=torch.long).view(len(rows), longest), torch.tensor(

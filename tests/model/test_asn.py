@@ -58,7 +58,7 @@ def mask_of(lengths: list[int], longest: int) -> Tensor:
 
 
 def spread_of_row_sums(Z: Tensor) -> float:
-    """log of the largest over the smallest row sum; since the columns sum to one, no row sum is farther from one."""
+    """Return log(largest / smallest row sum); as the columns sum to one, no row sum is farther from one."""
     sums = Z.sum(-1).log()
     return float(sums.max() - sums.min())
 
@@ -118,7 +118,7 @@ def test_padding_neither_takes_nor_gives_mass(iterations: int) -> None:
     scores = random_scores(3, longest, longest)
     Z = sinkhorn(exclude_padding(scores, mask_of(lengths, longest)), iterations)
     for matrix, score, length in zip(Z, scores, lengths, strict=True):
-        expected = torch.eye(longest, dtype=torch.float64)  # each padding position keeps to itself
+        expected = torch.eye(longest, dtype=torch.float64)  # each padding position maps to itself
         expected[:length, :length] = sinkhorn(score[None, :length, :length], iterations)[0]
         assert_same(matrix, expected, 1e-12)
 
@@ -140,7 +140,7 @@ def test_no_iterations_are_a_softmax_over_each_row() -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_falling_tau_approaches_the_best_permutation(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    # One permutation stands out: between nearly equal ones Sinkhorn would need very many iterations to choose.
+    # One permutation is clearly best: between nearly equal ones Sinkhorn would need very many iterations.
     favoured = torch.eye(6, dtype=torch.float64)[torch.randperm(6, generator=generator)]
     A = 1.5 * torch.randn(6, 6, dtype=torch.float64, generator=generator) + 2 * favoured
     _, columns = linear_sum_assignment(A.numpy(), maximize=True)
@@ -311,7 +311,9 @@ def test_the_noise_is_gumbel_times_delta_over_tau() -> None:
     noise = noise - noise.mean(-1, keepdim=True)
     deviation = noise.square().mean().sqrt() * math.sqrt(64 / 63)
     assert float(deviation) == pytest.approx(math.pi / math.sqrt(6), rel=0.02)
-    assert float((noise**3).mean() / deviation**3) == pytest.approx(1.14, abs=0.15)  # Gumbel leans to the right
+    assert float((noise**3).mean() / deviation**3) == pytest.approx(
+        1.14, abs=0.15
+    )  # the Gumbel distribution is skewed to the right
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -364,9 +366,7 @@ def test_the_identity_sorts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("permutation", [[2, 0, 1], [0, 2, 1]])
-def test_row_r_of_z_says_which_state_becomes_position_r(
-    monkeypatch: pytest.MonkeyPatch, permutation: list[int]
-) -> None:
+def test_row_r_of_z_selects_the_state_of_position_r(monkeypatch: pytest.MonkeyPatch, permutation: list[int]) -> None:
     model = make_model()
     monkeypatch.setattr(model.sorter, "forward", lambda *_: torch.eye(3)[permutation][None])
     source, target, three = torch.tensor([[7, 8, 9]]), torch.tensor([[6, 7, END]]), torch.tensor([3])

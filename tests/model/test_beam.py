@@ -18,7 +18,7 @@ from .helpers import pad, randomise
 VOCABULARY = 9
 WORDS = range(len(SPECIAL_SYMBOLS), VOCABULARY)
 SOURCES = [[6, 7, 8, 8], [7], [8, 6]]
-EVERYTHING = 200  # a beam that no hypothesis of up to four tokens falls out of
+EVERYTHING = 200  # a beam that holds all hypotheses of up to four tokens
 
 
 def make_model(
@@ -39,7 +39,7 @@ def log_probability(model: Seq2SeqModel, source: list[int], tokens: list[int], d
 def all_hypotheses(
     model: Seq2SeqModel, source: list[int], longest: int, config: BeamConfig, delay: int | None
 ) -> list[Hypothesis]:
-    """Every translation there is, best first."""
+    """Return all translations, best first."""
     found = [
         Hypothesis(
             list(tokens),
@@ -68,7 +68,7 @@ def greedy(model: Seq2SeqModel, source: list[int], longest: int, min_length: int
 def plain_beam_search(
     model: Seq2SeqModel, source: list[int], longest: int, config: BeamConfig, delay: int | None
 ) -> list[Hypothesis]:
-    """Lists instead of tensors and no cache; a search ends with as many finished hypotheses as the beam is wide."""
+    """Search with lists and without a cache, until there are as many finished hypotheses as the beam size."""
     lengths = torch.tensor([len(source)])
     unfinished: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[Hypothesis] = []
@@ -159,7 +159,7 @@ def test_tensors_and_caches_change_nothing(
 @pytest.mark.parametrize("target_vocabulary", [133, 134, 135, 262, 300])
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_large_vocabulary_is_searched_like_a_small_one(target_vocabulary: int, beam: int) -> None:
-    """With words in no, one or two whole chunks and with or without a rest."""
+    """Vocabularies of no, one or two whole chunks, with or without a remainder."""
     model = make_model(target_vocabulary=target_vocabulary, std=0.8)
     config = BeamConfig(beam, max_ratio=0.5, max_extra=3)
     for source, found in zip(SOURCES, search(model, SOURCES, config), strict=True):
@@ -174,7 +174,7 @@ def test_a_large_vocabulary_is_searched_like_a_small_one(target_vocabulary: int,
     seed=st.integers(0, 100),
 )
 def test_the_best_words_are_those_of_the_whole_vocabulary(words: int, count: int, levels: int, seed: int) -> None:
-    """Also with many equal logits, where any of the equal ones will do."""
+    """Also with many equal logits, of which any may be chosen."""
     specials = len(SPECIAL_SYMBOLS)
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(levels, (3, specials + words), generator=generator).double() / levels * 9
@@ -188,7 +188,7 @@ def test_the_best_words_are_those_of_the_whole_vocabulary(words: int, count: int
 
 @settings(deadline=None, max_examples=5)
 @given(seed=st.integers(0, 500), beam=st.integers(1, 3), delay=st.sampled_from([None, 2]))
-def test_sentences_that_leave_the_batch_early_disturb_nobody(seed: int, beam: int, delay: int | None) -> None:
+def test_sentences_that_finish_early_do_not_change_the_others(seed: int, beam: int, delay: int | None) -> None:
     model = make_model(seed, causal=delay is not None, std=1.0)
     random = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 12, (16,), generator=random).tolist()
@@ -227,7 +227,7 @@ def test_a_beam_of_one_is_greedy(seed: int, length_penalty: float, min_length: i
 
 @torch.no_grad()
 def as_a_stream(model: Seq2SeqModel, source: list[int], config: BeamConfig, delay: int) -> tuple[Hypothesis, int]:
-    """One sentence, read token by token; and how often it read because it would have ended too early."""
+    """Translate a sentence token by token; also return how often it read on instead of ending early."""
     longest = int(config.max_ratio * len(source) + config.max_extra)
     state = model.encode(torch.tensor([source]), torch.tensor([len(source)]), longest + 1)
     tokens: list[int] = []
@@ -249,7 +249,7 @@ def as_a_stream(model: Seq2SeqModel, source: list[int], config: BeamConfig, dela
 
 
 def test_a_batch_reads_on_as_each_of_its_streams_would() -> None:
-    """Many random models, since each has its own habits; some must read on, and by different amounts in a batch."""
+    """Many random models, some of which must read on, by different amounts in a batch."""
     uneven = 0
     for seed in range(60):
         random = torch.Generator().manual_seed(seed)
@@ -272,7 +272,7 @@ def test_a_batch_reads_on_as_each_of_its_streams_would() -> None:
     min_length=st.integers(0, 3),
     max_ratio=st.sampled_from([0.0, 0.5, 1.2]),
 )
-def test_what_comes_out_of_any_search(
+def test_invariants_of_every_search(
     seed: int, beam: int, length_penalty: float, min_length: int, max_ratio: float
 ) -> None:
     model = make_model(seed)
@@ -289,7 +289,7 @@ def test_what_comes_out_of_any_search(
 
 
 def favour(model: Seq2SeqModel, token: int) -> Seq2SeqModel:
-    """Make a symbol by far the most probable, whatever came before."""
+    """Make a symbol by far the most probable in every context."""
     with torch.no_grad():
         model.final_norm.weight.zero_()
         model.final_norm.bias.copy_(torch.ones(8))
@@ -299,7 +299,7 @@ def favour(model: Seq2SeqModel, token: int) -> Seq2SeqModel:
 
 
 @pytest.mark.parametrize("symbol", [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END])
-def test_special_symbols_never_come_out_however_probable(symbol: int) -> None:
+def test_special_symbols_are_never_written(symbol: int) -> None:
     for hypotheses in search(favour(make_model(), symbol), SOURCES, BeamConfig(beam=3, max_extra=2)):
         assert hypotheses
         assert all(token in WORDS for hypothesis in hypotheses for token in hypothesis.tokens)

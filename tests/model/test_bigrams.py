@@ -29,7 +29,7 @@ def bigrams(symbols: list[int]) -> Counter[tuple[int, int]]:
 
 
 def by_enumeration(p: Tensor, labels: list[int]) -> float:
-    """1 - F1 from the probability of every path there is."""
+    """Return 1 - F1, computed from the probabilities of all paths."""
     expected: Counter[tuple[int, int]] = Counter()
     for path in product(range(V), repeat=p.shape[0]):
         chance = float(torch.stack([p[frame, symbol] for frame, symbol in enumerate(path)]).prod())
@@ -61,7 +61,7 @@ def one_hot(path: list[int]) -> Tensor:
     return torch.nn.functional.one_hot(torch.tensor([path]), V).double() * 60
 
 
-def test_what_is_written_as_asked_costs_nothing() -> None:
+def test_a_perfect_translation_has_no_loss() -> None:
     assert float(loss_of(one_hot([A, A, BLANK, B, BLANK, END]), [[A, B, END]], [6])) == pytest.approx(0, abs=1e-9)
 
 
@@ -94,7 +94,7 @@ def test_gradients_are_finite_where_blanks_are_certain() -> None:
     assert bool(logits.grad.isfinite().all())
 
 
-def test_a_model_has_it_on_the_inference_path() -> None:
+def test_the_loss_of_a_model_is_on_the_inference_path() -> None:
     model = randomise(CTCModel.build(CTCConfig(9, V, width=8, inner=8, heads=2, layers=1)))
     source, lengths = torch.tensor([[6, 7, 8], [6, 5, 0]]), torch.tensor([3, 2])
     target, target_lengths = torch.tensor([[A, B, END], [C, END, 0]]), torch.tensor([3, 2])
@@ -120,7 +120,7 @@ def test_in_chunks_it_is_the_loss_of_plain_probabilities_and_so_are_its_gradient
 
 
 def plain_loss(logits: Tensor, alignments: Alignments) -> Tensor:
-    """The loss with every pair of frames and symbols stored, sentence by sentence; the last symbol begins them."""
+    """Return the loss with all pairs of frames and symbols stored, per sentence; the start symbol comes last."""
     total = logits.new_zeros(())
     is_symbol = torch.arange(logits.shape[-1] + 1) != BLANK
     for scores, labels, U, T in zip(logits, alignments.columns[:, 1:], *alignments[1:3], strict=True):
@@ -136,7 +136,7 @@ def plain_loss(logits: Tensor, alignments: Alignments) -> Tensor:
 
 
 def test_in_half_precision_it_is_nearly_the_same() -> None:
-    """As in training: the network and the backward pass under autocast, weights and the loss in fp32."""
+    """As in training: network and backward pass under autocast, weights and loss in fp32."""
     generator = torch.Generator().manual_seed(4)
     target = torch.randint(BLANK + 1, 40, (4, 6), generator=generator)
     alignments = Alignments.of(target, torch.tensor([6, 4, 1, 6]), torch.tensor([12, 12, 5, 9]))

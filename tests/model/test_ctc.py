@@ -53,7 +53,7 @@ class _Likelihood(torch.autograd.Function):
 
 
 def loss_from_logits(logits: Tensor, alignments: Alignments, smoothing: float) -> Loss:
-    """The loss as it is defined: (1 - eps) * CTC + eps / V * sum of -log p."""
+    """Return the loss by definition: (1 - eps) * CTC + eps / V * sum of -log p."""
     logits = at_least_float32(logits)
     normaliser = logits.logsumexp(-1)
     columns = alignments.columns[:, None, :].expand(-1, logits.shape[1], -1)
@@ -65,7 +65,7 @@ def loss_from_logits(logits: Tensor, alignments: Alignments, smoothing: float) -
 
 
 def fused_from_logits(logits: Tensor, alignments: Alignments, smoothing: float, chunk: int = 3) -> Loss:
-    """The fused loss where the logits themselves are the frames."""
+    """Return the fused loss with the logits as frames."""
     return ctc_loss(logits, torch.eye(logits.shape[-1], dtype=logits.dtype), alignments, smoothing, chunk)
 
 
@@ -74,7 +74,7 @@ def collapse(path: Sequence[int]) -> list[int]:
 
 
 def likelihood_by_enumeration(log_probs: Tensor, target: list[int]) -> float:
-    """Minus the log of the summed probability of every sequence of V ** U frames that collapses to the target."""
+    """Return the negative log of the total probability of all V ** U frame sequences that collapse to the target."""
     total = 0.0
     for path in itertools.product(range(V), repeat=len(log_probs)):
         if collapse(path) == target:
@@ -83,7 +83,7 @@ def likelihood_by_enumeration(log_probs: Tensor, target: list[int]) -> float:
 
 
 def posterior_by_enumeration(log_probs: Tensor, target: list[int]) -> Tensor:
-    """[U V]: the probability that frame u holds symbol v given that the frames collapse to the target."""
+    """Return the probability [U V] that frame u is symbol v, given that the frames collapse to the target."""
     mass = torch.zeros_like(log_probs)
     for path in itertools.product(range(V), repeat=len(log_probs)):
         if collapse(path) == target:
@@ -98,7 +98,7 @@ def is_alignable(target: list[int], frames: int) -> bool:
 
 
 def plain_loss(logits: Tensor, targets: list[list[int]], lengths: Sequence[int], smoothing: float) -> Tensor:
-    """Full log-softmax and PyTorch's CTC, a sentence at a time; sentences that cannot be aligned are left out."""
+    """Return the loss by a full log-softmax and PyTorch's CTC, per sentence, without unalignable sentences."""
     total = logits.sum() * 0
     for row, target, length in zip(logits, targets, lengths, strict=True):
         if is_alignable(target, length):
@@ -214,7 +214,7 @@ def test_a_batch_that_cannot_be_aligned_at_all_is_worth_nothing() -> None:
     assert not any(gradient.any() for gradient in torch.autograd.grad(found.total, (frames, table)))
 
 
-def test_what_stands_behind_the_end_of_a_target_does_not_matter() -> None:
+def test_padding_of_a_target_does_not_matter() -> None:
     logits = random_logits(2, 6, V)
     losses = []
     for filler in (0, 6, BLANK):

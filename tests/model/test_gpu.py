@@ -1,4 +1,4 @@
-"""What runs by other code on a GPU gives the CPU's numbers: pytest -m gpu."""
+"""Code that differs on a GPU gives the results of the CPU: pytest -m gpu."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_fused_losses_and_their_gradients(loss_of: Callable[..., Loss], dtype: t
 
 
 def test_ctc_kernel_on_long_sentences() -> None:
-    """Many warps a sentence: neighbours must have written before they are read."""
+    """Many warps per sentence: neighbours must have written before they are read."""
     torch.manual_seed(1)
     B, U, T = 20, 600, 250
     target = torch.randint(6, 60, (B, T))

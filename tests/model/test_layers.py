@@ -45,12 +45,12 @@ def sources(batch: int, length: int, seed: int = 0) -> Tensor:
 
 
 def visible(delay: int) -> Tensor:
-    """[state, token]: which tokens each state may depend on."""
+    """Return which tokens each state may depend on, as [state, token]."""
     return torch.tensor([[token <= state + delay - 1 for token in range(LENGTH)] for state in range(LENGTH)])
 
 
 def dependencies_by_gradient(encoder: Encoder, delay: int) -> Tensor:
-    """With a token of its own in every position, the row of the table that gets a gradient is the position seen."""
+    """Use a different token in every position, so that rows of the table with a gradient are the positions seen."""
     tokens = torch.arange(1, LENGTH + 1)
     H = encoder(tokens[None], delay=delay)
     probe = torch.randn(H.shape[-1], dtype=H.dtype, generator=torch.Generator().manual_seed(1))
@@ -103,7 +103,7 @@ def test_a_prefix_gives_the_states_of_the_whole_sentence(length: int, delay: int
 def test_padding_changes_no_state(causal: bool, delay: int) -> None:
     encoder = make_encoder(causal)
     sentences = [[3, 1, 4, 1, 5, 9], [2, 7], [8], [2, 8, 1]]
-    # Something else than PAD behind the end: only the mask may keep it out.
+    # Not PAD after the end: only the mask may exclude it.
     batch, lengths = pad(sentences, filler=10)
     H = encoder(batch, length_mask(lengths, batch.shape[1], batch.device), delay)
     for row, sentence in zip(H, sentences, strict=True):
@@ -121,7 +121,7 @@ def seeing_words(starts: list[bool], look_ahead_layer: int = 0) -> Encoder:
 
 
 def parted(tokens: list[int], starts: list[bool]) -> list[list[int]]:
-    """Tokens by word."""
+    """Return the tokens of each word."""
     found: list[list[int]] = []
     for token in tokens:
         found = [*found, [token]] if starts[token] or not found else [*found[:-1], [*found[-1], token]]
@@ -177,7 +177,7 @@ class TestWholeWords:
         assert encoder.words(torch.tensor([[4, 4, 9]])).tolist() == [[1, 2, 3]]
         encoder.mark_words([token == 9 for token in range(VOCABULARY)])
         assert encoder.words(torch.tensor([[4, 4, 9, 4, 9]])).tolist() == [[0, 0, 1, 1, 2]]
-        make_encoder().mark_words([False] * VOCABULARY)  # to whom it makes no difference
+        make_encoder().mark_words([False] * VOCABULARY)  # no effect without whole_words
 
     def test_a_bidirectional_encoder_sees_everything_anyway(self) -> None:
         with pytest.raises(ConfigError, match="whole_words is for causal encoders"):
@@ -196,7 +196,7 @@ def split_in_projection(weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
 
 
 def from_pytorch(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> dict[str, Tensor]:
-    """The weights of PyTorch's own layer under our names."""
+    """Return the weights of PyTorch's layer under our names."""
     names = {"norm1": "attention_norm", "linear1": "feed_forward.expand", "linear2": "feed_forward.contract"}
     attentions = {"self_attn": "attention"}
     if isinstance(layer, nn.TransformerDecoderLayer):

@@ -18,7 +18,7 @@ from simulmt.model.transducer import TransducerConfig, TransducerModel
 from simulmt.text import BLANK, END, PAD
 
 
-def test_drawn_symbols_are_gathered_from_their_frames() -> None:
+def test_sampled_symbols_are_gathered_from_their_frames() -> None:
     symbols = torch.tensor([[[BLANK, 7, 8, BLANK, 9], [BLANK, BLANK, BLANK, 6, BLANK]]])
     drawn = SampledTranslations.of(symbols)
     assert drawn.tokens.tolist() == [[[7, 8, 9], [6, PAD, PAD]]]
@@ -86,7 +86,7 @@ def test_punctuation_counts_only_after_the_right_symbol() -> None:
 
 
 def test_rewards_are_what_a_symbol_is_worth() -> None:
-    """Writing one symbol more changes F1, times labels, by about its reward."""
+    """Writing one more symbol changes F1, times labels, by about its reward."""
     target, lengths = torch.tensor([[6, 7, 8, 9, 10, 6, 7]]), torch.tensor([7])
     tokens = torch.tensor([[[6, 7, 9, 10, 6]]])
     rewards, f1 = ngram_rewards(tokens, torch.tensor([[5]]), target, lengths)

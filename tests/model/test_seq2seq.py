@@ -37,7 +37,7 @@ def batch() -> Batch:
 
 
 def inputs_of(target: Tensor) -> Tensor:
-    """What the decoder is given: START and all tokens but the last."""
+    """Return the decoder input: START and all tokens but the last."""
     return torch.cat([torch.full_like(target[:, :1], START), target[:, :-1]], 1)
 
 
@@ -72,7 +72,7 @@ def test_encode_and_steps_are_forward_also_with_padding(causal: bool, delay: int
 
 @torch.no_grad()
 def test_hypotheses_side_by_side_are_written_as_if_alone() -> None:
-    """Two hypotheses a sentence in one past; before the third token both go on from the second one, swapped after."""
+    """Two hypotheses per sentence in one cache; before the third token both continue the second, then they swap."""
     model = make_model(causal=False)
     source, source_lengths, _, _ = batch()
     words = inputs_of(tokens(3 * 2, 4)).view(3, 2, 4)
@@ -95,7 +95,7 @@ def test_hypotheses_side_by_side_are_written_as_if_alone() -> None:
 @pytest.mark.parametrize(("causal", "delay"), [*((True, k) for k in DELAYS), (True, None), (False, None)])
 def test_a_word_depends_on_exactly_the_source_and_target_its_policy_allows(causal: bool, delay: int | None) -> None:
     model = make_model(causal)
-    source, target = torch.arange(6, 14), torch.arange(6, 13)  # a token of its own in every position
+    source, target = torch.arange(6, 14), torch.arange(6, 13)  # a different token in every position
     logits = model(source[None], torch.tensor([8]), target[None], delay)[0]
     probe = torch.randn(logits.shape[-1], dtype=logits.dtype, generator=torch.Generator().manual_seed(1))
     for t in range(7):

@@ -43,7 +43,7 @@ def _log_probabilities(inputs: Inputs) -> Tensor:
 
 
 def _brute_force(log_p: Tensor, labels: list[int], frames: int) -> Tensor:
-    """Sum over every choice of the frames that write."""
+    """Sum over all choices of frames that write."""
     paths = []
     for writing in itertools.combinations(range(frames), len(labels)):
         score, u = log_p.new_zeros(()), 0

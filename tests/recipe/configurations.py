@@ -1,4 +1,4 @@
-"""What the stages of a recipe train."""
+"""Training configurations of the stages of a recipe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simulmt.train.systems import RunConfig
 
 
 def training_configurations(recipe: Recipe) -> dict[str, RunConfig]:
-    """The configuration of every training stage, with other stages still in braces."""
+    """Return the configuration of every training stage, with unresolved references to other stages."""
     return {name: _configuration(recipe, stage) for name, stage in recipe.stages.items() if stage.command == "train"}
 
 

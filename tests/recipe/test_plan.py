@@ -17,7 +17,7 @@ def recipe(stages: dict[str, Any], **settings: dict[str, Any]) -> Recipe:
     return Recipe.build({"title": "test", "stages": stages, "settings": settings}, "recipe.toml")
 
 
-def test_a_repeated_stage_is_one_for_each_combination_and_refers_to_its_equal() -> None:
+def test_a_stage_expands_to_all_combinations_and_refers_to_matching_variants() -> None:
     made = recipe(
         {
             "ctc": {"run": "train --k={k} --run={out}", "each": {"k": [1, 3]}},
@@ -32,7 +32,7 @@ def test_a_repeated_stage_is_one_for_each_combination_and_refers_to_its_equal() 
     }
 
 
-def test_a_word_is_said_once_for_each_value_that_is_left_open() -> None:
+def test_a_word_is_repeated_for_each_open_value() -> None:
     made = recipe(
         {
             "bundle": {"run": "export", "each": {"system": ["a", "b"], "k": [1, 3]}},
@@ -47,7 +47,7 @@ def test_a_word_is_said_once_for_each_value_that_is_left_open() -> None:
     )
 
 
-def test_one_repetition_can_be_named() -> None:
+def test_a_single_variant_can_be_referred_to() -> None:
     made = recipe({"ctc": {"run": "train", "each": {"k": [1, 3]}}, "look": {"run": "analyse {ctc-k3}"}})
     assert made.stages["look"].needs == ("ctc-k3",)
 
@@ -104,13 +104,13 @@ def test_every_stage_comes_after_what_it_needs(order: list[int], pairs: set[tupl
         ({"a": {"run": "x {settings.student}"}}, "missing settings.student"),
     ],
 )
-def test_what_a_recipe_says_wrong_is_named(stages: dict[str, Any], message: str) -> None:
+def test_errors_in_a_recipe_are_named(stages: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=r"recipe\.toml: ") as caught:
         recipe(stages)
     assert message in str(caught.value)
 
 
-def test_settings_that_nobody_reads_are_an_error() -> None:
+def test_unused_settings_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"settings\.studnet is not used by any stage; did you mean student"):
         recipe({"a": {"run": "x {settings.student}"}}, student={}, studnet={})
 
@@ -141,7 +141,7 @@ def test_assignments_change_the_recipe(tmp_path: Path) -> None:
     assert (list(made.stages), made.settings) == (["a-k5", "a-k7"], {"s": {"seed": 2}})
 
 
-def test_a_recipe_can_be_like_another_but_for_what_it_says_itself(tmp_path: Path) -> None:
+def test_a_recipe_can_extend_another(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "base.toml").write_text(
         'title = "base"\n[values]\nlanguage = "en"\n[settings.s.model]\nwidth = 1\nlayers = 2\n'

@@ -1,4 +1,4 @@
-"""Stages as processes; the commands here are doubles, since what a stage does is none of the runner's business."""
+"""Run stages in processes, with fake commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulmt.recipe.state import LOG, RECORD, StageStatus, stage_statuses
 LAUNCHER = """
 import pathlib, signal, sys, time
 def stop(*_):
-    time.sleep(0.3)  # it takes a while to end what it has started
+    time.sleep(0.3)  # slow to stop its children
     pathlib.Path(sys.argv[1], "stopped").touch()
     sys.exit(1)
 signal.signal(signal.SIGTERM, stop)
@@ -26,9 +26,9 @@ time.sleep(60)
 
 
 def command(words: list[str], processes: int = 1) -> int:
-    """One of a few doubles.
+    """Run a fake command.
 
-    They are `touch OUT`, `fail OUT`, `launch OUT DIR`, which starts a process that wants to be told to stop, and
+    The commands are `touch OUT`, `fail OUT`, `launch OUT DIR`, which starts a process that must be stopped, and
     `meet OUT DIR N`, which waits until N such commands are there at the same time.
     """
     verb, out, *rest = words
@@ -49,11 +49,11 @@ def command(words: list[str], processes: int = 1) -> int:
     return 0
 
 
-DOUBLES = Program(command, scratch="scratch")
+FAKES = Program(command, scratch="scratch")
 
 
-class Witness:
-    """A view that keeps what it was shown."""
+class RecordingView:
+    """A view that records what it is shown."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
@@ -77,37 +77,37 @@ class Witness:
     def close(self) -> None: ...
 
 
-def stand(runs: dict[str, str], work: Path) -> tuple[list[StageStatus], Workspace]:
+def prepare(runs: dict[str, str], work: Path) -> tuple[list[StageStatus], Workspace]:
     recipe = Recipe.build({"title": "t", "stages": {name: {"run": run} for name, run in runs.items()}}, "recipe")
     workspace = Workspace(work)
     return list(stage_statuses(recipe, workspace, lambda _stage: "code").values()), workspace
 
 
 def test_stages_run_in_order_and_leave_records(tmp_path: Path) -> None:
-    statuses, workspace = stand({"b": "touch {out} {a}", "a": "touch {out} word", "c": "touch {out} {b}"}, tmp_path)
-    witness = Witness()
-    assert run_stages(statuses, workspace, 1, DOUBLES, witness)
-    assert witness.events == [(event, name) for name in "abc" for event in ("started", "done")]
+    statuses, workspace = prepare({"b": "touch {out} {a}", "a": "touch {out} word", "c": "touch {out} {b}"}, tmp_path)
+    view = RecordingView()
+    assert run_stages(statuses, workspace, 1, FAKES, view)
+    assert view.events == [(event, name) for name in "abc" for event in ("started", "done")]
     assert (tmp_path / "b" / "result.txt").read_text() == str(tmp_path / "a")
     assert (tmp_path / "b" / LOG).read_text() == f"$ simulmt touch {tmp_path}/b {tmp_path}/a\ntouch at work\n"
-    assert {status.state for status in stand({"a": "touch {out} word"}, tmp_path)[0]} == {"done"}
+    assert {status.state for status in prepare({"a": "touch {out} word"}, tmp_path)[0]} == {"done"}
 
 
-def test_a_stage_is_run_by_as_many_processes_as_it_says(tmp_path: Path) -> None:
-    statuses, workspace = stand({"a": "touch {out} word"}, tmp_path)
+def test_a_stage_runs_in_its_number_of_processes(tmp_path: Path) -> None:
+    statuses, workspace = prepare({"a": "touch {out} word"}, tmp_path)
     shared = replace(statuses[0], stage=replace(statuses[0].stage, processes=4))
-    assert run_stages([shared], workspace, 1, DOUBLES, Witness())
+    assert run_stages([shared], workspace, 1, FAKES, RecordingView())
     assert (tmp_path / "a" / "result.txt").read_text() == "4 processes"
-    assert {status.state for status in stand({"a": "touch {out} word"}, tmp_path)[0]} == {"done"}, "the same result"
+    assert {status.state for status in prepare({"a": "touch {out} word"}, tmp_path)[0]} == {"done"}, "the same result"
 
 
 def test_independent_stages_run_together_but_not_more_than_allowed(tmp_path: Path) -> None:
     (tmp_path / "meeting").mkdir()
     runs = dict.fromkeys(("a", "b", "c"), f"meet {{out}} {tmp_path}/meeting 2")
-    statuses, workspace = stand(runs, tmp_path / "work")
-    witness = Witness()
-    assert run_stages(statuses, workspace, 2, DOUBLES, witness), "two had to be there at the same time to go on"
-    assert witness.most_at_once == 2
+    statuses, workspace = prepare(runs, tmp_path / "work")
+    view = RecordingView()
+    assert run_stages(statuses, workspace, 2, FAKES, view), "two had to be there at the same time to go on"
+    assert view.most_at_once == 2
 
 
 def test_a_failure_stops_what_needs_it_and_nothing_else(tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ def test_a_failure_stops_what_needs_it_and_nothing_else(tmp_path: Path) -> None:
         "then": "touch {out} {needs}",
         "other": "touch {out}",
     }
-    statuses, workspace = stand(runs, tmp_path)
-    witness = Witness()
-    assert not run_stages(statuses, workspace, 1, DOUBLES, witness)
-    assert witness.events == [
+    statuses, workspace = prepare(runs, tmp_path)
+    view = RecordingView()
+    assert not run_stages(statuses, workspace, 1, FAKES, view)
+    assert view.events == [
         ("started", "bad"),
         ("failed 3 fail at work", "bad"),
         ("left out for bad", "needs"),
@@ -132,40 +132,40 @@ def test_a_failure_stops_what_needs_it_and_nothing_else(tmp_path: Path) -> None:
     assert not (tmp_path / "needs").exists()
 
 
-def test_what_another_runner_has_done_meanwhile_is_not_done_again(tmp_path: Path) -> None:
-    statuses, workspace = stand({"a": "touch {out} word"}, tmp_path)
-    assert run_stages(statuses, workspace, 1, DOUBLES, Witness())
+def test_a_stage_finished_by_another_runner_is_not_run_again(tmp_path: Path) -> None:
+    statuses, workspace = prepare({"a": "touch {out} word"}, tmp_path)
+    assert run_stages(statuses, workspace, 1, FAKES, RecordingView())
     record = (tmp_path / "a" / RECORD).stat().st_mtime_ns
-    assert run_stages(statuses, workspace, 1, DOUBLES, Witness())
+    assert run_stages(statuses, workspace, 1, FAKES, RecordingView())
     assert (tmp_path / "a" / RECORD).stat().st_mtime_ns == record
 
 
-def test_what_is_needed_only_while_a_stage_lasts_is_thrown_away(tmp_path: Path) -> None:
-    statuses, workspace = stand({"a": "touch {out} word"}, tmp_path)
-    assert run_stages(statuses, workspace, 1, DOUBLES, Witness())
+def test_the_scratch_directory_is_deleted(tmp_path: Path) -> None:
+    statuses, workspace = prepare({"a": "touch {out} word"}, tmp_path)
+    assert run_stages(statuses, workspace, 1, FAKES, RecordingView())
     assert not (tmp_path / "a" / "scratch").exists()
-    other = stand({"a": "touch {out} words"}, tmp_path)[0]
-    assert run_stages(other, workspace, 1, Program(command), Witness())
+    other = prepare({"a": "touch {out} words"}, tmp_path)[0]
+    assert run_stages(other, workspace, 1, Program(command), RecordingView())
     assert (tmp_path / "a" / "scratch").exists()
-    # As if it had been killed when its record was there and the rest was still to be tidied up.
-    assert run_stages(other, workspace, 1, DOUBLES, Witness())
+    # As if it had been killed after writing its record, before deleting the scratch directory.
+    assert run_stages(other, workspace, 1, FAKES, RecordingView())
     assert not (tmp_path / "a" / "scratch").exists()
 
 
 def test_only_commands_that_can_resume_find_what_a_failed_call_left(tmp_path: Path) -> None:
-    statuses, workspace = stand({"a": "fail {out}"}, tmp_path)
-    for program, left in ((DOUBLES, False), (Program(command, resumable=("fail",)), True)):
-        assert not run_stages(statuses, workspace, 1, program, Witness())
+    statuses, workspace = prepare({"a": "fail {out}"}, tmp_path)
+    for program, left in ((FAKES, False), (Program(command, resumable=("fail",)), True)):
+        assert not run_stages(statuses, workspace, 1, program, RecordingView())
         (tmp_path / "a" / "half.txt").touch()
-        assert not run_stages(statuses, workspace, 1, program, Witness())
+        assert not run_stages(statuses, workspace, 1, program, RecordingView())
         assert (tmp_path / "a" / "half.txt").exists() == left
 
 
-def test_what_a_stage_has_launched_is_told_to_stop_when_the_runner_is_killed(tmp_path: Path) -> None:
+def test_children_of_a_stage_are_stopped_when_the_runner_is_killed(tmp_path: Path) -> None:
     (tmp_path / "launched").mkdir()
     runs = {"a": f"launch {{out}} {tmp_path}/launched"}
     program = "import sys, pathlib; from recipe.test_runner import *; work = pathlib.Path(sys.argv[2])\n"
-    program += "run_stages(*stand({'a': sys.argv[1]}, work), 1, DOUBLES, Witness())"
+    program += "run_stages(*prepare({'a': sys.argv[1]}, work), 1, FAKES, RecordingView())"
     runner = subprocess.Popen(
         [sys.executable, "-c", program, runs["a"], str(tmp_path / "work")], cwd=Path(__file__).parents[1]
     )
@@ -175,8 +175,8 @@ def test_what_a_stage_has_launched_is_told_to_stop_when_the_runner_is_killed(tmp
         time.sleep(0.02)
     runner.kill()
     runner.wait()
-    statuses, workspace = stand(runs, tmp_path / "work")
-    assert run_stages(statuses, workspace, 1, DOUBLES, Witness())
+    statuses, workspace = prepare(runs, tmp_path / "work")
+    assert run_stages(statuses, workspace, 1, FAKES, RecordingView())
     assert (tmp_path / "work" / "a" / "result.txt").read_text() == "started stopped", "it had to be waited for"
 
 

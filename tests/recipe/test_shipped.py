@@ -1,4 +1,4 @@
-"""The recipes that ship: every command line is one that simulmt takes, every configuration one that can be trained."""
+"""Shipped recipes: all command lines parse, and all configurations can be trained."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_training_configuration_builds(path: Path) -> None:
 def test_warmup_does_not_take_most_of_the_updates_before_cooldown(path: Path) -> None:
     for name, config in training_configurations(Recipe.read(path)).items():
         if name.endswith("-start"):
-            continue  # another stage goes on from it
+            continue  # another stage continues it
         training = config.training
         assert training.warmup_updates < 0.6 * (1 - training.cooldown) * training.max_updates
 
@@ -53,7 +53,7 @@ def test_stages_start_from_a_model_of_the_same_kind_delay_and_data(path: Path) -
     assert started
     for name, model in started.items():
         if not model.endswith("}/final"):
-            continue  # a bundle, whose sizes are checked when it is read; it may go on with other data
+            continue  # a bundle: its sizes are checked when it is read, and the data may differ
         first = model.removeprefix("{").removesuffix("}/final")
         plain = configs[first]
         translator = configs[name].system.removesuffix("+asn")
@@ -196,7 +196,7 @@ def test_the_papers_text_and_bundles(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", SORTING, ids=lambda path: path.name)
-def test_variants_of_sorting_differ_in_what_is_compared_alone(path: Path) -> None:
+def test_variants_of_sorting_differ_only_in_what_is_compared(path: Path) -> None:
     configs = training_configurations(Recipe.read(path))
     updates = configs["ctc-k1"].training.max_updates
     for start in ("from-ctc", "small-from-ctc", "from-scratch", "small-from-scratch"):
@@ -211,11 +211,11 @@ def test_variants_of_sorting_differ_in_what_is_compared_alone(path: Path) -> Non
 
 
 def _values(stage: Stage, option: str) -> list[str]:
-    """What the words of a stage give for an option."""
+    """Return the values of an option in the words of a stage."""
     return [word.partition("=")[2] for word in stage.words if word.startswith(f"{option}=")]
 
 
-def test_the_toy_recipe_has_what_the_method_is_about() -> None:
+def test_the_toy_recipe_covers_the_method() -> None:
     recipe = Recipe.read(FOLDER / "toy.toml")
     configs = training_configurations(recipe)
     assert configs["asn-from-scratch"].training == configs["ctc-k1"].training, "as many updates, or it is no comparison"

@@ -87,7 +87,7 @@ def look(
 
 
 def do(made: Recipe, workspace: Workspace) -> None:
-    """Do every stage; each leaves a file."""
+    """Finish every stage; each writes a file."""
     for name, status in look(made, workspace).items():
         begin(workspace.directory(name), status.inputs, can_resume=False)
         (workspace.directory(name) / "result.txt").write_text(name)
@@ -98,7 +98,7 @@ def states(statuses: dict[str, StageStatus]) -> dict[str, str]:
     return {name: status.state for name, status in statuses.items()}
 
 
-def test_what_is_done_stays_done(workspace: Workspace) -> None:
+def test_a_finished_stage_stays_done(workspace: Workspace) -> None:
     assert set(states(look(recipe(), workspace)).values()) == {"new"}
     do(recipe(), workspace)
     assert set(states(look(recipe(), workspace)).values()) == {"done"}
@@ -107,7 +107,7 @@ def test_what_is_done_stays_done(workspace: Workspace) -> None:
     assert record.files == {"result.txt": 3}
 
 
-def test_another_setting_makes_stale_what_reads_it_and_all_that_follows(workspace: Workspace) -> None:
+def test_a_changed_setting_makes_its_stages_and_their_dependents_stale(workspace: Workspace) -> None:
     do(recipe(), workspace)
     statuses = look(recipe(seed=2), workspace)
     assert states(statuses) == {"data": "done", "ctc": "stale", "page": "stale"}
@@ -115,12 +115,12 @@ def test_another_setting_makes_stale_what_reads_it_and_all_that_follows(workspac
     assert statuses["page"].reasons == ("ctc has been rebuilt",)
 
 
-def test_another_command_is_named(workspace: Workspace) -> None:
+def test_a_changed_command_is_named(workspace: Workspace) -> None:
     do(recipe(), workspace)
     assert look(recipe(option="--max-ratio=3"), workspace)["data"].reasons == ("command changed: --max-ratio=3",)
 
 
-def test_another_file_of_the_user_makes_all_stale(workspace: Workspace) -> None:
+def test_a_changed_input_file_makes_all_stages_stale(workspace: Workspace) -> None:
     do(recipe(), workspace)
     assert workspace.given is not None
     (workspace.given / "train.en").write_text("a mouse\n")
@@ -129,7 +129,7 @@ def test_another_file_of_the_user_makes_all_stale(workspace: Workspace) -> None:
     assert statuses["data"].reasons == ("train.en has changed",)
 
 
-def test_other_code_makes_its_command_stale_unless_it_is_to_be_ignored(workspace: Workspace) -> None:
+def test_changed_code_makes_its_stages_stale_unless_ignored(workspace: Workspace) -> None:
     do(recipe(), workspace)
     newer = {**CODE, "train": "t2"}
     statuses = look(recipe(), workspace, newer)
@@ -138,7 +138,7 @@ def test_other_code_makes_its_command_stale_unless_it_is_to_be_ignored(workspace
     assert set(states(look(recipe(), workspace, newer, ignore_code=True)).values()) == {"done"}
 
 
-def test_a_result_that_is_gone_or_cut_short_does_not_count(workspace: Workspace) -> None:
+def test_a_missing_or_truncated_result_does_not_count(workspace: Workspace) -> None:
     do(recipe(), workspace)
     (workspace.directory("data") / "result.txt").unlink()
     (workspace.directory("ctc") / "result.txt").write_text("c")
@@ -156,21 +156,21 @@ def test_directories_made_elsewhere_count_even_without_the_files_they_were_made_
     assert set(states(look(recipe(), elsewhere)).values()) == {"done"}
 
 
-def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "work", tmp_path / "given")
     status = look(recipe(), workspace)["data"]
     assert (status.state, status.inputs.given) == ("new", {"train.en": MISSING})
     assert workspace.missing_inputs(status.stage) == ["train.en"]
 
 
-def test_files_are_at_hand_only_where_they_are_whatever_a_record_says(workspace: Workspace) -> None:
+def test_inputs_are_missing_whatever_a_record_says(workspace: Workspace) -> None:
     do(recipe(), workspace)
     stage = recipe().stages["data"]
     assert workspace.missing_inputs(stage) == []
     assert Workspace(workspace.work).missing_inputs(stage) == ["train.en"]
 
 
-def test_an_unfinished_stage_never_counts_and_goes_on_only_where_it_can(workspace: Workspace) -> None:
+def test_an_unfinished_stage_never_counts_and_resumes_only_if_it_can(workspace: Workspace) -> None:
     for name, status in look(recipe(), workspace).items():
         begin(workspace.directory(name), status.inputs, can_resume=True)
         (workspace.directory(name) / "half.txt").write_text("half")
@@ -182,7 +182,7 @@ def test_an_unfinished_stage_never_counts_and_goes_on_only_where_it_can(workspac
     assert left == {"ctc"}
 
 
-def test_a_half_made_stage_of_another_configuration_is_thrown_away(workspace: Workspace) -> None:
+def test_an_unfinished_stage_with_other_settings_is_discarded(workspace: Workspace) -> None:
     begin(workspace.directory("ctc"), look(recipe(), workspace)["ctc"].inputs, can_resume=True)
     (workspace.directory("ctc") / "half.txt").write_text("half")
     other = look(recipe(seed=2), workspace)["ctc"]
@@ -204,7 +204,7 @@ def test_a_result_is_kept_until_the_one_that_replaces_it_is_done(workspace: Work
 
 
 def test_a_stage_reads_the_settings_of_its_record(workspace: Workspace) -> None:
-    """Even if another runner goes about the same work with others, and if a version that wrote none began it."""
+    """Even if another runner works on it with other settings, or an older version began it without any."""
     directory, inputs = workspace.directory("ctc"), look(recipe(seed=5), workspace)["ctc"].inputs
     begin(directory, inputs, can_resume=True)
     path = Path(workspace.command_line(recipe().stages["ctc"])[1])
@@ -214,7 +214,7 @@ def test_a_stage_reads_the_settings_of_its_record(workspace: Workspace) -> None:
     assert tomllib.loads(path.read_text()) == inputs.settings["student"] == {"training": {"seed": 5}}
 
 
-def test_a_directory_of_somebody_else_is_known(workspace: Workspace) -> None:
+def test_foreign_directories_are_recognised(workspace: Workspace) -> None:
     directory, inputs = workspace.directory("ctc"), look(recipe(), workspace)["ctc"].inputs
     assert not is_foreign(directory)
     directory.mkdir(parents=True)
@@ -231,7 +231,7 @@ def test_a_directory_of_somebody_else_is_known(workspace: Workspace) -> None:
     assert is_done(directory, inputs)
 
 
-def test_settings_and_logs_are_no_result(workspace: Workspace) -> None:
+def test_settings_and_logs_are_not_part_of_the_result(workspace: Workspace) -> None:
     directory, inputs = workspace.directory("ctc"), look(recipe(), workspace)["ctc"].inputs
     begin(directory, inputs, can_resume=True)
     for name in (LOG, "model.json"):
@@ -262,7 +262,7 @@ def test_equal_numbers_are_equal_settings_for_all_stages(workspace: Workspace) -
     assert set(states(look(recipe(seed=1.0), workspace)).values()) == {"done"}  # type: ignore[arg-type]
 
 
-def test_what_was_begun_otherwise_is_said_to_be_lost(workspace: Workspace) -> None:
+def test_unfinished_work_with_other_inputs_is_reported_as_out_of_date(workspace: Workspace) -> None:
     begin(workspace.directory("ctc"), look(recipe(), workspace)["ctc"].inputs, can_resume=True)
     assert look(recipe(), workspace)["ctc"].state == "begun"
     status = look(recipe(seed=2), workspace)["ctc"]
@@ -271,7 +271,7 @@ def test_what_was_begun_otherwise_is_said_to_be_lost(workspace: Workspace) -> No
 
 
 def package(directory: Path, **edits: tuple[str, str]) -> Path:
-    """The package above with a text replaced in some files."""
+    """Write the package above, with text replaced in some files."""
     root = directory / "_".join(["with", *edits]).replace("/", "-") / "simulmt"
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -296,7 +296,7 @@ def package(directory: Path, **edits: tuple[str, str]) -> Path:
         ("__init__.py", "1", "2", False),
     ],
 )
-def test_only_what_a_command_comes_to_import_counts(
+def test_only_code_that_a_command_imports_counts(
     name: str, before: str, after: str, counts: bool, tmp_path: Path
 ) -> None:
     plain = code_hash("simulmt.cli.data", "learn", package(tmp_path))
@@ -316,7 +316,7 @@ def test_only_what_a_command_comes_to_import_counts(
         ("(Exception): ...", "(Exception):\n    ...\n    'No docstring.'", True),
     ],
 )
-def test_words_about_code_do_not_count(before: str, after: str, counts: bool, tmp_path: Path) -> None:
+def test_comments_and_docstrings_do_not_count(before: str, after: str, counts: bool, tmp_path: Path) -> None:
     plain = code_hash("simulmt.cli.data", "learn", package(tmp_path))
     (name,) = (name for name, text in FILES.items() if before in text)
     edited = code_hash("simulmt.cli.data", "learn", package(tmp_path, **{name: (before, after)}))

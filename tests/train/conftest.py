@@ -15,7 +15,7 @@ from simulmt.text import VocabularySpec
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Here and in every process that a test starts: the networks are so small that threads only wait."""
+    """Use one thread here and in child processes: the networks are too small for more."""
     before, os.environ["OMP_NUM_THREADS"] = torch.get_num_threads(), "1"
     torch.set_num_threads(1)
     yield
@@ -24,7 +24,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared data directory: 300 pairs of the synthetic languages to train on, 20 to validate."""
+    """Prepare a data directory of 300 synthetic training pairs and 20 development pairs."""
     directory = tmp_path_factory.mktemp("tiny")
     text = directory / "text"
     write_corpus(text, reorder=0.5, train=300, dev=20, test=0)

@@ -1,4 +1,4 @@
-"""What the tests of training share: runs of a second, a monitor that remembers, and processes that may be killed."""
+"""Helpers for tests of training: short runs, a recording monitor, and processes to kill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = {"width": 16, "inner": 32, "heads": 2, "dropout": 0.1}
 
 
 class Recorder(Monitor):
-    """A silent monitor that remembers what it was told and the weights at each update."""
+    """A silent monitor that records reports, and the weights at each update."""
 
     def __init__(self) -> None:
         super().__init__(Path(), quiet=True)
@@ -64,7 +64,7 @@ class Recorder(Monitor):
 
 
 def tiny(data: Path, system: System = "ctc", **changes: Any) -> RunConfig:
-    """A run of a second; `changes` go to the run's own fields or else to its training settings."""
+    """Return the configuration of a short run; `changes` are fields of RunConfig or TrainingConfig."""
     layers = {"layers": 1} if system.startswith(("ctc", "transducer")) else {"encoder_layers": 1, "decoder_layers": 1}
     own = {name: changes.pop(name) for name in ("delays", "init", "asn", "objective") if name in changes}
     own.setdefault("asn", ASNConfig(layers=1, iterations=4))
@@ -92,18 +92,18 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Equal names and equal bits."""
+    """Return whether names and bits are equal."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def outcome_of(directory: Path) -> dict[str, Any]:
-    """All that a run leaves behind but its curves: every file of every checkpoint and of the final model."""
+    """Return all files of a run except its curves, by path."""
     files = [path for path in directory.rglob("*") if path.is_file() and "tensorboard" not in path.parts]
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def strict_json(path: Path) -> Any:
-    """JSON as other languages read it, where NaN and Infinity are errors."""
+    """Read standard JSON, in which NaN and Infinity are errors."""
 
     def refuse(name: str) -> None:
         raise ValueError(f"{path}: {name} is not JSON")
@@ -112,7 +112,7 @@ def strict_json(path: Path) -> Any:
 
 
 def store_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], dtype: str = "<u2") -> TokenStore:
-    """A token store in memory."""
+    """Return a token store in memory."""
     sides = []
     for side in zip(*pairs, strict=True):
         tokens = np.array([token for sentence in side for token in sentence], dtype)
@@ -124,7 +124,7 @@ def store_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], dtype: str = 
 
 
 def fork(function: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Start a process of its own that has everything imported already, with as many threads as this one.
+    """Start a process that has all modules imported, with as many threads as this one.
 
     The server it is forked from may be older than this test and have other settings.
     """

@@ -44,7 +44,7 @@ def sorter(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Sorter:
 
 
 def lively(source: Tokenizer, target: Tokenizer) -> Sorter:
-    """Untrained, in fp64, with weights so large that sentences are sorted and translated in various ways."""
+    """Return an untrained model in fp64, with weights so large that sortings and translations vary."""
     torch.manual_seed(5)
     translator = CTCModel.build(CTCConfig(source.size, target.size, width=16, inner=24, heads=2, layers=1))
     model = SortedCTCModel.build(translator, ASNConfig(layers=1, iterations=60, tau=0.5)).double().eval()
@@ -59,7 +59,7 @@ def lively(source: Tokenizer, target: Tokenizer) -> Sorter:
 
 
 def collapsed(path: Sequence[int], labels: Sequence[int]) -> list[int]:
-    """The symbols that a path of label numbers writes, by CTC's rule."""
+    """Return the symbols of a path of label numbers, collapsed as in CTC."""
     symbols = [BLANK if number == 0 else labels[number - 1] for number in path]
     return [symbol for symbol, _ in groupby(symbols) if symbol != BLANK]
 
@@ -124,7 +124,9 @@ def test_the_reference_changes_the_oracle_only(sorter: Sorter) -> None:
 # --- Z and its labels ---------------------------------------------------------------------------------------
 
 
-def test_a_sentence_is_sorted_alike_in_any_company(sorter: Sorter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sorting_of_a_sentence_does_not_depend_on_its_batch(
+    sorter: Sorter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     together = sort_pairs(sorter, PAIRS, 3)
     monkeypatch.setattr(analysis, "BATCH_TOKENS", 1)
     for one, other in zip(together, sort_pairs(sorter, PAIRS, 3), strict=True):
@@ -151,7 +153,7 @@ def test_rows_are_labelled_with_the_whole_target_in_order(sorter: Sorter) -> Non
 
 
 class FirstComesLast:
-    """Stands in for a trained model that has learnt to write the first source piece at the end, before END."""
+    """A stand-in for a trained model that writes the first source piece last, before END."""
 
     def __init__(self, target: list[int], mu: int = 2) -> None:
         self.target = target
@@ -165,7 +167,7 @@ class FirstComesLast:
         return torch.arange(N, dtype=torch.float32)[None, :, None], 0.7 * Z[None] + 0.3 / N
 
     def logits(self, states: Tensor) -> Tensor:
-        """Output position r, of mu frames, begins with target token r."""
+        """Return logits by which output position r, of mu frames, begins with target token r."""
         logits = torch.zeros(1, states.shape[1] * self.translator.mu, 1000)
         logits[:, :, BLANK] = 1
         for position, token in enumerate(self.target):
@@ -222,7 +224,7 @@ def test_a_target_that_does_not_fit_has_no_alignment(sorter: Sorter) -> None:
 
 @pytest.fixture(scope="module")
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of a second."""
+    """Finish a short run."""
     directory = tmp_path_factory.mktemp("runs") / "sorted"
     config = tiny(data, "ctc+asn", delays=(1, 2), max_updates=2, validate_every=2)
     record_run(config, directory, ALONE, warn=lambda _: None)
@@ -270,7 +272,7 @@ def test_a_run_that_cannot_be_loaded(
 
 @pytest.fixture
 def text(data: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """Six sentences of the training text and their translations."""
+    """Write six sentences of the training text and their translations."""
     paths = tmp_path / "six.source", tmp_path / "six.target"
     for path in paths:
         lines = list(read_lines(data.parent / "text" / f"train{path.suffix}"))[:6]

@@ -21,7 +21,7 @@ Lengths = NDArray[np.int64]
 
 
 def some_lengths(pairs: int, seed: int = 0) -> tuple[Lengths, Lengths]:
-    """Source and target lengths, short ones more often."""
+    """Draw source and target lengths, mostly short."""
     random = np.random.default_rng(seed)
     source = 2 + random.geometric(0.1, pairs)
     return source, 1 + random.poisson(source * 1.2)
@@ -37,7 +37,7 @@ histograms = st.lists(st.integers(0, 40), min_size=1, max_size=60).filter(any)
 
 @settings(deadline=None, max_examples=200)
 @given(counts=histograms, batch_tokens=st.integers(1, 500))
-def test_cuts_hold_their_promises(counts: list[int], batch_tokens: int) -> None:
+def test_invariants_of_cuts(counts: list[int], batch_tokens: int) -> None:
     ordered = np.repeat(np.arange(1, len(counts) + 1), counts)
     cuts = cut_by_length(np.array([0, *counts]), batch_tokens)
     assert (cuts[0], cuts[-1]) == (0, len(ordered))
@@ -190,7 +190,7 @@ def test_one_delay_is_that_delay() -> None:
 
 
 class RecordingStore:
-    """Stands in for a store on another device: its batches are the rows asked for."""
+    """A stand-in for a store on another device, whose batches are the requested rows."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)

@@ -47,7 +47,7 @@ def test_collapse_is_groups_without_blanks(rows: list[tuple[list[int], int]]) ->
 
 
 def lively(model: nn.Module) -> nn.Module:
-    """In fp64, with weights so large that the translations are long and differ; still in training mode."""
+    """Return a model in fp64 and training mode, with weights so large that translations are long and differ."""
     torch.manual_seed(3)
     model.double().train()
     with torch.no_grad():
@@ -72,7 +72,7 @@ def ctc(dataset: Dataset, request: pytest.FixtureRequest) -> CTCModel:
 
 @torch.no_grad()
 def stream(model: CTCModel, words: list[list[int]], delay: int, blank_penalty: float) -> list[int]:
-    """Word by word, as a live stream would; every word computes all that was read, and keeps what it finishes."""
+    """Translate word by word, as a live stream; recompute the prefix and keep what each word finishes."""
     read, symbols = list[int](), list[int]()
     for word in words:
         read += word
@@ -100,7 +100,7 @@ def test_a_store_is_translated_as_streams_would_be(
 
 
 class RecordingRules(DecodingRules):
-    """Let everything pass and record the visible source tokens of each frame of each sentence."""
+    """Rules that change nothing and record the visible source tokens of each frame."""
 
     def __init__(self, pieces: list[str]) -> None:
         super().__init__(RulesConfig(repeated_symbol=1.0), pieces)
@@ -144,7 +144,7 @@ def test_one_pass_scores_every_blank_penalty(dataset: Dataset, ctc: CTCModel) ->
 
 @torch.no_grad()
 def write_greedily(model: Seq2SeqModel, source: Tensor, delay: int | None) -> list[int]:
-    """Read a token, write a token, and read one more instead of ending early; the teacher reads all first."""
+    """Alternate reading and writing, reading on instead of ending early; the teacher reads everything first."""
     longest = int(GREEDY.max_ratio * source.shape[1] + GREEDY.max_extra)
     state = model.encode(source, torch.tensor([source.shape[1]]), longest + 1)
     written: list[int] = []
@@ -173,13 +173,13 @@ def test_wait_k_and_teacher_write_what_reading_step_by_step_gives(dataset: Datas
     vocabularies = dataset.source_tokenizer.size, dataset.target_tokenizer.size
     model = Seq2SeqModel.build(Seq2SeqConfig(*vocabularies, causal=delay is not None, **sizes))  # type: ignore[arg-type]
     lively(model)
-    with torch.no_grad():  # or it would write its first word over and over
+    with torch.no_grad():  # otherwise it would repeat its first word
         model.target_embedding.weight *= 0.02
         for layer in model.layers:
             layer.cross_attention.key_value.weight *= 4
     store = DeviceStore(dataset.dev, CPU)
     words = Counter(word for ids in translate_store(model, store, delay).values() for word in ids)
-    with torch.no_grad():  # where it would write the rarest of them it ends
+    with torch.no_grad():  # it ends where it would write the rarest of them
         model.target_embedding.weight[END] = 1.01 * model.target_embedding.weight[words.most_common()[-1][0]]
     translated = translate_store(model, store, delay, batch_tokens=150)
     model.eval()
@@ -211,7 +211,7 @@ def test_text_without_spaces_is_scored_by_characters(
     by_characters = sacrebleu.corpus_bleu(hypothesis, [reference], tokenize="zh").score
     assert bleu(hypothesis, [reference], ideograph_tokenizer) == pytest.approx(by_characters)
     assert by_characters > 50
-    assert bleu(hypothesis, [reference], target_tokenizer) < 1  # to the other tokenisation it is one wrong word
+    assert bleu(hypothesis, [reference], target_tokenizer) < 1  # with the other tokenisation, it is one wrong word
 
 
 def test_text_with_spaces_is_scored_by_words_whatever_their_case(target_tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Two processes do what one does: the same losses, the same translations, and a restart when one of them dies."""
+"""Two processes compute what one does, and restart when one of them dies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Slow(Recorder):
 
 
 def be_one_of_two(rank: int, port: int, config: RunConfig, directory: Path, slowly: bool = False) -> None:
-    """What a child process does: join the other, train, translate its share of a store, and write down the results."""
+    """Join the other process, train, translate a share of a store, and save the results."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
@@ -56,7 +56,7 @@ def be_one_of_two(rank: int, port: int, config: RunConfig, directory: Path, slow
 
 
 def translate_shard(config: RunConfig, world: World) -> dict[int, list[int]]:
-    """This process's share of the development set, in batches so small that each has several."""
+    """Translate this process's share of the development set, in several small batches."""
     dataset = Dataset.open(config.data)
     torch.manual_seed(4)
     model = translator_of(build_model(system_config(config, dataset)))
@@ -82,7 +82,7 @@ def run_two(config: RunConfig, directory: Path) -> None:
 
 
 def exit_codes(children: list[BaseProcess]) -> list[int | None]:
-    """How the processes ended; one that hangs is ended and counts as hanging."""
+    """Return the exit codes of processes; kill those that hang."""
     for child in children:
         child.join(60)
     hanging = [child for child in children if child.is_alive()]
@@ -130,7 +130,7 @@ def wait_for_checkpoint(directory: Path, update: int) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What a run of two processes leaves."""
+    """Return the files of a run of two processes."""
     directory = tmp_path_factory.mktemp("undisturbed")
     run_two(tiny(data, max_updates=12, validate_every=3), directory)
     return {name: content for name, content in outcome_of(directory).items() if "rank" not in name}
@@ -143,7 +143,7 @@ def test_when_one_process_is_killed_both_start_again_and_end_the_same(
     children = start_two(config, tmp_path / "disturbed", slowly=True)
     wait_for_checkpoint(tmp_path / "disturbed", 3)
     children[1].kill()
-    assert exit_codes(children) == [1, -signal.SIGKILL]  # the first cannot go on alone, and does not pretend to
+    assert exit_codes(children) == [1, -signal.SIGKILL]  # the first cannot continue alone, and fails
     assert not (tmp_path / "disturbed" / "final").exists()
     run_two(config, tmp_path / "disturbed")
     disturbed = outcome_of(tmp_path / "disturbed")
@@ -163,7 +163,7 @@ def test_a_signal_to_one_process_stops_both(data: Path, tmp_path: Path) -> None:
     assert newest == len(reports[0]["losses"]) == len(reports[1]["losses"])
 
 
-# A worker under torchrun: the first attempt of rank 1 dies at work.
+# A worker under torchrun: rank 1 dies in its first attempt.
 WORKER = """
 import os, signal, sys
 from pathlib import Path
@@ -201,7 +201,7 @@ def test_torchrun_restarts_and_the_run_goes_on(data: Path, undisturbed: dict[str
     assert {name: restarted.get(name) for name in undisturbed} == undisturbed
 
 
-def test_a_world_of_one_needs_no_other() -> None:
+def test_a_world_of_one_process() -> None:
     with join_world("cpu") as world:
         assert world == World(0, 1, torch.device("cpu"))
         assert world.sum(torch.tensor([3.0])).tolist() == [3.0]
@@ -219,7 +219,7 @@ def test_an_unknown_device_is_an_error(device: str) -> None:
 
 
 def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two of them, each process takes its own, and there is no third."""
+    """With two GPUs, each process gets one, and there is no third."""
     taken: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

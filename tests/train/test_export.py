@@ -42,7 +42,7 @@ def test_unknown_words_need_known_ones(network: TrainedModel, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_words_are_put_in_order(network: TrainedModel, tmp_path: Path) -> None:
+def test_words_are_sorted(network: TrainedModel, tmp_path: Path) -> None:
     export(
         replace(network, words=["zwei", "eins"]), tmp_path / "bundle", export_config("ctc", "fp32", rules=UNKNOWN_WORD)
     )
@@ -57,7 +57,7 @@ def test_a_target_without_spaces_needs_no_words(
     rules = Bundle(tmp_path / "bundle").rules()
     letters = [symbol for symbol, piece in enumerate(ideograph_tokenizer.pieces) if piece.isascii() and piece.isalpha()]
     assert letters
-    for symbol in letters:  # a word in letters is the source's, or unknown
+    for symbol in letters:  # an alphabetic word is in the source, or unknown
         prefixes = (SourcePrefix(), SourcePrefix(source_tokenizer.encode(ideograph_tokenizer.pieces[symbol])))
         assert [rules.penalty(symbol, Context(), prefix) for prefix in prefixes] == [1.0, 0.0]
 
@@ -112,16 +112,16 @@ def test_what_was_measured_is_in_the_card(network: TrainedModel, tmp_path: Path)
     assert card.endswith("\n## Data\n\nNone at all.\n")
 
 
-def test_who_may_read_a_graph_may_read_its_weights(network: TrainedModel, tmp_path: Path) -> None:
+def test_weights_have_the_permissions_of_their_graph(network: TrainedModel, tmp_path: Path) -> None:
     export(network, tmp_path / "bundle", export_config("ctc", "fp32"))
     modes = {path.name: path.stat().st_mode for path in (tmp_path / "bundle").iterdir()}
     assert len(set(modes.values())) == 1, modes
 
 
-def test_a_model_that_is_very_sure_of_itself_may_be_exported(
+def test_a_very_confident_model_can_be_exported(
     source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Its log-probabilities are large, and so is what rounding does to them."""
+    """Its log-probabilities are large, and so are their rounding errors."""
     sure = trained("ctc", source_tokenizer, target_tokenizer)
     with torch.no_grad():
         sure.model.target_embedding.weight *= 300
@@ -150,7 +150,7 @@ def test_a_graph_that_chooses_other_symbols_is_not_written(
     network: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rewarding(graph: Graph, *arguments: Any, **options: Any) -> None:
-        """The penalty is given instead of taken; the scores, which come before it, stay as they are."""
+        """Add the penalty instead of subtracting it; the scores, computed before, do not change."""
         choose(graph, *arguments, **options)
         for tensor in graph._tensors:
             once = numpy_helper.to_array(tensor)

@@ -35,7 +35,7 @@ def bundle(
 
 
 class Recorded(CTCSentence):
-    """Keeps the bits of its frames' log-probabilities."""
+    """A sentence that records the bits of its log-probabilities."""
 
     wants_scores = True
 
@@ -78,7 +78,7 @@ def test_positions_of_different_delays_share_a_call(bundle: Bundle, monkeypatch:
     found = []
     for together in (1, 2, 3, 32):
         monkeypatch.setattr(decoding, "POSITIONS", together)
-        decoder = CTCDecoder(bundle, threads=1)  # with caches that hold nothing of an earlier round
+        decoder = CTCDecoder(bundle, threads=1)  # with empty caches
         sentence = Recorded()
         for index, token in enumerate(TOKENS[0]):
             sentence.read([token], delay=5 if index < 6 else 1)

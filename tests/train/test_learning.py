@@ -1,4 +1,4 @@
-"""The method at work on the synthetic pair: sorting helps where words move far, and does no harm where they do not.
+"""Train on the synthetic pair: sorting helps if words move far, and does no harm otherwise.
 
 The configurations are those of recipes/toy.toml at k = 1, where every word that moves forward must be anticipated;
 both systems learn from scratch, with the same number of updates. The bounds leave room for other processors' rounding.

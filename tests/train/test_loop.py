@@ -40,7 +40,7 @@ def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def patch_loss(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, Loss], Loss]) -> None:
-    """Change what the CTC model's loss returns, by the number of the call, from 1."""
+    """Change the loss of the CTC model, by the number of the call, from 1."""
     original: LossFunction = CTCModel.loss
     calls = 0
 
@@ -53,7 +53,7 @@ def patch_loss(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, Loss], Lo
 
 
 def plan_scores(monkeypatch: pytest.MonkeyPatch, *scores: float) -> Iterator[float]:
-    """Let the validations score this, one after the other."""
+    """Make validations return these scores, one after another."""
     planned = iter(scores)
     monkeypatch.setattr(loop, "bleu", lambda *_: next(planned))
     return planned
@@ -93,7 +93,7 @@ def test_an_update_is_a_whole_number_of_batches_for_each_process(
     assert batches_in_update(settings, processes) == batches
     warning = update_size_warning(settings, processes)
     assert bool(warning) == (batches * batch_tokens >= 1.25 * update_tokens)
-    if warning:  # its advice helps
+    if warning:  # the advice works
         advised = TrainingConfig(batch_tokens=update_tokens // processes, update_tokens=update_tokens)
         assert f"training.batch_tokens to {advised.batch_tokens:,}" in warning
         assert not update_size_warning(advised, processes)
@@ -122,7 +122,7 @@ def test_a_setting_out_of_range_is_an_error_that_names_it(name: str, value: Any)
 
 
 def test_updates_are_the_plain_arithmetic(data: Path, dataset: Dataset, tmp_path: Path) -> None:
-    """Against a few lines that do it again: gradient of the mean over an update's tokens, clipped, then AdamW."""
+    """Compare with a plain version: gradient of the mean over an update's tokens, clipped, then AdamW."""
     config = tiny(data, max_updates=3, clip_norm=0.5, weight_decay=0.1)
     recorder = Recorder()
     run(config, tmp_path, recorder)
@@ -161,7 +161,7 @@ def test_updates_are_the_plain_arithmetic(data: Path, dataset: Dataset, tmp_path
 
 @pytest.fixture(scope="module")
 def ctc_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of a plain CTC system."""
+    """Finish a run of a plain CTC system."""
     directory = tmp_path_factory.mktemp("ctc")
     run(tiny(data, "ctc", max_updates=6, validate_every=3), directory)
     return directory
@@ -232,7 +232,7 @@ def test_a_sorted_run_reports_how_far_it_is_from_the_identity(data: Path, datase
     assert plain.sorted == {}
 
 
-def test_a_run_goes_on_without_the_model_it_started_from(ctc_run: Path, data: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_without_its_initial_model(ctc_run: Path, data: Path, tmp_path: Path) -> None:
     run(tiny(data, init=ctc_run, max_updates=2), tmp_path)
     recorder = Recorder()
     run(tiny(data, init=tmp_path / "gone", max_updates=4), tmp_path, recorder)
@@ -282,9 +282,7 @@ def test_the_best_checkpoint_is_final_where_the_average_is_worse(
     assert same(safetensors.torch.load_file(tmp_path / "final" / "model.safetensors"), best)
 
 
-def test_a_best_checkpoint_that_was_lost_is_done_without(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_best_checkpoint_is_ignored(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_scores(monkeypatch, 1, 9, 2, 5, 5)
     run(tiny(data, max_updates=6, validate_every=2), tmp_path)
     (checkpoints_of(tmp_path).path(4) / "tensors.safetensors").unlink()
@@ -323,7 +321,7 @@ def test_a_finished_run_stays_as_it_is_when_called_again(ctc_run: Path, data: Pa
     assert {path: path.read_bytes() for path in ctc_run.rglob("*") if path.is_file()} == files
 
 
-def test_a_finished_run_given_more_updates_goes_on_as_if_it_had_never_stopped(data: Path, tmp_path: Path) -> None:
+def test_a_finished_run_given_more_updates_resumes_as_if_it_had_never_stopped(data: Path, tmp_path: Path) -> None:
     run(tiny(data, max_updates=5), tmp_path / "twice")
     run(tiny(data, max_updates=10), tmp_path / "twice")
     run(tiny(data, max_updates=10), tmp_path / "once")
@@ -332,7 +330,7 @@ def test_a_finished_run_given_more_updates_goes_on_as_if_it_had_never_stopped(da
     assert twice.state == once.state
 
 
-def test_a_run_out_of_time_finishes_and_goes_on_with_the_next_call(data: Path, tmp_path: Path) -> None:
+def test_a_run_out_of_time_finishes_and_resumes_with_the_next_call(data: Path, tmp_path: Path) -> None:
     for update in (1, 2, 3):
         outcome = run(tiny(data, max_minutes=1e-9), tmp_path / "slow")
         assert (outcome.status, outcome.update) == ("finished", update)
@@ -367,7 +365,7 @@ def test_the_moving_average_is_validated_and_leaves_training_alone(
     tensors = checkpoints_of(tmp_path / "average").load(6).tensors
     assert same(under("average.", tensors), validated[1])
     assert all(same(one, other) for one, other in zip(recorder.weights, plain.weights, strict=True))
-    # What is final comes from the averages.
+    # The final model comes from the averages.
     final = safetensors.torch.load_file(tmp_path / "average" / "final" / "model.safetensors")
     means = {name: (validated[0][name] + validated[1][name]) / 2 for name in final}
     assert any(same(final, candidate) for candidate in (means, *validated[:2]))
@@ -390,7 +388,7 @@ def scaled(loss: Loss, factor: float) -> Loss:
 
 
 def shifted(loss: Loss, offset: float) -> Loss:
-    """Another value, but the same gradient."""
+    """Change the value, but not the gradient."""
     return loss._replace(total=loss.total + offset)
 
 
@@ -418,7 +416,7 @@ INSANE: dict[str, Callable[[Loss], Loss]] = {
         if (name, first) != ("exploding", 1)
     ],
 )
-def test_an_insane_update_is_skipped_and_training_goes_on(
+def test_a_diverging_update_is_skipped_and_training_continues(
     spoil: Callable[[Loss], Loss], first: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states: list[RunState] = []
@@ -483,7 +481,7 @@ def test_sentences_that_cannot_be_aligned_are_skipped_counted_and_reported(
     config = tiny(data, model={"mu": 1}, update_tokens=256, max_updates=epoch, validate_every=epoch)
     run(config, tmp_path, Monitor(tmp_path, log_every=epoch))
     assert checkpoints_of(tmp_path).load(epoch).state["progress"]["skipped_sentences"] == unalignable
-    assert f"{unalignable} sentences too long for their source skipped" in capsys.readouterr().err
+    assert f"{unalignable} sentences skipped, too long for their source" in capsys.readouterr().err
 
 
 def test_a_run_directory_of_another_configuration_is_refused(ctc_run: Path, data: Path) -> None:
@@ -546,7 +544,7 @@ def test_a_run_holds_tensors_plain_data_and_curves_only(data: Path, tmp_path: Pa
 def test_a_run_learns_where_words_begin_from_its_vocabulary(
     data: Path, dataset: Dataset, system: System, tmp_path: Path
 ) -> None:
-    """And neither the optimiser nor any averaging of weights changes it."""
+    """Neither the optimiser nor averaging of weights changes them."""
     plain = run(tiny(data, max_updates=4), tmp_path / "plain")
     config = tiny(data, system, init=plain.model, model={"whole_words": True}, max_updates=10, ema_decay=0.9)
     outcome = run(config, tmp_path / "run")

@@ -36,7 +36,7 @@ def start(monitor: Monitor, update: int = 0) -> None:
 
 
 def tell_all(monitor: Monitor) -> None:
-    """A short life of a run."""
+    """Report a short run, from start to end."""
     start(monitor)
     with monitor:
         for update in range(1, 7):
@@ -49,7 +49,7 @@ def tell_all(monitor: Monitor) -> None:
 
 
 def curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """What the TensorBoard files of a run hold, by tag."""
+    """Return the scalars in the TensorBoard files of a run, by tag."""
     from tensorboard.backend.event_processing.event_file_loader import (  # type: ignore[import-untyped]
         EventFileLoader,
     )
@@ -76,7 +76,7 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path, capsys: pytest
     assert [line.split()[1] for line in lines[1:3]] == ["3/1000", "6/1000"]
     assert all(part in lines[1] for part in ("loss 3.000", "norm 1.50", "tok/s", "data", "GiB", "min left"))
     assert "2 updates skipped" in lines[1]
-    assert "7 sentences too long for their source skipped" in lines[1]
+    assert "7 sentences skipped, too long for their source" in lines[1]
     assert lines[3] == "update 6  dev BLEU k=1 12.35  k=3 20.00  (best 20.00)"
     assert lines[4] == "update 6  Z: 0.9877 on the diagonal, mean displacement 1.250 tokens"
     assert lines[5] == "warning: something odd"
@@ -85,7 +85,7 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path, capsys: pytest
     assert len(lines) == 8
 
 
-def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_reports_its_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monitor = Monitor(tmp_path)
     start(monitor, update=500)
     monitor.stopped(503)
@@ -94,7 +94,7 @@ def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capsys: pytest.Capt
     assert lines[1] == "stopped after update 503; run the same command to resume"
 
 
-def test_a_quiet_monitor_says_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quiet_monitor_prints_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tell_all(Monitor(tmp_path, quiet=True, log_every=1))
     captured = capsys.readouterr()
     assert captured.out + captured.err == ""
@@ -124,14 +124,14 @@ def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
     monitor._console = Console(file=screen, force_terminal=True, width=200)
     tell_all(monitor)
     shown = screen.getvalue()
-    assert "\x1b[?25l" in shown  # the cursor is hidden while the display lives
-    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # and is given back
+    assert "\x1b[?25l" in shown  # the cursor is hidden during the live display
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # and is shown again
     assert "7/1000" in shown
     assert "best BLEU 20.00" in shown
     assert "update 7/1000" not in shown  # no lines beside the display
 
 
-def test_a_run_that_fails_gives_the_terminal_back(tmp_path: Path) -> None:
+def test_a_failed_run_restores_the_terminal(tmp_path: Path) -> None:
     monitor, screen = Monitor(tmp_path), io.StringIO()
     monitor._console = Console(file=screen, force_terminal=True, width=200)
     start(monitor)
@@ -185,9 +185,7 @@ def test_memory_is_a_plausible_figure() -> None:
     assert 0.01 < memory_gib() < 1000 or torch.cuda.is_available()
 
 
-def test_weights_and_biases_that_are_not_installed_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_weights_and_biases_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(SimulmtError, match=r"^--wandb needs .*: pip install wandb$"):
         Monitor(tmp_path, wandb_project="project")

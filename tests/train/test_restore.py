@@ -50,7 +50,7 @@ every_kind = pytest.mark.parametrize(
 def exported(
     source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> Export:
-    """Models and their bundles, written once."""
+    """Export models of all kinds, once."""
     folder = tmp_path_factory.mktemp("bundles")
 
     @cache
@@ -69,7 +69,7 @@ def test_an_fp32_bundle_has_every_weight_of_its_model(kind: Kind, options: dict[
     model, config = load_bundle(path)
     found, expected = snapshot(model), snapshot(trained_model.model)
     assert found.keys() == expected.keys() == build_model(config).state_dict().keys()
-    for name, tensor in expected.items():  # equal, but for what scaling and scaling back rounds
+    for name, tensor in expected.items():  # equal up to rounding by scaling back and forth
         torch.testing.assert_close(found[name], tensor, rtol=3e-7, atol=0)
     assert type(model) is type(trained_model.model)
     assert not model.training
@@ -92,7 +92,7 @@ def test_int8_weights_are_half_a_step_off_at_most(kind: Kind, options: dict[str,
 
 
 def levels(name: str, kind: Kind) -> int:
-    """Embeddings are finer, but a ctc bundle has that of the target only as its output layer."""
+    """Return the levels: embeddings have more, but a CTC bundle has the target embedding only as its output layer."""
     fine = name == "encoder.embedding.weight" or (name == "target_embedding.weight" and kind != "ctc")
     return EMBEDDING_LEVELS if fine else WEIGHT_LEVELS
 
@@ -223,7 +223,7 @@ def flip_a_byte(path: Path) -> None:
 
 
 def rewrite(bundle: Path, change: Callable[[Path], object]) -> None:
-    """Change the graph of a bundle, and its checksums."""
+    """Modify the graph of a bundle, and update its checksums."""
     config = Bundle(bundle).config
     change(bundle / "ctc.onnx")
     write_description(bundle, config, card="")

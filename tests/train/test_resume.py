@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and called again ends bit for bit as if nothing had happened.
+"""A run that is killed at any time and resumed ends bit for bit as if nothing had happened.
 
 Weights, optimiser moments, progress, the final model and even the list of files are compared. The processes that are
 killed are real ones.
@@ -33,7 +33,7 @@ from .helpers import ALONE, Recorder, fork, outcome_of, run, tiny
 
 
 class Slow(Recorder):
-    """Takes its time over every update, so that a signal meets a run at work."""
+    """A monitor that slows down updates, so that signals arrive during a run."""
 
     def update(self, report: UpdateReport, totals: RunProgress) -> None:
         super().update(report, totals)
@@ -41,14 +41,14 @@ class Slow(Recorder):
 
 
 def train_slowly(config: RunConfig, directory: Path) -> None:
-    """What a child process does: train, and say how it ended."""
+    """Train in a child process, and write the outcome."""
     torch.set_num_threads(1)
     outcome = run(config, directory, Slow())
     (directory / "outcome.json").write_text(json.dumps([outcome.status, outcome.update, outcome.signal]))
 
 
 def train_with_slow_disk(config: RunConfig, directory: Path) -> None:
-    """The same where most of the time goes into writing checkpoints."""
+    """Train with slow writes of checkpoints."""
     sync, save = os.fsync, safetensors.torch.save_file
 
     def slow_sync(file: int) -> None:
@@ -66,31 +66,31 @@ def train_with_slow_disk(config: RunConfig, directory: Path) -> None:
     train_slowly(config, directory)
 
 
-def train_until_every_deed(config: RunConfig, directory: Path, update: int) -> None:
-    """Train in directories 1, 2, ... and die at the first, second, ... thing done to files after an update."""
+def train_until_every_operation(config: RunConfig, directory: Path, update: int) -> None:
+    """Train in directories 1, 2, ... and die at the first, second, ... file operation after an update."""
     torch.set_num_threads(1)
-    run(config, directory / "0")  # here already, so that the children of this child need not wake PyTorch
-    status, deed = -1, 0
+    run(config, directory / "0")  # initialise PyTorch before forking, once for all children
+    status, operation = -1, 0
     while status:
-        deed += 1
+        operation += 1
         child = os.fork()
         if not child:
-            train_until_deed(config, directory / str(deed), update, deed)
+            train_until_operation(config, directory / str(operation), update, operation)
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        (directory / str(deed) / "exitcode").write_text(str(status))
+        (directory / str(operation) / "exitcode").write_text(str(status))
 
 
-def train_until_deed(config: RunConfig, directory: Path, update: int, deed: int) -> None:
+def train_until_operation(config: RunConfig, directory: Path, update: int, operation: int) -> None:
     recorder = Recorder()
-    deeds = 0
+    seen = 0
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal deeds
+        nonlocal seen
         touches = event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir")
         if touches and str(directory) in str(arguments[0]) and len(recorder.reports) >= update:
-            deeds += 1
-            if deeds == deed:
+            seen += 1
+            if seen == operation:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)
@@ -98,7 +98,7 @@ def train_until_deed(config: RunConfig, directory: Path, update: int, deed: int)
 
 
 def wait_for_checkpoint(child: BaseProcess, directory: Path, update: int) -> None:
-    """Until there is a checkpoint of at least this update, or the child has ended."""
+    """Wait until there is a checkpoint of at least this update, or the child has ended."""
     checkpoints = CheckpointFolder(directory / "checkpoints")
     while child.is_alive() and (update and max(checkpoints.updates(), default=0) < update):
         time.sleep(0.002)
@@ -112,7 +112,7 @@ def left_behind(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def config(data: Path) -> RunConfig:
-    """With all that has a state: dropout, Gumbel noise, several delays, a moving average, unaligned sentences."""
+    """Use everything that has state: dropout, Gumbel noise, several delays, a moving average, unaligned sentences."""
     return tiny(data, "ctc+asn", delays=(1, 3), ema_decay=0.5, max_updates=18, validate_every=3)
 
 
@@ -150,12 +150,12 @@ def test_killed_at_random_moments(
     assert left_behind(tmp_path) == undisturbed
 
 
-def test_killed_at_every_touch_of_a_file(data: Path, tmp_path: Path) -> None:
+def test_killed_at_every_file_operation(data: Path, tmp_path: Path) -> None:
     """From the third checkpoint on: written, synced, renamed; the first is pruned, the final model written."""
     config = tiny(data, max_updates=3, validate_every=1, keep_best=1, update_tokens=256)
     run(config, tmp_path / "undisturbed")
     expected = left_behind(tmp_path / "undisturbed")
-    child = fork(train_until_every_deed, config, tmp_path, 3)
+    child = fork(train_until_every_operation, config, tmp_path, 3)
     child.join()
     *killed, ended = [tmp_path / str(number) for number in range(1, len(list(tmp_path.glob("*/exitcode"))) + 1)]
     assert (ended / "exitcode").read_text() == "0"
@@ -165,18 +165,18 @@ def test_killed_at_every_touch_of_a_file(data: Path, tmp_path: Path) -> None:
     for directory in killed:
         assert (directory / "exitcode").read_text() == str(-signal.SIGKILL)
         if (directory / "final").exists():
-            load_model(directory)  # what has this name is whole
+            load_model(directory)  # it is complete
         recorder = Recorder()
         run(config, directory, recorder)
         assert recorder.warnings == []
         found = left_behind(directory)
-        assert {name: found.get(name) for name in expected} == expected, f"killed at deed {directory.name}"
-        # What a kill kept from being pruned may stay.
+        assert {name: found.get(name) for name in expected} == expected, f"killed at operation {directory.name}"
+        # Checkpoints that were not pruned because of a kill may remain.
         assert all("update-000000001" in name for name in found.keys() - expected.keys())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_polite_signal_checkpoints_and_stops(
+def test_sigterm_checkpoints_and_stops(
     number: signal.Signals, config: RunConfig, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     child = fork(train_slowly, config, tmp_path)
@@ -213,7 +213,7 @@ def test_stopped_again_and_again(config: RunConfig, undisturbed: dict[str, bytes
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_finished_run_without_its_checkpoints_is_not_begun_anew(config: RunConfig, tmp_path: Path) -> None:
+def test_a_finished_run_without_its_checkpoints_is_not_restarted(config: RunConfig, tmp_path: Path) -> None:
     short = replace(config, training=replace(config.training, max_updates=2, validate_every=1))
     run(short, tmp_path)
     before = load_model(tmp_path)[0].state_dict()
@@ -225,13 +225,13 @@ def test_a_finished_run_without_its_checkpoints_is_not_begun_anew(config: RunCon
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b'{"config": {}}'])
-def test_a_damaged_record_is_named_with_its_cure(content: bytes, config: RunConfig, tmp_path: Path) -> None:
+def test_a_damaged_record_is_named_with_its_remedy(content: bytes, config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"run\.json: damaged; remove it"):
         record_run(config, tmp_path, ALONE, warn=lambda _: None)
 
 
-def test_other_threads_than_at_the_start_are_told(config: RunConfig, tmp_path: Path) -> None:
+def test_a_different_number_of_threads_is_reported(config: RunConfig, tmp_path: Path) -> None:
     warnings: list[str] = []
     threads = torch.get_num_threads()
     record_run(config, tmp_path, ALONE, warnings.append)

@@ -70,7 +70,7 @@ def wait_k(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(data: Path, tmp_path: Path) -> Path:
-    """Sentences with, among them, an empty one and one that is too long."""
+    """Write sentences, among them an empty one and one that is too long."""
     lines = (data.parent / "text" / "train.source").read_text(encoding="utf-8").splitlines()[:24]
     lines[3], lines[15] = " \u3000", " ".join(lines)
     return write(tmp_path / "text.source", lines)
@@ -121,7 +121,7 @@ class TestTranslation:
         for side in ("source", "target"):
             assert one[side] == many[side] == unpacked[side]
 
-    def test_it_goes_on_after_a_kill(self, teacher: Path, data: Path, source: Path, tmp_path: Path) -> None:
+    def test_it_resumes_after_a_kill(self, teacher: Path, data: Path, source: Path, tmp_path: Path) -> None:
         folder = tmp_path / "killed.shards"
         translate_in_shards(teacher, data, source, tmp_path / "whole")
         killed = fork(translate_in_shards, teacher, data, source, tmp_path / "killed")
@@ -140,7 +140,7 @@ class TestTranslation:
         self, teacher: Path, data: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first = translate_corpus(teacher, data, source, tmp_path / "out", DISTIL, CPU)
-        (tmp_path / "out.shards").mkdir()  # killed when all was done but this
+        (tmp_path / "out.shards").mkdir()  # killed before this last step
         monkeypatch.setattr(rewriting, "load_model", lambda _: pytest.fail("the model was loaded"))
         assert translate_corpus(teacher, data, source, tmp_path / "out", DISTIL, CPU) == first
         assert not (tmp_path / "out.shards").exists()
@@ -215,7 +215,7 @@ class TestBackTranslation:
         assert made["rewrite"] == "backtranslate"
         assert made["left"] == {"empty": [4], "too_long": [16]}
 
-    def test_draws_depend_on_the_seed_alone(
+    def test_samples_depend_on_the_seed_alone(
         self, teacher: Path, data: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(rewriting.SHARD_LINES, "cpu", 5)
@@ -228,7 +228,7 @@ class TestBackTranslation:
         assert len({tuple(each) for each in drawn.values()}) == 3
         assert record(tmp_path / "a")["settings"]["sampling"] == {"temperature": 1.0, "top_k": 0, "seed": 3}
 
-    def test_draws_go_on_after_a_kill(self, teacher: Path, data: Path, source: Path, tmp_path: Path) -> None:
+    def test_samples_resume_after_a_kill(self, teacher: Path, data: Path, source: Path, tmp_path: Path) -> None:
         draw_in_shards(teacher, data, source, tmp_path / "whole")
         killed = fork(draw_in_shards, teacher, data, source, tmp_path / "killed")
         until = time.monotonic() + 60
@@ -239,7 +239,7 @@ class TestBackTranslation:
         draw_in_shards(teacher, data, source, tmp_path / "killed")
         assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
-    def test_a_beam_cannot_draw(self) -> None:
+    def test_sampling_refuses_a_beam(self) -> None:
         with pytest.raises(ConfigError, match="sampling needs a beam of 1, got 2"):
             TranslationConfig(SEARCH, sampling=SamplingConfig())
         with pytest.raises(ConfigError, match="temperature must be above 0"):
@@ -262,8 +262,8 @@ def draw_in_shards(teacher: Path, data: Path, source: Path, prefix: Path) -> Non
         (SamplingConfig(1.0, top_k=2), [0.0, 0.375, 0.625]),
     ],
 )
-def test_draws_follow_the_softmax(config: SamplingConfig, expected: list[float]) -> None:
-    """Symbols that are never written, such as the blank, take no place among the most likely ones."""
+def test_samples_follow_the_softmax(config: SamplingConfig, expected: list[float]) -> None:
+    """Symbols that are never written, such as the blank, do not count among the most likely ones."""
     logits = torch.tensor([9.0, 9.0, 9.0, math.log(0.2), 9.0, 9.0, math.log(0.3), math.log(0.5)]).expand(20_000, -1)
     drawn = Sampler(config, torch.Generator().manual_seed(1))(logits)[:, [END, 6, 7]].argmax(-1)
     shares = torch.bincount(drawn, minlength=3) / len(logits)
@@ -272,7 +272,7 @@ def test_draws_follow_the_softmax(config: SamplingConfig, expected: list[float])
 
 @pytest.mark.parametrize("overwrite", [False, True])
 class TestOwnInputs:
-    """No rewriting replaces what it reads, whatever is asked for."""
+    """No command replaces its own inputs."""
 
     @pytest.fixture(autouse=True)
     def texts(self, tmp_path: Path) -> Iterator[None]:
@@ -306,7 +306,7 @@ def test_pairs_are_spoken_and_recognised(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def shout(part: Sequence[str]) -> list[Rewritten]:
-    """Every seventh line is left out."""
+    """Upper-case lines; drop every seventh."""
     return [Dropped("seventh") if int(line.split()[1]) % 7 == 0 else (line, line.upper()) for line in part]
 
 
@@ -320,7 +320,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def expected(tmp_path: Path) -> dict[str, bytes]:
-    """What an undisturbed run writes."""
+    """Return the files of an uninterrupted run."""
     rewrite(job(tmp_path / "expected"), lambda: LINES, shout)
     return files(tmp_path / "expected")
 
@@ -397,7 +397,7 @@ def run_slowly(folder: Path) -> None:
 
 
 def run_with_the_others(folder: Path, log: Path, together: Barrier) -> None:
-    """Each waits in its first shard until all are in one."""
+    """Run a job, waiting in the first shard until all processes are in one."""
     begun = False
 
     def work(part: Sequence[str]) -> list[Rewritten]:
@@ -448,7 +448,7 @@ def unfinished(folder: Path, **changes: object) -> None:
         rewrite(job(folder, **changes), lines, shout)
 
 
-def with_a_text_of_that_name(folder: Path) -> None:
+def with_existing_target(folder: Path) -> None:
     folder.mkdir()
     (folder / "out.target").write_text("somebody's text\n", encoding="utf-8")
 
@@ -458,10 +458,10 @@ def with_a_text_of_that_name(folder: Path) -> None:
     [
         (lambda folder: rewrite(job(folder, shard_lines=4), lambda: LINES, shout), "out.json"),
         (lambda folder: unfinished(folder, shard_lines=4), "out.shards"),
-        (with_a_text_of_that_name, "out.target"),
+        (with_existing_target, "out.target"),
     ],
 )
-def test_what_others_made_is_replaced_on_purpose_only(
+def test_other_results_are_replaced_only_with_overwrite(
     tmp_path: Path, expected: dict[str, bytes], before: Callable[[Path], object], named: str
 ) -> None:
     folder = tmp_path / "used"
@@ -500,7 +500,7 @@ def test_inputs_beside_the_result_do_not_matter(tmp_path: Path) -> None:
 def test_another_finishes_just_when_a_lock_is_made(
     tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """The folder of the lock goes between mkdir and open, or when mkdir has seen that there is one."""
+    """The folder is deleted between mkdir and open, or after mkdir has found it."""
     unfinished(tmp_path / "new")
     folder, original = tmp_path / "new" / "out.shards" / job(tmp_path).identity, getattr(Path, method)
 
@@ -517,7 +517,7 @@ def test_another_finishes_just_when_a_lock_is_made(
     assert files(tmp_path / "new") == expected
 
 
-def test_a_file_where_the_shards_belong_is_no_reason_to_try_for_ever(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_shards_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "out.shards").mkdir()
     (tmp_path / "out.shards" / job(tmp_path).identity).touch()
     with pytest.raises(DataError, match="out: cannot be written"):
@@ -531,7 +531,7 @@ def run_over_others(folders: Sequence[Path], together: Barrier) -> None:
 
 
 def test_processes_replace_together(tmp_path: Path, expected: dict[str, bytes]) -> None:
-    """Each sees the result of another job, and none takes what its fellows made for that."""
+    """Each replaces the result of another job, but not the shards of this one."""
     folders = [tmp_path / str(number) for number in range(20)]
     for folder in folders:
         rewrite(job(folder, shard_lines=4), lambda: LINES, shout)
@@ -540,10 +540,10 @@ def test_processes_replace_together(tmp_path: Path, expected: dict[str, bytes]) 
     assert all(files(folder) == expected for folder in folders)
 
 
-def test_a_result_that_comes_meanwhile_is_no_stranger(
+def test_a_result_finished_meanwhile_is_accepted(
     tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process finishes the job just when this one has seen that it is not."""
+    """Another process finishes the job just after this one has checked."""
     look = derived.finished
 
     def look_too_early(looked: Job) -> dict[str, Any] | None:
@@ -565,15 +565,15 @@ def count_alone(prefix: Path, counter: Path) -> None:
             counter.write_text(str(count + 1))
 
 
-def test_only_one_is_alone_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_exclusive_lock_excludes_others_and_leaves_no_file(tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0")
-    (tmp_path / ".out.lock").touch()  # of one who was killed
+    (tmp_path / ".out.lock").touch()  # left by a killed process
     finish([fork(count_alone, tmp_path / "out", counter) for _ in range(4)])
     assert files(tmp_path) == {"counter": b"160"}
 
 
-def test_a_line_left_out_may_have_a_number_of_its_own(tmp_path: Path) -> None:
+def test_a_dropped_line_may_have_another_number(tmp_path: Path) -> None:
     record = rewrite(job(tmp_path), lambda: LINES, lambda part: [Dropped("odd", 2 * int(line[5:])) for line in part])
     assert record["left"] == {"odd": list(range(2, 47, 2))}
 
@@ -581,7 +581,7 @@ def test_a_line_left_out_may_have_a_number_of_its_own(tmp_path: Path) -> None:
 def test_a_merge_that_was_cut_short_is_done_again(
     tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed when one of the two files has its name already."""
+    """Killed after one of the two files was renamed."""
     replace = Path.replace
 
     def cut(self: Path, target: Path) -> Path:

@@ -35,7 +35,7 @@ def state_of(model: nn.Module, ema_decay: float = 0.0) -> RunState:
 
 
 def take_steps(state: RunState, first: int, last: int, ema_decay: float = 0.0) -> None:
-    """Steps whose gradients depend on their number only."""
+    """Take steps with gradients that depend only on their number."""
     for number in range(first, last + 1):
         generator = torch.Generator().manual_seed(number)
         for parameter in state.model.parameters():
@@ -137,7 +137,7 @@ def test_the_moving_average_by_hand() -> None:
         assert state.moving_average["weight"].item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_averaged_weights_are_lent_and_taken_back() -> None:
+def test_averaged_weights_are_swapped_in_and_out() -> None:
     model = network()
     state = state_of(model, ema_decay=0.9)
     assert state.validated_prefix == "average."
@@ -151,7 +151,7 @@ def test_averaged_weights_are_lent_and_taken_back() -> None:
     assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
 
 
-def test_averaged_weights_are_taken_back_after_a_failure() -> None:
+def test_averaged_weights_are_swapped_out_after_a_failure() -> None:
     model = network()
     state = state_of(model, ema_decay=0.9)
     take_steps(state, 1, 3, ema_decay=0.9)
@@ -180,7 +180,7 @@ def tensors_of(update: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> CheckpointFolder:
-    """Three whole checkpoints."""
+    """Write three intact checkpoints."""
     folder = CheckpointFolder(tmp_path / "checkpoints")
     for update in (10, 20, 30):
         folder.save(update, tensors_of(update), {"score": update / 3})
@@ -188,7 +188,7 @@ def folder(tmp_path: Path) -> CheckpointFolder:
 
 
 def latest(folder: CheckpointFolder) -> tuple[int | None, list[str]]:
-    """The newest whole checkpoint's update, and the warnings."""
+    """Return the update of the newest intact checkpoint, and the warnings."""
     warnings: list[str] = []
     checkpoint = folder.load_latest(warnings.append)
     return (None if checkpoint is None else checkpoint.update), warnings
@@ -368,7 +368,7 @@ def test_everything_is_synced_before_it_gets_its_name(tmp_path: Path, monkeypatc
     assert deeds[named + 1 :] == [tmp_path.name]
 
 
-def test_what_a_kill_left_half_written_is_removed(folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_files_of_a_killed_run_are_removed(folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass
 
@@ -377,7 +377,7 @@ def test_what_a_kill_left_half_written_is_removed(folder: CheckpointFolder, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", kill)
-        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # the dead clean up nothing
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a killed process does not clean up
         with pytest.raises(Killed):
             folder.save(40, tensors_of(40), {})
     assert len(list(folder.folder.iterdir())) == 4

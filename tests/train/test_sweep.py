@@ -38,7 +38,7 @@ QUICK = SearchSpace(layers=(1,), iterations=(2, 4))
 
 @dataclass
 class Stub:
-    """In place of training: three validations that rise to `score(number)`, or the error it raises."""
+    """A stub of training: three validations that rise to `score(number)`, or the error it raises."""
 
     score: Callable[[int], float] = lambda number: 10.0 + number % 3
     stopped_at: int | None = None  # the trial that a signal stops, the first time it is run
@@ -46,7 +46,7 @@ class Stub:
     validated: dict[int, int] = field(default_factory=dict)  # last update, by trial
 
     def __call__(self, config: RunConfig, directory: Path, _world: World, monitor: Monitor) -> Outcome:
-        with (directory / "sweep.lock").open() as other, pytest.raises(BlockingIOError):  # nobody else can have it
+        with (directory / "sweep.lock").open() as other, pytest.raises(BlockingIOError):  # no other process can lock it
             fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
         number = int(directory.name.removeprefix("trial-"))
         self.runs.append((number, config.asn, config.model["mu"]))
@@ -79,7 +79,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
 
 
 def trials_of(stub: Stub, config: RunConfig, directory: Path, *totals: int, **changes: Any) -> list[Any]:
-    """The settings of all trials, of a sweep that is taken up again with each of the totals."""
+    """Return the settings of all trials of a sweep that is resumed with each of the totals."""
     del stub.runs[:]
     for total in totals:
         sweep(config, directory, SweepConfig(trials=total, **changes), "cpu")
@@ -118,7 +118,7 @@ def test_default_space_is_the_papers() -> None:
         ({"seed": -1}, "seed must not be negative"),
     ],
 )
-def test_what_cannot_be_searched(table: Mapping[str, Any], message: str) -> None:
+def test_invalid_search_spaces_are_refused(table: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(SweepConfig, table)
 
@@ -156,12 +156,12 @@ def test_a_sweep_depends_on_its_seed_and_not_on_restarts(stub: Stub, config: Run
     assert trials_of(stub, config, tmp_path / "once", 3) == []
 
 
-def test_trials_below_the_median_are_given_up(stub: Stub, config: RunConfig, tmp_path: Path) -> None:
+def test_trials_below_the_median_are_pruned(stub: Stub, config: RunConfig, tmp_path: Path) -> None:
     bad = UNPRUNED_TRIALS + 1
     stub.score = lambda number: 3.0 if number in (1, bad) else 10.0 + number
     config = replace(config, training=replace(config.training, warmup_updates=15))
     outcome = sweep(config, tmp_path, SweepConfig(bad + 2), "cpu")
-    # 1 is as bad but too early to tell; scores at 10 are within the warm-up and do not count
+    # 1 is as bad, but within the unpruned trials; scores at 10 are within the warm-up and do not count
     assert stub.validated == {number: 20 if number == bad else 30 for number in range(bad + 2)}
     assert [(trial.number, trial.score) for trial in outcome.trials if trial.state == "pruned"] == [(bad, 2.0)]
     assert [trial.state for trial in outcome.trials].count("complete") == bad + 1
@@ -201,7 +201,7 @@ def test_other_errors_end_the_sweep_and_leave_the_trial_for_later(
     assert stub.runs[0] == stub.runs[1]
 
 
-def test_a_sweep_in_which_all_fails_says_so(
+def test_a_sweep_without_completed_trials_is_reported(
     stub: Stub, config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def score(_number: int) -> float:
@@ -214,7 +214,7 @@ def test_a_sweep_in_which_all_fails_says_so(
     assert not (tmp_path / "best.toml").exists()
 
 
-def test_a_signal_stops_the_sweep_and_the_trial_goes_on_later(stub: Stub, config: RunConfig, tmp_path: Path) -> None:
+def test_a_signal_stops_the_sweep_and_the_trial_resumes_later(stub: Stub, config: RunConfig, tmp_path: Path) -> None:
     stub.stopped_at = 1
     outcome = sweep(config, tmp_path, SweepConfig(3), "cpu")
     assert (outcome.status, outcome.signal) == ("stopped", signal.SIGTERM)
@@ -253,7 +253,7 @@ def test_another_configuration_is_another_sweep(stub: Stub, config: RunConfig, t
     assert stub.numbers == [0]
 
 
-def test_what_cannot_be_swept_is_refused_before_anything_is_written(
+def test_invalid_sweeps_are_refused_before_anything_is_written(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "sweep"
@@ -307,9 +307,7 @@ def test_report(stub: Stub, config: RunConfig, tmp_path: Path, capsys: pytest.Ca
     assert shown.index("12.50 │") < shown.index("12.25 │") < shown.index("11.00 │")
 
 
-def test_optuna_itself_says_nothing(
-    stub: Stub, config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_optuna_prints_nothing(stub: Stub, config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     optuna.logging.set_verbosity(optuna.logging.DEBUG)
     optuna.logging.enable_propagation()
     try:
@@ -371,7 +369,7 @@ def test_plots_show_completed_trials(config: RunConfig, tmp_path: Path, monkeypa
 
 
 def sweep_until_killed(config: RunConfig, directory: Path, settings: SweepConfig) -> None:
-    """Die in the second trial at update 10, when its score is in the study but its checkpoint not yet written."""
+    """Die in the second trial at update 10, after its score is reported and before its checkpoint is written."""
     save = CheckpointFolder.save
 
     def save_or_die(self: CheckpointFolder, update: int, *arguments: Any) -> None:
@@ -383,7 +381,7 @@ def sweep_until_killed(config: RunConfig, directory: Path, settings: SweepConfig
     sweep(config, directory, settings, "cpu")
 
 
-def test_a_killed_sweep_goes_on_as_if_nothing_had_happened(
+def test_a_killed_sweep_resumes_as_if_nothing_had_happened(
     config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = replace(config, training=replace(config.training, max_updates=10))

@@ -76,11 +76,11 @@ def test_a_model_comes_back_as_it_was(system: System, tmp_path: Path) -> None:
     assert type(loaded) is type(model)
     assert not loaded.training
     assert not any(parameter.is_meta for parameter in loaded.parameters())
-    again, _ = load_model(tmp_path)  # a run directory stands for its final model
+    again, _ = load_model(tmp_path)  # a run directory is accepted for its final model
     assert same(snapshot(again), snapshot(model))
 
 
-def test_a_sorted_model_that_does_not_tell_its_norm_placement_is_pre_norm(tmp_path: Path) -> None:
+def test_a_sorted_model_without_norm_placement_is_pre_norm(tmp_path: Path) -> None:
     model = saved("ctc+asn", tmp_path, asn=ASNConfig(norm="post", query_scale=0.1))
     loaded, config = load_model(tmp_path)
     assert config.asn == ASNConfig(norm="post", query_scale=0.1)
@@ -206,7 +206,7 @@ def test_a_model_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path
 def test_a_model_is_whole_or_absent_whenever_its_writing_ends(
     touched: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every step of writing it, over an earlier model; the next call writes it well."""
+    """Killed at every step of replacing an earlier model; the next call succeeds."""
 
     class Killed(BaseException):
         pass
@@ -227,14 +227,14 @@ def test_a_model_is_whole_or_absent_whenever_its_writing_ends(
     if (tmp_path / "final").exists():
         assert same(snapshot(load_model(tmp_path)[0]), snapshot(earlier if touched < 8 else fresh(config_of("ctc"), 2)))
     else:
-        assert touched == 7  # the earlier one has lost its name, the new one has not got it yet
+        assert touched == 7  # the earlier one is moved away, the new one not yet in place
     later = saved("ctc", tmp_path / "final", seed=3)
     assert same(snapshot(load_model(tmp_path)[0]), snapshot(later))
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
 
 
 class TestVocabularies:
-    """Two of the same size are told apart by their checksums, where these are known."""
+    """Vocabularies of the same size are distinguished by checksum, if known."""
 
     @pytest.fixture
     def known(self, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> SystemConfig:
@@ -256,7 +256,7 @@ class TestVocabularies:
             with pytest.raises(VocabularyError, match=f"a {side} vocabulary that differs .* --vocabularies"):
                 initialise_from(model, tmp_path, replace(known, vocabulary_sha256=checksums))
 
-    def test_a_model_of_an_older_version_is_taken_at_its_word(self, known: SystemConfig, tmp_path: Path) -> None:
+    def test_a_model_of_an_older_version_is_not_checked(self, known: SystemConfig, tmp_path: Path) -> None:
         save_model(build_model(known), known, tmp_path / "final", {})
         break_json(tmp_path / "final", lambda description: description["config"].pop("vocabulary_sha256"))
         initialise_from(build_model(known), tmp_path, known)

@@ -29,7 +29,7 @@ def _transducer(data: Path, **changes: object) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def stages(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The runs of both stages."""
+    """Train both stages; return their runs."""
     directory = tmp_path_factory.mktemp("stages")
     first = _transducer(data)
     run(first, directory / "sorted")
@@ -73,8 +73,8 @@ def test_risk_is_for_a_trained_transducer(system: str, init: str | None) -> None
         RunConfig(system, Path("data"), Path(init) if init else None, objective="risk")  # type: ignore[arg-type]
 
 
-def test_the_same_draws_come_again(data: Path, stages: tuple[Path, Path], tmp_path: Path) -> None:
-    """Minimum-risk training is a function of its configuration, as every run."""
+def test_minimum_risk_training_is_reproducible(data: Path, stages: tuple[Path, Path], tmp_path: Path) -> None:
+    """Like every run, minimum-risk training is a function of its configuration."""
     risk = RiskConfig(samples=2, emphasis="0123456789")
     config = replace(_transducer(data), system="transducer", objective="risk", init=stages[0] / "final", risk=risk)
     run(config, tmp_path / "again")

@@ -61,7 +61,7 @@ def describe(translator: Translator, delay: int | None) -> str:
 def open_demo(console: Console, config: BundleConfig) -> _DemoPanel | _DemoLines:
     """Open a live view of a demonstration on a terminal, plain lines elsewhere."""
     labels = _labels(config)
-    return _DemoPanel(console, labels) if _can_move(console) else _DemoLines(console, labels)
+    return _DemoPanel(console, labels) if _can_overwrite(console) else _DemoLines(console, labels)
 
 
 class _DemoLines:
@@ -153,7 +153,7 @@ def open_progress(console: Console, done: int, todo: int) -> ProgressView:
     """Open a live view of running stages on a terminal, plain lines elsewhere."""
     if done:
         console.print(f"{done} stages done, {todo} to do", highlight=False)
-    return _StagePanel(console, todo) if _can_move(console) else _StageLines(console)
+    return _StagePanel(console, todo) if _can_overwrite(console) else _StageLines(console)
 
 
 class _StageLines:
@@ -163,24 +163,24 @@ class _StageLines:
         self._console = console
 
     def started(self, stage: RunningStage) -> None:
-        self._say(f"{stage.name}: started")
+        self._print_line(f"{stage.name}: started")
 
     def running(self, stages: Sequence[RunningStage]) -> None:
         """Do nothing."""
 
     def done(self, stage: RunningStage) -> None:
-        self._say(f"{stage.name}: done in {_clock(stage.seconds)}", "green")
+        self._print_line(f"{stage.name}: done in {_clock(stage.seconds)}", "green")
 
     def failed(self, stage: RunningStage, code: int) -> None:
-        self._say(f"{stage.name}: failed (exit code {code}): {stage.last_line()}; see {stage.log}", "red")
+        self._print_line(f"{stage.name}: failed (exit code {code}): {stage.last_line()}; see {stage.log}", "red")
 
     def skipped(self, stage: Stage, needed: str) -> None:
-        self._say(f"{stage.name}: skipped, because {needed} failed", "yellow")
+        self._print_line(f"{stage.name}: skipped, because {needed} failed", "yellow")
 
     def close(self) -> None:
         """Do nothing."""
 
-    def _say(self, line: str, style: str = "") -> None:
+    def _print_line(self, line: str, style: str = "") -> None:
         self._console.print(Text(line, style), soft_wrap=True)
 
 
@@ -213,7 +213,7 @@ class _StagePanel(_StageLines):
         self._live.stop()
 
 
-def _can_move(console: Console) -> bool:
+def _can_overwrite(console: Console) -> bool:
     """Return whether the console can overwrite lines."""
     return console.is_terminal and not console.is_dumb_terminal
 

@@ -76,10 +76,10 @@ def report(
         sentences=parse_numbers("--sentences", sentences),
         delay=delay,
     )
-    made = build_report(directories, options, _eflomal() if align else None, output.parent / "alignments")
+    built = build_report(directories, options, _eflomal() if align else None, output.parent / "alignments")
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(made.html, encoding="utf-8")
-    output.with_suffix(".md").write_text(made.markdown, encoding="utf-8")
+    output.write_text(built.html, encoding="utf-8")
+    output.with_suffix(".md").write_text(built.markdown, encoding="utf-8")
     typer.echo(f"{output} and {output.with_suffix('.md')}", err=True)
 
 

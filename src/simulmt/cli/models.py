@@ -89,7 +89,7 @@ def _properties(bundle: Bundle) -> dict[str, str]:
         "languages": f"{config.source_language} to {config.target_language}",
         "kind": f"{config.kind} {config.precision}",
         "size": f"{size / 1e6:.1f} MB",
-        "delays": ", ".join(map(str, config.delays)) or "whole sentences",
+        "delays": ", ".join(map(str, config.delays)) or "full sentences",
         "default": str(config.default_delay or "-"),
         "look-ahead": "whole words" if config.whole_words else "pieces",
         "vocabularies": f"{bundle.source.size} and {bundle.target.size} pieces",

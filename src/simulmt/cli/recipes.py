@@ -138,15 +138,13 @@ def run_command(words: list[str], processes: int = 1, gpus: int = 1) -> int:
 @contextmanager
 def _additional_processes(words: list[str], count: int) -> Iterator[None]:
     """Run a command in additional processes; if one fails, the others do its work."""
-    processes_started = [
-        subprocess.Popen([sys.executable, "-m", "simulmt", *words], close_fds=False) for _ in range(count)
-    ]
+    processes = [subprocess.Popen([sys.executable, "-m", "simulmt", *words], close_fds=False) for _ in range(count)]
     try:
         yield
     finally:  # the result is complete, or cannot be completed
-        for process in processes_started:
+        for process in processes:
             process.terminate()
-        for process in processes_started:
+        for process in processes:
             process.wait()
 
 

@@ -260,7 +260,7 @@ def export(
 ) -> None:
     """Export a trained model as a bundle that runs without PyTorch.
 
-    Nothing is written unless the bundle gives the same output as the trained model.
+    Nothing is written unless the output of the bundle matches that of the trained model; int8 may differ slightly.
 
     \b
     Example:

@@ -96,7 +96,7 @@ def detect_unit(instances: Sequence[Instance], origin: str) -> Unit:
 
 
 def average_lagging(delays: Sequence[int], source_length: int, reference_length: int) -> float:
-    """Average lagging (AL): source words behind an ideal interpreter at the pace of the source.
+    """Return average lagging (AL): source words behind an ideal interpreter at the pace of the source.
 
     Averaged up to and including the first unit written after the whole source.
     """
@@ -104,13 +104,13 @@ def average_lagging(delays: Sequence[int], source_length: int, reference_length:
 
 
 def length_adaptive_average_lagging(delays: Sequence[int], source_length: int, reference_length: int) -> float:
-    """Length-adaptive average lagging (LAAL): AL that does not reward long hypotheses."""
+    """Return length-adaptive average lagging (LAAL): AL that does not reward long hypotheses."""
     delays = _checked(delays, source_length)
     return lagging(delays, source_length, max(len(delays), reference_length))
 
 
 def differentiable_average_lagging(delays: Sequence[int], source_length: int) -> float:
-    """Differentiable average lagging (DAL): mean lag if each unit takes its share of the source time to write."""
+    """Return differentiable average lagging (DAL): mean lag if writing a unit takes its share of the source time."""
     delays = _checked(delays, source_length)
     pace = source_length / len(delays)
     paced = accumulate(delays, lambda before, delay: max(delay, before + pace))
@@ -118,7 +118,7 @@ def differentiable_average_lagging(delays: Sequence[int], source_length: int) ->
 
 
 def average_proportion(delays: Sequence[int], source_length: int) -> float:
-    """Average proportion (AP): mean share of the source read when a unit was written."""
+    """Return average proportion (AP): mean share of the source read when a unit was written."""
     delays = _checked(delays, source_length)
     return sum(delays) / (source_length * len(delays))
 
@@ -134,7 +134,7 @@ def end_offset(delays: Sequence[int], source_length: int) -> int:
 
 
 def average_lagging_computation_aware(elapsed_ms: Sequence[float], source_length: int, reference_length: int) -> float:
-    """Computation-aware average lagging (AL-CA) in milliseconds.
+    """Return computation-aware average lagging (AL-CA) in milliseconds.
 
     `elapsed_ms` counts from the start of the sentence; every source word lasts the customary 1 ms. Averaged up to and
     including the first unit written at or after the end of the source, which is nearly always the first unit;

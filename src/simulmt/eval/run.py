@@ -6,7 +6,6 @@ pace) are measured on some evenly spaced sentences, each translated alone, word 
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -41,7 +40,7 @@ from simulmt.eval.results import (
     write_instances,
     write_results,
 )
-from simulmt.files import sha256
+from simulmt.files import cores, sha256
 from simulmt.provenance import commit, environment, timestamp
 from simulmt.runtime.bundle import MANIFEST, Bundle, find
 from simulmt.runtime.stream import Commit, Translator
@@ -337,7 +336,7 @@ def _provenance() -> dict[str, Any]:
         "commit": commit(),
         "command": tuple(sys.argv),
         "date": timestamp(),
-        "environment": environment("onnxruntime", "sacrebleu", "sentencepiece") | {"cores": str(os.cpu_count())},
+        "environment": environment("onnxruntime", "sacrebleu", "sentencepiece") | {"cores": str(cores())},
     }
 
 
@@ -390,11 +389,11 @@ def time_words(
     words = source.split()
     seconds = []
     for number, word in enumerate(words, start=1):
-        begun = clock()
+        started = clock()
         stream.push(f"{word} ")
         if number == len(words):
             stream.finish()
-        seconds.append(clock() - begun)
+        seconds.append(clock() - started)
     return seconds
 
 

@@ -213,7 +213,9 @@ def read_audio(audio: str, test_set: TestSet) -> Iterator[Samples]:
         return
     files = sorted(Path(audio).glob("*.wav"))
     if len(files) < len(test_set.sources):
-        raise ConfigError(f"--audio {audio}: {len(files)} WAV files for {len(test_set.sources)} sentences")
+        raise ConfigError(
+            f"--audio {audio}: {len(files)} WAV files for {len(test_set.sources)} sentences; expected one per sentence"
+        )
     yield from map(read_whole, files[: len(test_set.sources)])
 
 

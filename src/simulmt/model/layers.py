@@ -287,7 +287,7 @@ def tokens_seen(words: Int[Tensor, "B S"], delay: int) -> Int[Tensor, "B S"]:
 def look_ahead_mask(
     queries: int, keys: int, first_query: int, delay: int, device: torch.device
 ) -> Bool[Tensor, "queries keys"]:
-    """Mask for query t, starting at `first_query`, to attend to keys up to t + delay - 1."""
+    """Return a mask for query t, starting at `first_query`, to attend to keys up to t + delay - 1."""
     t = torch.arange(first_query, first_query + queries, device=device)
     return torch.arange(keys, device=device)[None, :] < (t + delay)[:, None]
 
@@ -309,7 +309,7 @@ def length_mask(lengths: Int[Tensor, " B"], longest: int, device: torch.device) 
 
 def check_sizes(width: int, heads: int, dropout: float) -> None:
     """Raise ConfigError unless a Transformer can have these sizes."""
-    require(0 <= dropout < 1, f"dropout must be in 0..1, got {dropout}")
+    require(0 <= dropout < 1, f"dropout must be at least 0 and below 1, got {dropout}")
     require(heads >= 1 and width % heads == 0, f"width ({width}) must be a multiple of heads ({heads})")
     require(width % 2 == 0, f"width must be even, got {width}")
 

@@ -169,7 +169,7 @@ class Seq2SeqModel(nn.Module):
 def _context_mask(
     source_mask: Tensor | None, queries: int, source: int, first: int, delay: int | None, device: torch.device
 ) -> Bool[Tensor, "B 1 T S"] | None:
-    """Mask for target step t to attend to source tokens before t + k, without padding."""
+    """Return a mask for target step t to attend to source tokens before t + k, without padding."""
     padding = None if source_mask is None else source_mask[:, None, None, :]
     if delay is None:
         return padding

@@ -83,7 +83,7 @@ class LabelContext(nn.Module):
         return history.masked_fill(torch.rand(history.shape, device=history.device) < self.dropout, MASK)
 
     def forward(self, history: Int[Tensor, "*N L"], embedding: Float[Tensor, "V D"]) -> Float[Tensor, "*N R"]:
-        """What the next symbol's scores are computed from: `b = forward(...) @ table.T`."""
+        """Return vectors whose products with `table` are the scores b of the next symbol."""
         x = F.embedding(history, embedding) * math.sqrt(embedding.shape[1])
         return self.contract(F.relu(self.expand(x.flatten(-2))))
 

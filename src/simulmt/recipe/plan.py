@@ -19,8 +19,8 @@
 makes that stage a dependency; if both stages are expanded over the same values, the matching variant is meant.
 `{given}/FILE` is a file in the directory passed as --data. `{k}` is a value, and may be part of a name: `{{system}}`.
 
-`processes = 4` runs a command in four processes. Only translating commands (`rewrite distil`) support it, for which one
-process does not keep a GPU busy.
+`processes = 4` runs a command in four processes. Only translation commands (such as `rewrite distil`) support it,
+because one process does not keep a GPU busy.
 
 A word that refers to an expanded stage without fixing its values is repeated per variant: `--model=ctc-k{k}={ctc}`.
 With `extends = "other.toml"` a recipe inherits from another one and overrides parts of it.
@@ -48,7 +48,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9+-]*")
 
 Value = str | int | float
 Values = Mapping[str, Value]
-_Variant = tuple[str, dict[str, Value]]  # stage name and the values of `each` behind it
+_Variant = tuple[str, dict[str, Value]]  # stage name, and its values of `each`
 
 
 @dataclass(frozen=True)

@@ -176,13 +176,13 @@ def _run_stage(directory: Path, inputs: Inputs, words: list[str], program: Progr
         begin(directory, inputs, words[0] in program.resumable)
         _redirect(directory / LOG)
         print(f"$ simulmt {shlex.join(words)}", flush=True)
-        begun = time.monotonic()
+        started = time.monotonic()
         if code := program.run(words, processes):
             sys.exit(code)
         used = os.times()
         cpu = used.user + used.system + used.children_user + used.children_system
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        finish(directory, inputs, time.monotonic() - begun, cpu, now, {program.scratch, *program.ignored})
+        finish(directory, inputs, time.monotonic() - started, cpu, now, {program.scratch, *program.ignored})
         _remove_scratch(directory, program)
 
 

@@ -129,7 +129,7 @@ def _why_stale(directory: Path, inputs: Inputs, record: Record) -> Iterator[str]
 
 
 def check_runnable(todo: Sequence[StageStatus], statuses: Mapping[str, StageStatus], workspace: Workspace) -> None:
-    """Raise an error if a stage cannot run: an input file or a dependency is missing, or its directory is in use."""
+    """Raise an error if a stage cannot run: a missing input or dependency, or other files in its directory."""
     for directory in (workspace.directory(status.stage.name) for status in todo):
         if is_foreign(directory):
             raise ConfigError(

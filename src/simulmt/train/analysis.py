@@ -54,6 +54,8 @@ class Sorter:
         model, config = load_model(run)
         if not isinstance(model, SortedCTCModel):
             raise CheckpointError(f"{run}: a '{config.system}' model has no sorting network; train with ctc+asn")
+        if isinstance(model.translator, TransducerModel):
+            raise CheckpointError(f"{run}: analyses decode CTC, without a label context; train with ctc+asn")
         data = _data_directory(run) if data is None else data
         source, target = Tokenizer.load(data / "source.model"), Tokenizer.load(data / "target.model")
         check_vocabularies(run, config, data, source, target)
@@ -223,7 +225,7 @@ def _padded(sentences: Sequence[list[int]], device: torch.device) -> tuple[Tenso
 
 
 def _links(sorting: Sorting, source: _Pieces, target: _Pieces) -> set[Link] | None:
-    """Link each target word to the source words whose states its frames hold most of; None if not aligned."""
+    """Link each target word to the source words with most of the weight in its frames; None if not aligned."""
     if sorting.path is None:
         return None
     nearest = sorting.Z.argmax(1)

@@ -63,7 +63,7 @@ class BatchPlan:
         self, source_lengths: NDArray[np.int64], target_lengths: NDArray[np.int64], batch_tokens: int, seed: int
     ) -> None:
         if not len(source_lengths):
-            raise TrainingError("the training store is empty: see in its manifest why pairs were dropped")
+            raise TrainingError("the training store is empty; its manifest.json lists why pairs were dropped")
         self._source_lengths, self._target_lengths = source_lengths, target_lengths
         self._seed = seed
         self._cuts = cut_by_length(np.bincount(source_lengths), batch_tokens)
@@ -114,7 +114,7 @@ class BatchQueue:
         return ready[1] if ready is not None and ready[0] == number else self._make(number)
 
     def prepare(self, number: int) -> None:
-        """Prefetch the batch to be taken next; does nothing on a CPU."""
+        """Prefetch the batch to be taken next; do nothing on a CPU."""
         if self._store.device.type != "cpu":
             self._ready = number, self._make(number)
 

@@ -67,7 +67,9 @@ def export(
     """Write a bundle; `card` (data, scores, licences) is added to its README, `development` is (source, reference)."""
     if directory.exists():
         raise BundleError(f"{directory}: already exists; remove it or choose another directory")
-    has_words = bool(trained.words) or not trained.target.spaced  # whose Latin words are copied from the source
+    has_words = (
+        bool(trained.words) or not trained.target.spaced
+    )  # without spaces, Latin words are copied from the source
     require(has_words or not config.rules.unknown_word, "the rule unknown_word needs TrainedModel.words")
     described = _describe(trained.model, config)
     is_exact = config.precision == "fp32"
@@ -143,7 +145,7 @@ def _check_options(model: InferenceModel, config: ExportConfig, tune_penalty: bo
     else:
         require(not config.rules.early_full_stop, "the decoding rule early_full_stop needs a transducer")
     config.rules.check_language(config.target_language)
-    trained = ", ".join(map(str, config.delays)) or "whole sentences only"
+    trained = ", ".join(map(str, config.delays)) or "full sentences only"
     require(
         config.default_delay is None or config.default_delay in config.delays,
         f"default delay {config.default_delay}: the model was trained for {trained}",

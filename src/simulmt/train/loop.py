@@ -59,7 +59,7 @@ class Outcome:
     update: int
     score: float | None
     model: Path | None = None
-    signal: int | None = None  # that stopped it, if any
+    signal: int | None = None  # signal that stopped the run, if any
 
 
 def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) -> Outcome:
@@ -222,9 +222,9 @@ def _accumulate(
     totals = torch.zeros(6, dtype=torch.float64, device=world.device)
     timing = {"source_tokens": 0.0, "data_seconds": 0.0}
     for number in numbers:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         batch = queue.take(number)
-        timing["data_seconds"] += time.perf_counter() - begun
+        timing["data_seconds"] += time.perf_counter() - started
         timing["source_tokens"] += float(batch.source_lengths.sum()) * world.size
         # Each batch has its own seed, so its dropout and noise do not depend on the process that runs it.
         torch.manual_seed(config.training.seed * 1_000_003 + number)

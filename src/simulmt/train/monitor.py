@@ -172,7 +172,7 @@ class Monitor:
         if totals.skipped_updates:
             parts.append(f"{totals.skipped_updates} updates skipped")
         if totals.skipped_sentences:
-            parts.append(f"{totals.skipped_sentences} sentences too long for their source skipped")
+            parts.append(f"{totals.skipped_sentences} sentences skipped, too long for their source")
         return "  ".join([*parts, f"{memory_gib():.1f} GiB"])
 
     def _record(self, tag: str, value: float, update: int) -> None:

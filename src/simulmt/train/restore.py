@@ -1,7 +1,8 @@
-"""Initialise a model from a trained one: a finished run, or a bundle, whose weights are read back.
+"""Initialise a model with the weights of a finished run or of a bundle.
 
-A bundle stores weights in the order in which graph.py adds them. So its graphs are built again from a model of zeros,
-and the n-th weights added belong to the n-th stored. Names cannot tell: they change with every node that graph.py adds.
+A bundle stores weights in the order in which graph.py adds them. So its graphs are rebuilt from a model of zeros, and
+the n-th weights added belong to the n-th stored. Names do not identify them, since they change with every node that
+graph.py adds.
 
 int8 weights are restored to within half a quantisation step.
 """
@@ -153,12 +154,12 @@ class StoredGraph:
 
 
 def _holds_weights(constant: Array) -> bool:
-    """Tell weights, scales and biases from shapes (int64) and scalars; a few other tables count as weights, too."""
+    """Return whether a constant holds weights, scales or biases (or a few other tables), not a shape or a scalar."""
     return constant.ndim > 0 and constant.dtype in (np.float32, np.int8)
 
 
 class _Reader(Graph):
-    """Build a graph again, collecting what the stored weights say about the parameters of the model."""
+    """Rebuilds a graph, reading the parameters of the model from the stored weights."""
 
     def __init__(
         self, stored: Iterator[Array], found: dict[Tensor, Tensor], heads: int, width: int, precision: Precision

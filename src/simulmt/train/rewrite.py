@@ -260,7 +260,7 @@ def _make_shards(
     """
     if finished(job) is not None:
         return set()
-    began, made, others = time.perf_counter(), 0, set()
+    started, made, others = time.perf_counter(), 0, set()
     for number, part in enumerate(_chunks(lines(), job.shard_lines)):
         path = folder / f"{number:06d}.json"
         if path.exists() or (wanted is not None and number not in wanted):
@@ -272,7 +272,7 @@ def _make_shards(
                 write_whole(path, json.dumps(_shard_table(work(part), number * job.shard_lines), ensure_ascii=False))
                 made += len(part)
                 done = job.shard_lines * (len(list(folder.glob("[0-9]*.json"))) - 1) + len(part)
-                progress(Progress(done, made / (time.perf_counter() - began)))
+                progress(Progress(done, made / (time.perf_counter() - started)))
     return others
 
 

@@ -204,7 +204,10 @@ class CheckpointFolder:
             except CheckpointError as error:
                 warn(f"{error}; ignoring it")
         if not found:
-            raise CheckpointError(f"{self.folder}: none of the best checkpoints is intact (updates {updates})")
+            raise CheckpointError(
+                f"{self.folder}: all of the best checkpoints (updates {updates}) are damaged; "
+                "to start over, remove the directory"
+            )
         return found
 
     def load(self, update: int) -> Checkpoint:

@@ -122,7 +122,7 @@ class SweepOutcome:
 
     status: Literal["finished", "stopped"]
     trials: tuple[TrialResult, ...]
-    signal: int | None = None  # that stopped it, if any
+    signal: int | None = None  # signal that stopped the sweep, if any
 
     @property
     def best(self) -> TrialResult | None:

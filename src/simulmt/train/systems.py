@@ -67,10 +67,10 @@ class TrainingConfig:
         for name in ("warmup_updates", "weight_decay", "seed", "max_minutes"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}")
-        require(all(0 <= beta < 1 for beta in self.betas), f"betas must be in 0..1, got {self.betas}")
+        require(all(0 <= beta < 1 for beta in self.betas), f"betas must be at least 0 and below 1, got {self.betas}")
         require(0 <= self.cooldown <= 1, f"cooldown must be in 0..1, got {self.cooldown}")
         for name in ("smoothing", "ema_decay"):
-            require(0 <= getattr(self, name) < 1, f"{name} must be in 0..1, got {getattr(self, name)}")
+            require(0 <= getattr(self, name) < 1, f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
         require(self.clip_norm > 0, f"clip_norm must be above 0, got {self.clip_norm}")
         require(
             self.batch_tokens <= self.update_tokens,

@@ -42,14 +42,14 @@ MEASURED = Result(
 )
 
 
-def test_what_was_not_measured_is_a_dash_and_what_nobody_measured_no_column() -> None:
+def test_missing_values_are_dashes_and_empty_columns_are_omitted() -> None:
     table = results_table([PUBLISHED, MEASURED])
     assert list(table.headings) == ["system", "k", "BLEU", "AL", "AL-CA ms", "lag s", "computing s"]
     assert list(table.rows[0]) == ["paper", "3", "40.24", "2.50", "–", "–", "–"]
     assert list(table.rows[1]) == ["ours", "full", "38.12 [37.0, 39.3]", "3.25", "51.3", "1.23", "0.234"]
 
 
-def test_precisions_that_are_missing() -> None:
+def test_missing_precisions_leave_out_columns() -> None:
     table = quality_table([PUBLISHED, MEASURED])
     assert list(table.headings) == ["system", "k", "1-gram", "2-gram", "empty"]
     assert list(table.rows[1]) == ["ours", "full", "60.0", "40.0", "0"]
@@ -92,7 +92,7 @@ def test_the_gain_of_oracle_order() -> None:
     assert list(oracle_table([old]).rows[0][5:9]) == ["–"] * 4
 
 
-def test_how_far_the_sorting_is_from_the_identity() -> None:
+def test_distances_of_z_from_the_identity() -> None:
     record = OracleScore("test", "asn", 3, 0.0, 10, 41.75, (41.0, 42.5), 0.95, 40.24, (39.5, 41.0), 0.9, "sig")
     measured = replace(record, diagonal=0.61235, displacement=1.5)
     table = sorting_table([record, measured, replace(measured, blank_penalty=1.0), replace(measured, delay=5)])

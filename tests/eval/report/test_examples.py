@@ -36,7 +36,7 @@ def test_a_word_among_characters_is_written_with_its_last_one(tmp_path: Path) ->
     assert output.hallucinated == [False] * 5
 
 
-def test_words_without_ground_are_marked(tmp_path: Path) -> None:
+def test_hallucinated_words_are_marked(tmp_path: Path) -> None:
     evaluated(tmp_path, "ctc", 1, ["eins zwei drei", *GERMAN[1:]])
 
     def aligner(pairs: list[object]) -> list[set[tuple[int, int]]]:
@@ -60,7 +60,7 @@ def test_rates_worked_by_hand(tmp_path: Path) -> None:
     assert outputs.under_translation_rate == pytest.approx(1 - translated / sum(lengths))
 
 
-def test_alignments_are_cached_by_what_was_aligned(tmp_path: Path) -> None:
+def test_alignments_are_cached_by_their_text(tmp_path: Path) -> None:
     results, cache = tmp_path / "results", tmp_path / "alignments"
     evaluated(results, "ctc", 1, GERMAN)
     before = {path: path.stat().st_mtime_ns for path in results.rglob("*")}
@@ -81,7 +81,7 @@ def test_alignments_are_cached_by_what_was_aligned(tmp_path: Path) -> None:
 
 
 def test_a_copy_with_older_dates_is_aligned_by_its_text(tmp_path: Path) -> None:
-    """As after a checkout or rsync, when dates say nothing."""
+    """As after a checkout or rsync, when dates are meaningless."""
     results, cache = tmp_path / "results", tmp_path / "alignments"
     evaluated(results, "ctc", 1, GERMAN)
     read_outputs(results, read_results(results), Diagonal(), cache)
@@ -133,7 +133,7 @@ def test_untranslated_by_hand() -> None:
     assert aligned(set(), [], source=2).untranslated == [True, True]
 
 
-def test_rates_weigh_every_word_alike() -> None:
+def test_rates_give_every_word_equal_weight() -> None:
     sentences = [aligned(LINKS, [1, 3, 4, 5], 6), aligned(set(), [1] * 4, 1), aligned({(1, 1)}, [1, 1], 1)]
     outputs = Outputs("ctc-k1", None, sentences)
     assert (outputs.hallucination_rate, outputs.under_translation_rate) == (6 / 10, 3 / 8)

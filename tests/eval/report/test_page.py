@@ -24,7 +24,7 @@ VOID = {"meta", "br", "link", "img"}
 
 
 class Outline(HTMLParser):
-    """Checks that every element is closed, and collects what matters of a page."""
+    """Checks that every element is closed, and collects headings, marked words, table rows and attributes."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -73,13 +73,13 @@ def evaluation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def results(evaluation: Path, tmp_path: Path) -> Path:
-    """Three systems, two of them at two delays."""
+    """Write results of three systems, two of them at two delays."""
     return Path(shutil.copytree(evaluation, tmp_path / "results"))
 
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare the time that pictures take, in tests of what is around them."""
+    """Do not draw figures, which is slow, in tests of the rest of the page."""
     monkeypatch.setattr(plots, "inline_svg", lambda _figure, _title: "<svg></svg>")
 
 
@@ -87,7 +87,7 @@ def report(*directories: Path, aligner: examples.Aligner | None = None, **option
     return Outline(build_report(directories, ReportOptions(**options), aligner).html)  # type: ignore[arg-type]
 
 
-def test_the_page_stands_on_its_own(results: Path, tmp_path: Path) -> None:
+def test_the_page_is_self_contained(results: Path, tmp_path: Path) -> None:
     write_records(results, [SortedSentence("test", "asn", 1, 4, ("a",), ("老",), ((1.0,),))])
     made = build_report([results], ReportOptions(baseline="ctc"), Diagonal(), tmp_path / "alignments")
     outline = Outline(made.html)
@@ -100,7 +100,7 @@ def test_the_page_stands_on_its_own(results: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_it_opens_with_what_it_is_about_and_what_is_gained(results: Path) -> None:
+def test_the_page_begins_with_the_introduction_and_the_gains(results: Path) -> None:
     made = build_report([results], ReportOptions(about=("Why <sort>.",), baseline="ctc"), None)
     opening = made.markdown.split("## test")[0]
     assert "Why <sort>." in opening
@@ -219,7 +219,7 @@ def test_examples_are_spread_evenly_or_chosen(results: Path) -> None:
     assert lines(examples=0) == []
     with pytest.raises(DataError, match="--sentences 6: test has 5 sentences"):
         lines(sentences=(6,))
-    with pytest.raises(ConfigError, match="sentences must be 1 or more"):
+    with pytest.raises(ConfigError, match="sentences must be lines from 1"):
         lines(sentences=(0,))
 
 
@@ -239,7 +239,7 @@ def test_examples_are_of_one_delay_beside_whole_sentences(results: Path) -> None
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_delay_or_a_baseline_that_nobody_has_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_delay_or_baseline_is_refused(tmp_path: Path) -> None:
     evaluated(tmp_path, "ctc", 1, GERMAN)
     with pytest.raises(ConfigError, match="--baseline wait-k: no such system; there are ctc"):
         report(tmp_path, baseline="wait-k")
@@ -248,7 +248,7 @@ def test_a_delay_or_a_baseline_that_nobody_has_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_published_figures_stand_beside_ones_own(results: Path, tmp_path: Path) -> None:
+def test_published_scores_are_shown_with_measured_ones(results: Path, tmp_path: Path) -> None:
     published = tmp_path / "published"
     write_results(published, [Result("paper", 1, "test", "word", BLEU=24.17, AL=2.0)])
     write_results(tmp_path / "other", [Result("paper", 1, "other", "word", BLEU=20.0, AL=2.0)])

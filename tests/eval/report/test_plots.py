@@ -69,7 +69,7 @@ RESULTS = [
 
 
 def nodes(axes: Axes, look_of: str) -> list[tuple[float, float]]:
-    """Where the markers of a colour are."""
+    """Return the positions of the markers of a colour."""
     lines = [line for line in axes.lines if line.get_marker() in MARKERS and to_hex(str(line.get_color())) == look_of]
     return [(x, y) for line in lines for x, y in np.asarray(line.get_xydata()).tolist()]
 
@@ -83,13 +83,13 @@ def legend_of(figure: Figure) -> list[str]:
     return [text.get_text() for text in legend.get_texts()]
 
 
-def test_looks_differ_for_as_many_systems_as_there_can_be() -> None:
+def test_styles_differ_for_many_systems() -> None:
     names = [f"system {number}" for number in range(len(PALETTE) * len(MARKERS))]
     assert len(set(assign_styles(names).values())) == len(names)
     assert assign_styles(["a", "b", "a"]) == assign_styles(["a", "b"])
 
 
-def test_quality_against_latency_has_a_line_a_system_and_a_labelled_node_a_delay() -> None:
+def test_quality_against_latency_has_a_line_per_system_and_a_labelled_point_per_delay() -> None:
     figure = quality_latency_figure(RESULTS)
     by_al, by_ca, chrf, _ = figure.axes
     styles = assign_styles(["ctc", "wait-k", "teacher"])
@@ -103,14 +103,14 @@ def test_quality_against_latency_has_a_line_a_system_and_a_labelled_node_a_delay
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "AL (source words)", "AL-CA (ms)"]
 
 
-def test_a_system_that_waits_for_the_end_is_a_line_across() -> None:
+def test_a_full_sentence_system_is_a_horizontal_line() -> None:
     for axes, height in zip(quality_latency_figure(RESULTS).axes, (30, 30, 60, 60), strict=True):
         (across,) = [line for line in axes.lines if line.get_label() == "teacher"]
         assert set(np.asarray(across.get_ydata()).tolist()) == {height}
         assert nodes(axes, assign_styles(["ctc", "wait-k", "teacher"])["teacher"].colour) == []
 
 
-def test_times_that_lie_far_apart_are_drawn_on_a_logarithmic_scale() -> None:
+def test_a_wide_range_of_latencies_is_drawn_on_a_logarithmic_scale() -> None:
     assert [axes.get_xscale() for axes in quality_latency_figure(RESULTS).axes] == ["linear", "log"] * 2
     assert [axes.get_xscale() for axes in quality_latency_figure(RESULTS[:2]).axes] == ["linear", "linear"] * 2
 
@@ -160,7 +160,7 @@ def test_ngram_gains_are_differences_at_shared_delays() -> None:
     assert ngram_gains([result("base", 1, 0, 0), *OTHER], "other", "base") == {}
 
 
-def test_a_group_of_bars_an_n_and_a_bar_a_delay() -> None:
+def test_one_group_of_bars_per_n_and_one_bar_per_delay() -> None:
     figure = ngram_gain_figure(ngram_gains([*BASE, *OTHER], "other", "base"), "other over base")
     (axes,) = figure.axes
     bars = [
@@ -237,7 +237,7 @@ def test_every_result_has_its_picture(results: Path) -> None:
     ]
 
 
-def test_paths_show_links_where_they_were_kept(results: Path, tmp_path: Path) -> None:
+def test_paths_show_cached_links(results: Path, tmp_path: Path) -> None:
     cache = tmp_path / "alignments"
 
     def lines(name: str) -> int:
@@ -262,9 +262,7 @@ def test_wrong_names_and_lines_are_refused(results: Path) -> None:
         list(draw_all([results], None, (6,)))
 
 
-def test_the_command_says_what_it_wrote_and_which_font_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_reports_its_files_and_a_missing_font(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHINESE_FONTS", ())
     evaluated(tmp_path / "results", "ctc:new", 1, CHINESE, "char")
     arguments = ["plot", str(tmp_path / "results"), "--output", str(tmp_path / "pictures"), "--sentences", "1,4"]
@@ -279,7 +277,7 @@ def test_the_command_says_what_it_wrote_and_which_font_is_missing(
 
 
 def lettered(*texts: str) -> Figure:
-    """A figure that says something."""
+    """Return a figure with a text."""
     with drawing(2, 2) as figure:
         axes = figure.subplots()
         axes.plot([1, 2], [1, 2], marker="o")
@@ -289,7 +287,7 @@ def lettered(*texts: str) -> Figure:
 
 
 def save(figure: Figure, directory: Path, name: str = "picture") -> list[str]:
-    """Save a figure; what is reported."""
+    """Save a figure; return the messages."""
     lines: list[str] = []
     save_figures([(name, figure)], directory, lines.append)
     return lines
@@ -313,7 +311,7 @@ def test_text_stays_text() -> None:
     assert {"老桥", "bridge"} <= texts
 
 
-def test_without_a_chinese_font_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_chinese_font_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHINESE_FONTS", ())
     _, advice = save(lettered("老桥"), tmp_path)
     assert "apt install fonts-noto-cjk" in advice
@@ -366,7 +364,7 @@ def test_inline_pictures_do_not_repeat_ids_and_refer_to_their_own() -> None:
     for (
         name,
         count,
-    ) in ids.items():  # the same id twice is the same thing twice: a marker or a clipping of equal content
+    ) in ids.items():  # equal ids have equal content: a marker or a clip path
         assert count == 1 or len(set(re.findall(rf'<[^>]*id="{name}".*?/>', page, re.DOTALL))) == 1
     for reference in re.findall(r'(?:href="#|url\(#)([^")]+)', page):
         assert reference in ids

@@ -41,7 +41,7 @@ class ReportOptions:
 
     def __post_init__(self) -> None:
         require(self.examples >= 0, f"examples must be 0 or more, got {self.examples}")
-        require(all(number >= 1 for number in self.sentences), f"sentences must be 1 or more, got {self.sentences}")
+        require(all(number >= 1 for number in self.sentences), f"sentences must be lines from 1, got {self.sentences}")
 
 
 class Report(NamedTuple):
@@ -114,9 +114,9 @@ def _summary_blocks(test_sets: Sequence[_TestSet], options: ReportOptions) -> It
 def _gains(comparisons: Sequence[Comparison]) -> Iterator[str]:
     for base in (each.result for each in comparisons if each.BLEU is None):
         gains = [
-            (rival.BLEU.gain, f"{rival.result.name} {rival.BLEU.gain:+.1f}{'*' * (rival.BLEU.p < SIGNIFICANT)}")
-            for rival in comparisons
-            if rival.BLEU and base.delay in (rival.result.delay, None)
+            (other.BLEU.gain, f"{other.result.name} {other.BLEU.gain:+.1f}{'*' * (other.BLEU.p < SIGNIFICANT)}")
+            for other in comparisons
+            if other.BLEU and base.delay in (other.result.delay, None)
         ]
         if gains:
             ranked = ", ".join(text for _, text in sorted(gains, reverse=True))

@@ -86,7 +86,7 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "simulmt",  # makes element ids deterministic
 }
-_NODE: Mapping[str, Any] = {"markersize": 11, "markeredgecolor": "white", "markeredgewidth": 0.5}
+_POINT: Mapping[str, Any] = {"markersize": 11, "markeredgecolor": "white", "markeredgewidth": 0.5}
 
 
 def draw_all(
@@ -192,8 +192,8 @@ def ngram_gain_figure(gains: Mapping[str, Sequence[float]], title: str) -> Figur
         width = 0.8 / len(gains)
         shades = np.linspace(1.0, 0.35, len(gains))[::-1]
         for number, (delay, gain) in enumerate(gains.items()):
-            places = np.arange(1, len(gain) + 1) + (number - (len(gains) - 1) / 2) * width
-            axes.bar(places, gain, 0.92 * width, label=delay, color=PALETTE[0], alpha=shades[number])
+            positions = np.arange(1, len(gain) + 1) + (number - (len(gains) - 1) / 2) * width
+            axes.bar(positions, gain, 0.92 * width, label=delay, color=PALETTE[0], alpha=shades[number])
         axes.axhline(0, color=INK, linewidth=0.8)
         axes.set_title(title, parse_math=False)
         axes.set_xticks(range(1, max(map(len, gains.values())) + 1))
@@ -212,7 +212,7 @@ def ngram_gains(results: Sequence[Result], system: str, baseline: str | None) ->
         for name in (baseline, system)
     )
     return {
-        "whole sentence" if delay is None else f"k = {delay}": np.subtract(after[delay], before[delay]).tolist()
+        "full sentence" if delay is None else f"k = {delay}": np.subtract(after[delay], before[delay]).tolist()
         for delay in sorted(before.keys() & after.keys(), key=lambda delay: delay or 0)
     }
 
@@ -268,32 +268,34 @@ def _draw_links(axes: Axes, links: Set[Link], marker: str, colour: str, label: s
 
 
 def _draw_lines(axes: Axes, results: Sequence[Result], styles: Mapping[str, Style], quality: str, latency: str) -> None:
-    for system, look in styles.items():
-        nodes = [r for r in results if r.system == system and getattr(r, quality) is not None]
-        for result in nodes:
+    for system, style in styles.items():
+        points = [r for r in results if r.system == system and getattr(r, quality) is not None]
+        for result in points:
             if result.delay is None:
-                axes.axhline(getattr(result, quality), color=look.colour, linestyle=(0, (5, 3)), label=system)
-        nodes = sorted((r for r in nodes if _has_latency(r, latency)), key=lambda r: r.delay or 0)
-        if nodes:
-            _draw_line(axes, nodes, look, quality, latency)
+                axes.axhline(getattr(result, quality), color=style.colour, linestyle=(0, (5, 3)), label=system)
+        points = sorted((r for r in points if _has_latency(r, latency)), key=lambda r: r.delay or 0)
+        if points:
+            _draw_line(axes, points, style, quality, latency)
     axes.grid()
     axes.margins(0.08)
 
 
-def _draw_line(axes: Axes, nodes: Sequence[Result], look: Style, quality: str, latency: str) -> None:
-    across = [getattr(node, latency) for node in nodes]
-    up = [getattr(node, quality) for node in nodes]
-    intervals = [getattr(node, f"{quality}_interval") for node in nodes]
+def _draw_line(axes: Axes, points: Sequence[Result], style: Style, quality: str, latency: str) -> None:
+    xs = [getattr(point, latency) for point in points]
+    ys = [getattr(point, quality) for point in points]
+    intervals = [getattr(point, f"{quality}_interval") for point in points]
     if all(intervals):
         low, high = zip(*intervals, strict=True)
-        axes.fill_between(across, low, high, color=look.colour, alpha=0.12, linewidth=0)
-    axes.plot(across, up, color=look.colour)
-    for order, (x, y, node) in enumerate(zip(across, up, nodes, strict=True), start=3):
+        axes.fill_between(xs, low, high, color=style.colour, alpha=0.12, linewidth=0)
+    axes.plot(xs, ys, color=style.colour)
+    for order, (x, y, point) in enumerate(zip(xs, ys, points, strict=True), start=3):
         # Draw each marker together with its number, so that overlapping markers keep theirs.
-        label = node.system if node is nodes[0] else None
-        axes.plot(x, y, look.marker, color=look.colour, zorder=order, label=label, **_NODE)
-        ink = contrasting_ink(look.colour)
-        axes.annotate(str(node.delay), (x, y), ha="center", va="center_baseline", fontsize=7.5, color=ink, zorder=order)
+        label = point.system if point is points[0] else None
+        axes.plot(x, y, style.marker, color=style.colour, zorder=order, label=label, **_POINT)
+        ink = contrasting_ink(style.colour)
+        axes.annotate(
+            str(point.delay), (x, y), ha="center", va="center_baseline", fontsize=7.5, color=ink, zorder=order
+        )
 
 
 def _has_latency(result: Result, latency: str) -> bool:
@@ -303,13 +305,13 @@ def _has_latency(result: Result, latency: str) -> bool:
 def _legend(figure: Figure, axes: Axes) -> None:
     """Draw one legend above all panels, in rows that fit the width."""
     handles, labels = axes.get_legend_handles_labels()
-    room = figure.get_figwidth() / (_label_width(labels) + 0.6)
-    rows = math.ceil(len(labels) / max(1, int(room)))
+    columns = max(1, int(figure.get_figwidth() / (_label_width(labels) + 0.6)))
+    rows = math.ceil(len(labels) / columns)
     figure.legend(handles, labels, loc="outside upper center", ncols=math.ceil(len(labels) / rows))
 
 
 def _label_width(labels: Sequence[str]) -> float:
-    """Estimate the length of the longest label."""
+    """Estimate the length of the longest label in inches."""
     wide = [sum(2 if east_asian_width(letter) in "WF" else 1 for letter in label) for label in labels]
     return 0.09 * max(wide, default=0)
 
