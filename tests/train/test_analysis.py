@@ -265,6 +265,9 @@ def test_a_run_that_cannot_be_loaded(
     run(tiny(data, "ctc", max_updates=1, validate_every=1), tmp_path / "plain")
     with pytest.raises(CheckpointError, match="a 'ctc' model has no sorting network"):
         Sorter.load(tmp_path / "plain", data)
+    run(tiny(data, "transducer+asn", max_updates=1, validate_every=1), tmp_path / "transducer")
+    with pytest.raises(CheckpointError, match="analyses decode CTC, without a label context"):
+        Sorter.load(tmp_path / "transducer", data)
 
 
 # --- Commands -----------------------------------------------------------------------------------------------

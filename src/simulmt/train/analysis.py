@@ -26,6 +26,7 @@ from simulmt.data.alignment import Link
 from simulmt.errors import CheckpointError
 from simulmt.model.asn import SortedCTCModel, SortingStatistics
 from simulmt.model.layers import Batch
+from simulmt.model.transducer import TransducerModel
 from simulmt.text import BLANK, END, PAD, Tokenizer
 from simulmt.train.batches import DeviceStore
 from simulmt.train.decode import collapse
