@@ -277,12 +277,13 @@ def _choose_final(
     best: list[int], state: RunState, checkpoints: CheckpointFolder, validate: Callable[[], dict[str, float]]
 ) -> tuple[str, dict[str, float]]:
     """Load the best checkpoint or the average of the best, whichever scores higher; return its name and all scores."""
-    scores, weights = {}, {}
-    for name, updates in {"best": best[:1], "average of the best": best}.items():
-        weights[name] = checkpoints.average(updates, state.validated_prefix)
-        state.model.load_state_dict(weights[name])
+    weights = {"best": checkpoints.average(best[:1], state.validated_prefix)}
+    scores = {"best": state.progress.scores[str(best[0])]}  # validated during the run
+    if len(best) > 1:
+        weights["average of the best"] = checkpoints.average(best, state.validated_prefix)
+        state.model.load_state_dict(weights["average of the best"])
         by_delay = validate()
-        scores[name] = sum(by_delay.values()) / len(by_delay)
+        scores["average of the best"] = sum(by_delay.values()) / len(by_delay)
     chosen = max(scores, key=lambda name: scores[name])
     state.model.load_state_dict(weights[chosen])
     return chosen, scores
