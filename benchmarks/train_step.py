@@ -1,11 +1,13 @@
 """A training step of CTC+ASN, compared with a plain eager PyTorch version of the same step in the same run.
 
-    python benchmarks/train_step.py                     base size, V=32,000, 32K source tokens, on a GPU
-    python benchmarks/train_step.py --toy --device cpu  toy size
+    python benchmarks/train_step.py                           base size, V=32,000, 32K source tokens, on a GPU
+    python benchmarks/train_step.py --toy --device cpu        toy size
+    python benchmarks/train_step.py --system transducer+asn   the step of a live model, 12 layers, V=12,000, alone
 
-The plain version has the same networks and weights, but is written as one would at first: logits of all frames in one
-tensor, a full log-softmax, PyTorch's CTC loss, Sinkhorn as a loop of logsumexp under autograd, no compilation. Both run
-in bfloat16 autocast on a GPU and in float32 on a CPU, and both include the optimiser.
+"launching" is the time until the CPU has launched all kernels: where it is close to the whole step, larger batches cost
+nothing. The plain version has the same networks and weights, but is written as one would at first: logits of all frames
+in one tensor, a full log-softmax, PyTorch's CTC loss, Sinkhorn as a loop of logsumexp under autograd, no compilation.
+Both run in bfloat16 autocast on a GPU and in float32 on a CPU, and both include the optimiser.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from simulmt.model import asn
 from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.layers import Batch
+from simulmt.model.risk import risk_loss
+from simulmt.model.transducer import TransducerConfig, TransducerModel
 from simulmt.text import BLANK, END
 from simulmt.train.loop import compile_layers, precision
 from simulmt.train.systems import TrainingConfig
@@ -51,7 +55,11 @@ class Size:
 
 
 BASE = Size(32_000, 512, 2048, 8, 6, 3, 32, 1024)
+LIVE = Size(12_000, 512, 2048, 8, 12, 3, 32, 1024)
 TOY = Size(540, 128, 256, 4, 3, 2, 16, 128)
+
+
+Model = CTCModel | SortedCTCModel
 
 
 class Measured(NamedTuple):
@@ -61,11 +69,14 @@ class Measured(NamedTuple):
     loss: float  # per target token
 
 
-def build(size: Size, device: torch.device) -> SortedCTCModel:
+def build(size: Size, device: torch.device, system: str = "ctc+asn") -> Model:
     torch.manual_seed(1)
-    vocabulary = size.vocabulary
-    config = CTCConfig(vocabulary, vocabulary, size.width, size.inner, size.heads, size.layers)
-    return SortedCTCModel.build(CTCModel.build(config), ASNConfig(layers=size.sorter_layers)).to(device).train()
+    sizes = (size.vocabulary, size.vocabulary, size.width, size.inner, size.heads, size.layers)
+    is_ctc = system.startswith("ctc")
+    translator = CTCModel.build(CTCConfig(*sizes)) if is_ctc else TransducerModel.build(TransducerConfig(*sizes))
+    is_sorted = system.endswith("+asn")
+    model = SortedCTCModel.build(translator, ASNConfig(layers=size.sorter_layers)) if is_sorted else translator
+    return model.to(device).train()
 
 
 def data(size: Size, device: torch.device) -> Batch:
@@ -87,7 +98,8 @@ def plain_sinkhorn(X: Tensor, iterations: int) -> Tensor:
     return X.exp()
 
 
-def plain_loss(model: SortedCTCModel, batch: Batch, smoothing: float = 0.1) -> Tensor:
+def plain_loss(model: Model, batch: Batch, smoothing: float = 0.1) -> Tensor:
+    assert isinstance(model, SortedCTCModel)
     _, source_lengths, target, target_lengths = batch
     with mock.patch.object(asn, "sinkhorn", plain_sinkhorn):
         H, Z = model.sort(batch)
@@ -100,13 +112,21 @@ def plain_loss(model: SortedCTCModel, batch: Batch, smoothing: float = 0.1) -> T
     return (1 - smoothing) * ctc - smoothing * log_probs.mean(-1).sum()
 
 
-def our_loss(model: SortedCTCModel, batch: Batch) -> Tensor:
+def our_loss(model: Model, batch: Batch) -> Tensor:
     return model.loss(batch).total
 
 
+def minimum_risk(model: Model, batch: Batch) -> Tensor:
+    assert isinstance(model, TransducerModel)
+    return risk_loss(model, batch).total
+
+
+SYSTEMS = {"ctc+asn": our_loss, "transducer+asn": our_loss, "transducer": our_loss, "risk": minimum_risk}
+
+
 def measure(
-    loss_of: Callable[[SortedCTCModel, Batch], Tensor],
-    model: SortedCTCModel,
+    loss_of: Callable[[Model, Batch], Tensor],
+    model: Model,
     size: Size,
     device: torch.device,
     seconds: float,
@@ -164,16 +184,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--toy", action="store_true", help="a small model, for a CPU")
+    parser.add_argument("--system", choices=SYSTEMS, default="ctc+asn", help="only ctc+asn has a plain version")
     parser.add_argument("--sentences", type=int, help="batch size")
     parser.add_argument("--seconds", type=float, default=10.0, help="seconds of timing per version")
     parser.add_argument("--profile", action="store_true", help="list the kernels that take the most time")
     arguments = parser.parse_args()
-    device, size = torch.device(arguments.device), TOY if arguments.toy else BASE
+    device, system = torch.device(arguments.device), arguments.system
+    size = TOY if arguments.toy else BASE if system == "ctc+asn" else LIVE
     size = replace(size, sentences=arguments.sentences or size.sentences)
 
     rows = {}
-    for name, loss_of in (("plain", plain_loss), ("simulmt", our_loss)):
-        model = build(size, device)
+    versions = {"simulmt": SYSTEMS[system]}
+    if system == "ctc+asn":
+        versions = {"plain": plain_loss, **versions}
+    for name, loss_of in versions.items():
+        model = build(size, device, system)
         if name == "simulmt":
             compile_layers(model, TrainingConfig(), device)
         rows[name] = measure(loss_of, model, size, device, arguments.seconds)
@@ -181,29 +206,32 @@ def main() -> None:
         if device.type == "cuda":
             torch.cuda.empty_cache()
     where = torch.cuda.get_device_name() if device.type == "cuda" else str(device)
-    print(f"CTC+ASN, {size}, {where}, torch {torch.__version__}")
+    print(f"{system}, {size}, {where}, torch {torch.__version__}")
     columns = ("ms/step", "launching", "source tok/s", "peak GiB", "TFLOP/s", "of peak", "loss")
     print("version " + "".join(f"{column:>13}" for column in columns))
     for name, (ms, launching, memory, loss) in rows.items():
-        rate, speed = step_flops(size) / ms * 1000, size.source_tokens / ms * 1000
+        # Only the products of CTC+ASN are counted.
+        rate = step_flops(size) / ms * 1000 if system == "ctc+asn" else math.nan
+        speed = size.source_tokens / ms * 1000
         share = rate / PEAK_BF16 if device.type == "cuda" else math.nan
         times = f"{ms:13.2f}{launching:13.2f}{speed:13,.0f}"
         print(f"{name:8}{times}{memory:13.2f}{rate / 1e12:13.2f}{share:13.1%}{loss:13.4f}")
-    plain, ours = rows["plain"], rows["simulmt"]
-    faster, leaner = plain.milliseconds / ours.milliseconds, ours.memory / plain.memory
-    print(f"speed-up {faster:.2f}x; memory {leaner:.2f} of plain")
+    if "plain" in rows:
+        plain, ours = rows["plain"], rows["simulmt"]
+        faster, leaner = plain.milliseconds / ours.milliseconds, ours.memory / plain.memory
+        print(f"speed-up {faster:.2f}x; memory {leaner:.2f} of plain")
     if arguments.profile:
-        _profile(size, device)
+        _profile(size, device, system)
 
 
-def _profile(size: Size, device: torch.device) -> None:
-    model, batch = build(size, device), data(size, device)
+def _profile(size: Size, device: torch.device, system: str) -> None:
+    model, batch = build(size, device, system), data(size, device)
     compile_layers(model, TrainingConfig(), device)
 
     def passes(count: int) -> None:
         for _ in range(count):
             with precision(TrainingConfig(), device):
-                our_loss(model, batch).backward()
+                SYSTEMS[system](model, batch).backward()
         _synchronize(device)
 
     passes(3)

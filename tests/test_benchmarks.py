@@ -48,6 +48,18 @@ def test_benchmark_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert expected in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("system", ["transducer+asn", "transducer", "risk"])
+def test_train_step_of_other_systems(
+    system: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = TOY["train_step.py"][0].split()
+    monkeypatch.setattr(sys, "argv", ["train_step.py", *options, "--system", system])
+    runpy.run_path(str(FOLDER / "train_step.py"), run_name="__main__")
+    first, _, row = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{system}, ")
+    assert row.startswith("simulmt")
+
+
 @pytest.mark.parametrize("load", ["--streams", "--viewers"])
 def test_server_benchmark_runs(load: str) -> None:
     command = [
