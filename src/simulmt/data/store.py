@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,9 +184,33 @@ def token_type(vocabulary_size: int) -> TokenType:
     return "<u2" if vocabulary_size <= 1 << 16 else "<u4"
 
 
-def _encode(source: Tokenizer, target: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list[int], list[int]]]:
-    """Encode pairs, without END."""
-    return [(source.encode_training_source(pair.source), target.encode(pair.target)) for pair in pairs]
+class _Sentences(NamedTuple):
+    """Encoded sentences of one side, each ending with END; arrays, because lists of integers are slow to pickle."""
+
+    tokens: NDArray[np.int32]
+    lengths: NDArray[np.int64]
+
+    @staticmethod
+    def of(sentences: Sequence[list[int]]) -> _Sentences:
+        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences)) + 1
+        tokens = np.full(lengths.sum(), END, np.int32)
+        tokens[_all_but_last(lengths)] = np.fromiter(chain.from_iterable(sentences), np.int32, (lengths - 1).sum())
+        return _Sentences(tokens, lengths)
+
+    def select(self, rows: NDArray[np.bool_]) -> _Sentences:
+        return self if rows.all() else _Sentences(self.tokens[np.repeat(rows, self.lengths)], self.lengths[rows])
+
+
+def _all_but_last(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return a mask over concatenated sentences, False on the last token of each."""
+    mask = np.ones(lengths.sum(), bool)
+    mask[np.cumsum(lengths) - 1] = False
+    return mask
+
+
+def _encode(source: Tokenizer, target: Tokenizer, pairs: Sequence[Pair]) -> tuple[_Sentences, _Sentences]:
+    sources = _Sentences.of([source.encode_training_source(pair.source) for pair in pairs])
+    return sources, _Sentences.of([target.encode(pair.target) for pair in pairs])
 
 
 class _PairFilter:
@@ -204,36 +228,36 @@ class _PairFilter:
     def kept(self) -> int:
         return self.read - sum(self.dropped.values())
 
-    def encode(self, corpus: Corpus) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
-        """Yield chunks of source and target sentences to keep, each ending with END."""
-        for chunk, encoded in map_chunks(self._encode, corpus.pairs(), CHUNK_PAIRS, self._processes):
+    def encode(self, corpus: Corpus) -> Iterator[tuple[_Sentences, _Sentences]]:
+        """Yield chunks of source and target sentences to keep."""
+        for chunk, (sources, targets) in map_chunks(self._encode, corpus.pairs(), CHUNK_PAIRS, self._processes):
             self.read += len(chunk)
-            sources: list[list[int]] = []
-            targets: list[list[int]] = []
-            for pair, (source, target) in zip(chunk, encoded, strict=True):
-                reason = self._reason_to_drop(pair, len(source), len(target))
-                if reason is None:
-                    sources.append([*source, END])
-                    targets.append([*target, END])
-                elif self._filters is None:
-                    raise _empty_side(corpus, pair, is_source=not source)
-                else:
-                    self.dropped[reason] += 1
-            yield sources, targets
+            lengths = np.stack([sources.lengths, targets.lengths]) - 1
+            if self._filters is not None:
+                kept = self._filter(self._filters, chunk, lengths)
+                yield sources.select(kept), targets.select(kept)
+            elif lengths.all():
+                yield sources, targets
+            else:
+                row = int(np.flatnonzero(lengths.min(0) == 0)[0])
+                raise _empty_side(corpus, chunk[row], is_source=not lengths[0, row])
 
-    def _reason_to_drop(self, pair: Pair, source_length: int, target_length: int) -> str | None:
-        shorter, longer = sorted((source_length, target_length))
-        if shorter == 0:  # blank after normalisation
-            return "empty"
-        if self._filters is None:
-            return None
-        if longer > self._filters.max_length:
-            return "too_long"
-        if longer > self._filters.max_ratio * shorter:
-            return "ratio"
-        if self._filters.drop_duplicates and self._was_kept(pair):
-            return "duplicate"
-        return None
+    def _filter(self, filters: Filters, chunk: Sequence[Pair], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which pairs to keep, given the lengths of both sides; a pair is counted for its first reason."""
+        shorter, longer = lengths.min(0), lengths.max(0)
+        kept = np.ones(len(chunk), bool)
+        for reason, found in (
+            ("empty", shorter == 0),  # blank after normalisation
+            ("too_long", longer > filters.max_length),
+            ("ratio", longer > filters.max_ratio * shorter),
+        ):
+            self.dropped[reason] += int((kept & found).sum())
+            kept &= ~found
+        if filters.drop_duplicates:
+            for row in np.flatnonzero(kept).tolist():
+                kept[row] = not self._was_kept(chunk[row])
+                self.dropped["duplicate"] += not kept[row]
+        return kept
 
     def _was_kept(self, pair: Pair) -> bool:
         # With 64 bits, the probability of any collision among ten million pairs is one in 370,000.
@@ -262,9 +286,8 @@ class _SideWriter:
         self._tokens = 0
         offset_file.write(np.zeros(1, OFFSET_TYPE).tobytes())
 
-    def append(self, sentences: list[list[int]]) -> None:
-        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        tokens = np.fromiter(chain.from_iterable(sentences), np.int64, lengths.sum())
+    def append(self, sentences: _Sentences) -> None:
+        tokens, lengths = sentences
         invalid = tokens[(tokens < 0) | (tokens >= self._tokenizer.size)]
         if invalid.size:
             raise VocabularyError(f"token id {invalid[0]} is not in 0..{self._tokenizer.size - 1}")
