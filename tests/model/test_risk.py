@@ -149,6 +149,29 @@ def test_the_gradient_is_that_of_the_sampled_symbols(monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+def test_likelihood_is_added_with_its_weight() -> None:
+    torch.manual_seed(0)
+    sizes = {"width": 8, "inner": 8, "heads": 2, "layers": 1, "context_symbols": 2, "context_inner": 8}
+    model = TransducerModel.build(TransducerConfig(12, 12, dropout=0.0, **sizes)).double()  # type: ignore[arg-type]
+    torch.nn.init.normal_(model.context.table)
+    lengths = torch.tensor([4, 3]), torch.tensor([3, 3])
+    batch = Batch(torch.randint(6, 12, (2, 4)), lengths[0], torch.randint(6, 12, (2, 3)), lengths[1])
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def gradients(loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(loss, trained, materialize_grads=True)
+
+    torch.manual_seed(1)
+    plain = risk_loss(model, batch, 1, RiskConfig())
+    torch.manual_seed(1)
+    both = risk_loss(model, batch, 1, RiskConfig(likelihood_weight=0.3))
+    likelihood = model.loss(batch, 1, smoothing=0.0)
+    torch.testing.assert_close(both.total, plain.total + 0.3 * likelihood.total, check_dtype=False)
+    assert both.likelihood == plain.likelihood
+    for ours, first, second in zip(*map(gradients, (both.total, plain.total, likelihood.total)), strict=True):
+        torch.testing.assert_close(ours, first + 0.3 * second, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.learning
 def test_it_learns_to_write_a_reordered_reference_in_its_own_order() -> None:
     """The reference is the source backwards, which a causal model cannot write; the same symbols it can."""

@@ -44,6 +44,7 @@ class RiskConfig:
     emphasised_words: tuple[str, ...] = ()  # words that get emphasis_weight, such as "not"; case-insensitive
     emphasis_weight: float = 2.0
     punctuation: str = ""  # characters that count only in n-grams of two or more: a lone full stop matches anywhere
+    likelihood_weight: float = 0.0  # of the transducer loss added: sampling alone never finds words of low probability
 
     def __post_init__(self) -> None:
         require(self.samples >= 2, f"samples must be at least 2, got {self.samples}")
@@ -54,6 +55,7 @@ class RiskConfig:
         )
         require(self.beta > 0, f"beta must be above 0, got {self.beta}")
         require(self.emphasis_weight > 0, f"emphasis_weight must be above 0, got {self.emphasis_weight}")
+        require(self.likelihood_weight >= 0, f"likelihood_weight must not be negative, got {self.likelihood_weight}")
 
     def weights(self, pieces: Sequence[str]) -> Float[Tensor, "2 V"]:
         """Return the weight of each symbol of a vocabulary: by itself, and at the end of a longer n-gram."""
@@ -74,7 +76,10 @@ def risk_loss(
     config: RiskConfig = DEFAULT,
     weights: Float[Tensor, "2 V"] | None = None,
 ) -> Loss:
-    """Return 1 - F of sampled translations, weighted by the number of labels of each sentence."""
+    """Return 1 - F of sampled translations, weighted by the number of labels of each sentence.
+
+    The transducer loss is added with `config.likelihood_weight`.
+    """
     source, source_lengths, target, target_lengths = batch
     check_tokens(target, model.target_embedding.num_embeddings, "target")
     frames = model.frames(model.encode(source, source_lengths, delay))
@@ -92,6 +97,8 @@ def risk_loss(
     contexts = contexts.gather(2, drawn.before[..., None].expand(-1, -1, -1, contexts.shape[-1]))  # [B N U R]
     risk = ((1 - scores.mean(1)) * lengths).sum()
     total = policy_gradient(frames, embedding, contexts, model.context.table, symbols, advantages, risk)
+    if config.likelihood_weight > 0:
+        total = total + config.likelihood_weight * model.loss_of_frames(frames, batch, smoothing=0.0).total
     return Loss(total, risk, lengths.sum(), torch.zeros_like(lengths[0]))
 
 

@@ -105,10 +105,13 @@ class TransducerModel(CTCModel):
 
     def loss_of_states(self, H: Float[Tensor, "B S D"], batch: Batch, smoothing: float) -> Loss:
         """Return the transducer loss of states, in encoder order or sorted."""
+        return self.loss_of_frames(self.frames(H), batch, smoothing)
+
+    def loss_of_frames(self, frames: Float[Tensor, "B U D"], batch: Batch, smoothing: float) -> Loss:
         lattice = Lattice.of(batch.target, batch.target_lengths, batch.source_lengths * self.mu)
         embedding = self.target_embedding.weight
         contexts = self.context(self.context.mask_tokens(self.context.histories(lattice.labels)), embedding)
-        return transducer_loss(self.frames(H), embedding, contexts, self.context.table, lattice, smoothing)
+        return transducer_loss(frames, embedding, contexts, self.context.table, lattice, smoothing)
 
     @torch.no_grad()
     def write(
