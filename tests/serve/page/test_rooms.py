@@ -23,7 +23,7 @@ from .support import (
     offline,
     open_page,
     serving,
-    violations,
+    violations_in_both_schemes,
     wait_for_translation,
 )
 
@@ -188,7 +188,7 @@ def reference(text: str, mask: int) -> list[list[bool]]:
     return [[bool(module) for module in row] for row in code.modules]
 
 
-def test_qr_codes_are_those_of_another_encoder(page: Page) -> None:
+def test_qr_codes_are_those_of_another_encoder(scripts: Page) -> None:
     draw = random.Random(3)
     lengths = [1, 14, 15, 26, 27, 42, 62, 84, 106, 122, 123, 152, 180, 181, 213]  # up to and beyond each version's
     texts = ["".join(draw.choices("abcxyz/:?-äß語", k=length))[:length] for length in lengths]
@@ -196,7 +196,7 @@ def test_qr_codes_are_those_of_another_encoder(page: Page) -> None:
         (text.encode()[:length].decode(errors="ignore"), draw.randrange(8))
         for text, length in zip(texts, lengths, strict=True)
     ]
-    made = page.evaluate(
+    made = scripts.evaluate(
         """async cases => {
             const {qrCode} = await import('/static/qr.js');
             return cases.map(([text, mask]) => [qrCode(text, mask), qrCode(text)]);
@@ -208,24 +208,21 @@ def test_qr_codes_are_those_of_another_encoder(page: Page) -> None:
         assert best in [reference(text, other) for other in range(8)]
 
 
-def test_a_text_too_long_for_a_qr_code(page: Page) -> None:
+def test_a_text_too_long_for_a_qr_code(scripts: Page) -> None:
     with pytest.raises(Exception, match="214 bytes are too many for a QR code"):
-        page.evaluate("async () => (await import('/static/qr.js')).qrCode('x'.repeat(214))")
+        scripts.evaluate("async () => (await import('/static/qr.js')).qrCode('x'.repeat(214))")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(page: Page, context: BrowserContext, server: PageServer, scheme: str) -> None:
+def test_axe_finds_nothing(page: Page, context: BrowserContext, server: PageServer) -> None:
     captions = open_captions(context, server, "axe")
-    for tab in (page, captions):
-        tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
     share(page, "axe")
     draft(page).press_sequentially(FIRST + SECOND)
     expect(captions.locator(".captions p")).to_have_count(2)
     page.get_by_role("button", name="Take back").click()
     expect(captions.get_by_role("deletion")).to_have_count(1)
     page.get_by_role("button", name="Share").click()
-    assert violations(page) == []
-    assert violations(captions) == []
+    for tab in (page, captions):
+        assert violations_in_both_schemes(tab) == []
 
 
 def test_an_overlay_for_a_video(page: Page, context: BrowserContext, server: PageServer) -> None:
