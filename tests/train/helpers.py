@@ -130,7 +130,7 @@ def start_fork_server() -> None:
 
     There is one for the whole session, and what it has imported is decided by whoever starts it.
     """
-    set_forkserver_preload(["pytest", *PRELOADED])
+    set_forkserver_preload(["pytest", "hypothesis", *PRELOADED])
     ensure_running()
 
 

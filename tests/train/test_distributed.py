@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from simulmt.data.dataset import Dataset
 from simulmt.errors import ConfigError
@@ -195,6 +194,8 @@ def restored_handlers() -> Iterator[None]:
 @pytest.mark.usefixtures("restored_handlers")
 def test_torchrun_restarts_and_the_run_goes_on(data: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     """With the launcher that the command calls, whose workers start faster here."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # slow, and no worker needs it
+
     torchrun = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

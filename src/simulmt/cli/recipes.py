@@ -29,8 +29,10 @@ RESUMABLE = ("train", "sweep", "rewrite")
 SCRATCH = "checkpoints"  # large, and deleted once a run is finished
 IGNORED = ("tensorboard",)
 PRELOADED = (
+    "simulmt.cli",
     "simulmt.train.loop",
     "simulmt.train.export",
+    "simulmt.train.rewrite",
     "simulmt.eval.report.page",
     "simulmt.eval.run",
     "torch._dynamo",  # which the first optimiser imports, in two seconds

@@ -40,7 +40,7 @@ def test_dark_and_light(page: Page, context: BrowserContext, server: PageServer)
 def test_all_text_has_contrast(page: Page) -> None:
     choose(page, "Compare faster and surer")
     choose(page, "Show how it works")
-    draft(page).press_sequentially(FIRST + "half a")
+    draft(page).fill(FIRST + "half a")
     wait_for_translation(page, offline([FIRST, "half "], delay=5), lane=1)
     for scheme in SCHEMES:
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -54,7 +54,7 @@ def test_nothing_is_wider_than_the_screen(page: Page) -> None:
     choose(page, "Show how it works")
     for width, letter in ((320, "l"), (390, "m"), (800, "n"), (1280, "o")):
         page.set_viewport_size({"width": width, "height": 844})
-        draft(page).press_sequentially(FIRST + letter * 120 + "\n")
+        draft(page).fill(FIRST + letter * 120 + "\n")
         expect(page.locator(".path .read").last).to_have_text(letter * 120)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate("document.body.scrollWidth") <= width
@@ -113,7 +113,7 @@ def test_keyboard_alone(page: Page) -> None:
 
 
 def test_screen_readers_hear_whole_sentences(page: Page) -> None:
-    draft(page).press_sequentially(FIRST + SECOND[:20])
+    draft(page).fill(FIRST + SECOND[:20])
     wait_for_translation(page, offline([FIRST, SECOND[:20]]))
     assert page.locator("[role=log]").all_inner_texts() == [offline([FIRST])]
     assert page.locator(".lane [role=region]").get_attribute("aria-live") is None
@@ -125,7 +125,7 @@ def test_axe_finds_nothing(page: Page, size: tuple[int, int]) -> None:
     assert violations_in_both_schemes(page) == []
     choose(page, "Compare faster and surer")
     choose(page, "Show how it works")
-    draft(page).press_sequentially(FIRST + "half a")
+    draft(page).fill(FIRST + "half a")
     wait_for_translation(page, offline([FIRST, "half "], delay=5), lane=1)
     assert violations_in_both_schemes(page) == []
     page.get_by_role("button", name="More").click()
@@ -143,7 +143,7 @@ def test_labels_differ(page: Page) -> None:
 
 def test_source_and_translation_are_both_visible_above_the_keyboard(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 480})
-    draft(page).press_sequentially(FIRST + SECOND + THIRD[:20])
+    draft(page).fill(FIRST + SECOND + THIRD[:20])
     wait_for_translation(page, offline([FIRST, SECOND, THIRD[:17]]))
     page.wait_for_timeout(100)
     for selector, parent in ((".ink span", ".sheet"), (".lane .text p:last-child span:last-child", ".translation")):
@@ -193,7 +193,7 @@ def test_controls_keep_their_places(page: Page, width: int) -> None:
     places = """() => [...document.querySelectorAll('.masthead nav button, footer > button, footer input[name=delay]')]
         .map(control => ['x', 'y', 'width'].map(side => Math.round(control.getBoundingClientRect()[side])))"""
     empty = page.evaluate(places)
-    draft(page).press_sequentially(FIRST)
+    draft(page).fill(FIRST)
     wait_for_translation(page, offline([FIRST]))
     assert page.evaluate(places) == empty
     choose(page, "Play a sample")
