@@ -133,3 +133,11 @@ def torch_threads() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> None:
+    """If tests of training were collected, start their fork server before a test starts one without PyTorch."""
+    helpers = sys.modules.get("train.helpers")
+    if helpers is not None:
+        helpers.start_fork_server()

@@ -44,6 +44,12 @@ def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
 
 def call(*arguments: str | Path, capture: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, which is faster; restore the signal handlers afterwards."""
+    code = exit_code(*arguments)
+    return subprocess.CompletedProcess(arguments, code, *capture.readouterr())
+
+
+def exit_code(*arguments: str | Path) -> int:
+    """Run a command in this process and return its exit code, for fixtures, which cannot capture the output."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with patch.object(sys, "argv", ["simulmt", *map(str, arguments)]), pytest.raises(SystemExit) as stop:
@@ -52,7 +58,7 @@ def call(*arguments: str | Path, capture: pytest.CaptureFixture[str]) -> subproc
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert isinstance(stop.value.code, int)
-    return subprocess.CompletedProcess(arguments, stop.value.code, *capture.readouterr())
+    return stop.value.code
 
 
 def _run(command: Sequence[str | Path], stdin: bytes | str, cwd: Path | None) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from torch.distributed.run import parse_args as torchrun_arguments
 
 from simulmt.cli.recipes import run_command
 
-from .helpers import assert_refused, call, simulmt, start
+from .helpers import assert_refused, call, exit_code, start
 
 RECIPE = """
 title = "A short experiment"
@@ -60,8 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the recipe without interruption."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "short.toml").write_text(RECIPE)
-    done = simulmt("run", folder / "short.toml", "--work", folder / "work", "--jobs", "2")
-    assert done.returncode == 0, done.stderr
+    assert exit_code("run", folder / "short.toml", "--work", folder / "work", "--jobs", "2") == 0
     return folder / "work"
 
 
@@ -84,7 +83,8 @@ def test_a_recipe_that_is_killed_and_interrupted_ends_with_the_same_files(
         assert process.returncode == code
     assert not (broken / "ctc-k1" / "stage.json").exists()
 
-    assert simulmt("run", recipe, "--work", broken, "--jobs", "1").returncode == 0
+    done = call("run", recipe, "--work", broken, "--jobs", "1", capture=capsys)
+    assert done.returncode == 0, done.stderr
     for name in ("text/train.target", "prepared/source.model", *MODELS):
         assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
     again = call("run", recipe, "--work", broken, capture=capsys)
@@ -220,10 +220,12 @@ def test_only_shardable_commands_are_shared(tmp_path: Path, capsys: pytest.Captu
     assert_refused(refused, 2, "stages.text: processes: synthetic cannot run in several processes")
 
 
-def test_training_runs_in_several_processes(recipe: Path, whole: Path, tmp_path: Path) -> None:
+def test_training_runs_in_several_processes(
+    recipe: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("text", "prepared"):
         shutil.copytree(whole / name, tmp_path / "work" / name)
-    done = simulmt("run", recipe, "--work", tmp_path / "work", "--only", "ctc-k1", "--gpus", "2")
+    done = call("run", recipe, "--work", tmp_path / "work", "--only", "ctc-k1", "--gpus", "2", capture=capsys)
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "work" / "ctc-k1" / "stage.log").read_text()
     assert "2 processes make updates of 512 tokens" in log

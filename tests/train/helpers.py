@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from collections.abc import Callable, Sequence
+from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from simulmt.cli.recipes import PRELOADED
 from simulmt.data.store import FORMAT_VERSION, Manifest, SideManifest, TokenStore
 from simulmt.model.asn import ASNConfig, SortingStatistics
 from simulmt.train.batches import BatchPlan
@@ -123,13 +125,21 @@ def store_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], dtype: str = 
     return TokenStore(manifest, source, source_offsets, target, target_offsets)
 
 
+def start_fork_server() -> None:
+    """Start the server that all processes of the tests are forked from, with the slow imports of training done.
+
+    There is one for the whole session, and what it has imported is decided by whoever starts it.
+    """
+    set_forkserver_preload(["pytest", "hypothesis", *PRELOADED])
+    ensure_running()
+
+
 def fork(function: Callable[..., None], *arguments: Any) -> BaseProcess:
     """Start a process that has all modules imported, with as many threads as this one.
 
     The server it is forked from may be older than this test and have other settings.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "simulmt.train.loop", "torch.utils.tensorboard"])
     process = context.Process(target=_with_threads, args=(torch.get_num_threads(), function, *arguments))
     process.start()
     return process

@@ -6,9 +6,8 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -163,40 +162,52 @@ def test_a_signal_to_one_process_stops_both(data: Path, tmp_path: Path) -> None:
     assert newest == len(reports[0]["losses"]) == len(reports[1]["losses"])
 
 
-# A worker under torchrun: rank 1 dies in its first attempt.
-WORKER = """
-import os, signal, sys
-from pathlib import Path
-from train.helpers import Recorder, tiny
-from simulmt.train.loop import train
-from simulmt.train.world import join_world
-
 class Fragile(Recorder):
-    def update(self, report, totals):
+    """A monitor of a worker under torchrun: rank 1 dies in its first attempt."""
+
+    def update(self, report: UpdateReport, totals: RunProgress) -> None:
         super().update(report, totals)
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1" and report.update == 7:
+        first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if first_attempt and os.environ["RANK"] == "1" and report.update == 7:
             os.kill(os.getpid(), signal.SIGKILL)
 
-with join_world("cpu") as world:
-    recorder = Fragile()
-    train(tiny(Path(sys.argv[1]), max_updates=12, validate_every=3), Path(sys.argv[2]), world, recorder)
-    if world.is_first:
-        Path(sys.argv[2], "started_at").write_text(str(recorder.started_at))
-"""
+
+def be_restarted(config: RunConfig, directory: Path) -> int:
+    """Train, and return where this attempt started."""
+    torch.set_num_threads(1)
+    with join_world("cpu") as world:
+        recorder = Fragile()
+        train(config, directory, world, recorder)
+        return recorder.started_at
 
 
+@pytest.fixture
+def restored_handlers() -> Iterator[None]:
+    """Restore the signal handlers that the launcher replaces."""
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    yield
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("restored_handlers")
 def test_torchrun_restarts_and_the_run_goes_on(data: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text(WORKER)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    subprocess.run(
-        [*torchrun, f"--master-port={free_port()}", str(tmp_path / "worker.py"), str(data), str(tmp_path / "run")],
-        check=True,
-        capture_output=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+    """With the launcher that the command calls, whose workers start faster here."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # slow, and no worker needs it
+
+    torchrun = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        max_restarts=1,
+        monitor_interval=0.1,
+        start_method="forkserver",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
     )
-    assert (tmp_path / "run" / "started_at").read_text() == "6"
+    config = tiny(data, max_updates=12, validate_every=3)
+    assert elastic_launch(torchrun, be_restarted)(config, tmp_path / "run") == {0: 6, 1: 6}
     restarted = outcome_of(tmp_path / "run")
     assert {name: restarted.get(name) for name in undisturbed} == undisturbed
 

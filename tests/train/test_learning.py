@@ -25,7 +25,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "toy.toml"
 PLAIN, SORTED = "ctc-k1", "asn-from-scratch"  # stages of it
 
 
-def learn(stage: str, data: Path, directory: Path, updates: int = 1000) -> float:
+def learn(stage: str, data: Path, directory: Path, updates: int = 800) -> float:
     config = replace(training_configurations(Recipe.read(RECIPE))[stage], data=data)
     config = replace(config, training=replace(config.training, max_updates=updates))
     with join_world("cpu") as world:

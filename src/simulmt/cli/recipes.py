@@ -28,7 +28,16 @@ SHARED = (("train",), *SHARDED)  # commands that run on several GPUs
 RESUMABLE = ("train", "sweep", "rewrite")
 SCRATCH = "checkpoints"  # large, and deleted once a run is finished
 IGNORED = ("tensorboard",)
-PRELOADED = ("simulmt.train.loop", "simulmt.train.export", "simulmt.eval.report.page", "simulmt.eval.run")
+PRELOADED = (
+    "simulmt.cli",
+    "simulmt.train.loop",
+    "simulmt.train.export",
+    "simulmt.train.rewrite",
+    "simulmt.eval.report.page",
+    "simulmt.eval.run",
+    "torch._dynamo",  # which the first optimiser imports, in two seconds
+    "torch.utils.tensorboard",
+)
 
 
 def run(

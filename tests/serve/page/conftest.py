@@ -12,13 +12,13 @@ from .support import PATIENCE_MS, Complaints, PageServer, browsing, open_page, s
 expect.set_options(timeout=PATIENCE_MS)
 
 
-@pytest.fixture(scope="module")  # while Playwright runs, no other test can start an event loop
+@pytest.fixture(scope="package")  # while Playwright runs, no other test can start an event loop
 def browser() -> Iterator[Browser]:
     with browsing() as browser:
         yield browser
 
 
-@pytest.fixture(scope="module")  # while Playwright runs, no other test can start an event loop
+@pytest.fixture(scope="package")  # while Playwright runs, no other test can start an event loop
 def server(browser: Browser) -> Iterator[PageServer]:  # noqa: ARG001 - no server where there is no browser
     with serving() as server:
         yield server
@@ -36,6 +36,17 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 def complaints(context: BrowserContext, server: PageServer) -> Iterator[Complaints]:
     complaints = Complaints(context, server.address)
     yield complaints
+    assert complaints.found == []
+
+
+@pytest.fixture(scope="module")
+def scripts(browser: Browser, server: PageServer) -> Iterator[Page]:
+    """A page for tests that only call the functions of scripts; they share it."""
+    context = browser.new_context()
+    context.set_default_timeout(PATIENCE_MS)
+    complaints = Complaints(context, server.address)
+    yield open_page(context, server)
+    context.close()
     assert complaints.found == []
 
 

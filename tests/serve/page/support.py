@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import axe_playwright_python  # type: ignore[import-untyped]
 import pytest
@@ -33,6 +33,7 @@ ARGUMENTS = (
     "--use-fake-device-for-media-stream",
 )
 PATIENCE_MS = 120_000  # before a test gives up; the machine may be busy with much else
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
 
 FIRST = "gul mivan kovan du don Korsar .\n"
@@ -202,9 +203,19 @@ def wait_for_translation(page: Page, text: str, lane: int = 0) -> None:
 
 def violations(page: Page) -> list[str]:
     """Return the accessibility violations that axe-core finds."""
-    page.evaluate(AXE.read_text(encoding="utf-8"))
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE.read_text(encoding="utf-8"))
     found = page.evaluate("axe.run().then(results => results.violations)")
     return [f"{rule['id']}: {node['html']}" for rule in found for node in rule["nodes"]]
+
+
+def violations_in_both_schemes(page: Page) -> list[str]:
+    """Return the accessibility violations in light and in dark colours."""
+    found = []
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        found += [f"{scheme}: {violation}" for violation in violations(page)]
+    return found
 
 
 def offline(source: Sequence[str | int], delay: int | None = None) -> str:

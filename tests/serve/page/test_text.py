@@ -43,7 +43,7 @@ def test_a_reload_loses_nothing(page: Page) -> None:
 
 def test_a_reload_resumes_the_session(context: BrowserContext, server: PageServer) -> None:
     page = open_page(context, server)
-    draft(page).press_sequentially(FIRST)
+    draft(page).fill(FIRST)
     wait_for_translation(page, offline([FIRST]))
     resumed = frames_sent(page, "resume")
     started = frames_sent(page, "start")
@@ -55,7 +55,7 @@ def test_a_reload_resumes_the_session(context: BrowserContext, server: PageServe
 
 
 def test_a_closed_tab_loses_nothing(page: Page, context: BrowserContext, server: PageServer) -> None:
-    draft(page).press_sequentially(FIRST)
+    draft(page).fill(FIRST)
     wait_for_translation(page, offline([FIRST]))
     page.close(run_before_unload=True)
     page.wait_for_event("close") if not page.is_closed() else None
@@ -64,7 +64,7 @@ def test_a_closed_tab_loses_nothing(page: Page, context: BrowserContext, server:
 
 
 def test_two_tabs_have_a_text_each(page: Page, context: BrowserContext, server: PageServer) -> None:
-    draft(page).press_sequentially(FIRST)
+    draft(page).fill(FIRST)
     wait_for_translation(page, offline([FIRST]))
     page.wait_for_function("() => Object.values(localStorage).some(entry => entry.includes('Korsar'))")
     other = open_page(context, server)
@@ -78,7 +78,7 @@ def test_two_tabs_have_a_text_each(page: Page, context: BrowserContext, server: 
 
 
 def test_a_duplicated_tab_has_a_copy_of_its_own(page: Page, context: BrowserContext) -> None:
-    draft(page).press_sequentially(FIRST)
+    draft(page).fill(FIRST)
     wait_for_translation(page, offline([FIRST]))
     page.wait_for_function("() => Object.values(localStorage).some(entry => entry.includes('Korsar'))")
     with context.expect_page() as opened:
@@ -96,7 +96,7 @@ def test_a_browser_that_keeps_nothing_still_translates(context: BrowserContext, 
     context.add_init_script("""for (const name of ['localStorage', 'sessionStorage'])
         Object.defineProperty(window, name, {get() { throw new DOMException('no', 'SecurityError'); }});""")
     page = open_page(context, server)
-    draft(page).press_sequentially(FIRST)
+    draft(page).fill(FIRST)
     wait_for_translation(page, offline([FIRST]))
 
 
@@ -159,7 +159,7 @@ def test_another_source_language_asks_first(context: BrowserContext, server: Pag
     ]
     context.route("**/v1/models", lambda route: route.fulfill(json={"models": models}))
     page = open_page(context, server)
-    draft(page).press_sequentially(FIRST)
+    draft(page).fill(FIRST)
     wait_for_translation(page, offline([FIRST]))
     picker = page.get_by_label("Languages")
     picker.select_option("other")
@@ -174,7 +174,7 @@ def test_another_source_language_asks_first(context: BrowserContext, server: Pag
 
 
 def test_a_second_lane_gets_the_text_so_far(page: Page) -> None:
-    draft(page).press_sequentially(FIRST + SECOND)
+    draft(page).fill(FIRST + SECOND)
     wait_for_translation(page, offline([FIRST, SECOND]))
     reload(page)
     choose(page, "Compare faster and surer")
@@ -200,7 +200,7 @@ def test_hours_of_text_fit_into_the_browser(page: Page) -> None:
 
 
 def test_text_typed_before_the_server_answers(page: Page, context: BrowserContext) -> None:
-    draft(page).press_sequentially(FIRST)
+    draft(page).fill(FIRST)
     wait_for_translation(page, offline([FIRST]))
     held: list[Route] = []
     context.route("**/v1/models", lambda route: held.append(route))
@@ -214,7 +214,7 @@ def test_text_typed_before_the_server_answers(page: Page, context: BrowserContex
 
 
 def test_an_empty_page_leaves_nothing_behind(page: Page, context: BrowserContext, server: PageServer) -> None:
-    draft(page).press_sequentially(FIRST)
+    draft(page).fill(FIRST)
     wait_for_translation(page, offline([FIRST]))
     page.goto("about:blank")
     other = open_page(context, server)

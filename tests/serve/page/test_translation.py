@@ -189,8 +189,8 @@ def test_the_path_has_every_word_in_its_place(page: Page) -> None:
     assert across[0] > 0
 
 
-def test_the_path_puts_pieces_together_and_ideographs_apart(page: Page) -> None:
-    rows = page.evaluate(
+def test_the_path_puts_pieces_together_and_ideographs_apart(scripts: Page) -> None:
+    rows = scripts.evaluate(
         """async commits => {
             const {Path} = await import('/static/path.js');
             const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
@@ -244,7 +244,7 @@ def test_downloads(page: Page, tmp_path: Path) -> None:
     assert spoken == f"{offline([FIRST])} {offline([SECOND])}"
 
 
-def test_subtitles_are_those_of_the_command_line(page: Page) -> None:
+def test_subtitles_are_those_of_the_command_line(scripts: Page) -> None:
     draw = random.Random(7)
     vocabulary = [" one", " harbour", "ing", " two", ",", " lighthouse-keeper", "港", "口", "。", " <b>&"]
     for _ in range(20):
@@ -255,22 +255,24 @@ def test_subtitles_are_those_of_the_command_line(page: Page) -> None:
             text = draw.choice(vocabulary)
             commits.append({"text": text, "seconds": clock, "endsSentence": draw.random() < 0.1})
         for kind in ("srt", "vtt"):
-            made = page.evaluate(
+            made = scripts.evaluate(
                 "async ([kind, commits]) => (await import('/static/subtitles.js'))[kind](commits)", [kind, commits]
             )
             assert made == subtitles(kind, commits)
 
 
-def test_words_are_those_of_the_server(page: Page) -> None:
+def test_words_are_those_of_the_server(scripts: Page) -> None:
     draw = random.Random(11)
     alphabet = "ab é.,!\n\t 港口。ー！" + "\U00020000\u3000\u00a0"
     texts = ["".join(draw.choices(alphabet, k=draw.randrange(40))) for _ in range(300)] + ["x" * 300]
-    made = page.evaluate("async texts => texts.map((await import('/static/words.js')).splitWords)", texts)
+    made = scripts.evaluate("async texts => texts.map((await import('/static/words.js')).splitWords)", texts)
     assert made == [split_words(text) for text in texts]
 
 
-def test_a_long_run_without_spaces_is_no_burden(page: Page) -> None:
-    length = page.evaluate("async () => (await import('/static/words.js')).completeLength('go ' + 'x'.repeat(200000))")
+def test_a_long_run_without_spaces_is_no_burden(scripts: Page) -> None:
+    length = scripts.evaluate(
+        "async () => (await import('/static/words.js')).completeLength('go ' + 'x'.repeat(200000))"
+    )
     assert length == len("go ")
 
 
@@ -303,8 +305,8 @@ def test_new_asks_before_it_clears_and_keeps_the_delay(page: Page) -> None:
     expect(page.locator(".sent .text")).to_have_text(SECOND.strip())
 
 
-def test_hours_of_text_leave_the_page_light(page: Page) -> None:
-    counts = page.evaluate("""async () => {
+def test_hours_of_text_leave_the_page_light(scripts: Page) -> None:
+    counts = scripts.evaluate("""async () => {
         const {Transcript} = await import('/static/transcript.js');
         const scroller = document.createElement('div');
         document.body.append(scroller);
@@ -324,8 +326,8 @@ def test_hours_of_text_leave_the_page_light(page: Page) -> None:
     assert (first, last) == (f"a b {2000 - shown}", "a b 1999")
 
 
-def test_the_samples_are_those_of_the_demonstration(page: Page) -> None:
-    played = page.evaluate(
+def test_the_samples_are_those_of_the_demonstration(scripts: Page) -> None:
+    played = scripts.evaluate(
         """async languages => {
         const {sampleFor} = await import('/static/samples.js');
         return Object.fromEntries(languages.map(language => [language, sampleFor(language).split('\\n')]));
