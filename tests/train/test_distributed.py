@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -39,11 +40,15 @@ def be_one_of_two(rank: int, port: int, config: RunConfig, directory: Path, slow
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     recorder = Slow() if slowly else Recorder()
-    with join_world("cpu") as world:
-        assert world == World(rank, 2, torch.device("cpu"))
-        assert world.is_first == (rank == 0)
-        outcome = train(config, directory, world, recorder)
-        translations = world.merge(translate_shard(config, world))
+    try:
+        with join_world("cpu") as world:
+            assert world == World(rank, 2, torch.device("cpu"))
+            assert world.is_first == (rank == 0)
+            outcome = train(config, directory, world, recorder)
+            translations = world.merge(translate_shard(config, world))
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # PyTorch may wait forever when it destroys a group whose other process was killed
     report = {
         "losses": recorder.losses,
         "tokens": [report.tokens for report in recorder.reports],
