@@ -23,7 +23,9 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from simulmt.errors import BundleError, CheckpointError, ConfigError, VocabularyError
+from simulmt.model.ctc import CTCConfig
 from simulmt.model.layers import Attention, Embedding
+from simulmt.model.seq2seq import Seq2SeqConfig
 from simulmt.runtime.bundle import GRAPHS, MANIFEST, Bundle, BundleConfig, find, shipped_names
 from simulmt.train.graph import Array, Graph, Precision, build_graph
 from simulmt.train.systems import (
@@ -47,6 +49,10 @@ def initialise_from(model: TrainableModel, path: Path, config: SystemConfig) -> 
     `path` is a model, a finished run, a bundle or the name of a shipped one; `config` is that of the new model.
     """
     other, other_config = _load_initial(path)
+    if _shares_encoder(config, other_config):
+        _check_sizes(path, *(_encoder_sizes(each.network()) for each in (config, other_config)))
+        _copy_encoder(translator_of(other), translator_of(model))
+        return
     _check_fit(path, config, other_config)
     if type(model) is not type(other):
         model, other = translator_of(model), translator_of(other)
@@ -86,12 +92,39 @@ def _check_fit(path: Path, config: SystemConfig, other: SystemConfig) -> None:
     network, other_network = config.network(), other.network()
     if type(network) is not type(other_network):
         raise CheckpointError(f"{path}: cannot initialise {config.system} from {other.system}; change `system`")
-    sizes, other_sizes = (  # all whole numbers must agree
-        {name: value for name, value in asdict(each).items() if type(value) is int} for each in (network, other_network)
-    )
+    _check_sizes(path, *(_whole_numbers(each) for each in (network, other_network)))
+
+
+def _whole_numbers(network: CTCConfig | Seq2SeqConfig) -> dict[str, int]:
+    return {name: value for name, value in asdict(network).items() if type(value) is int}
+
+
+def _check_sizes(path: Path, sizes: Mapping[str, int], other_sizes: Mapping[str, int]) -> None:
     if differing := [name for name, size in sizes.items() if size != other_sizes[name]]:
         listed = ", ".join(f"{name} = {other_sizes[name]} (not {sizes[name]})" for name in differing)
         raise CheckpointError(f"{path}: cannot initialise from a model of different sizes; its [model] has {listed}")
+
+
+def _shares_encoder(config: SystemConfig, other: SystemConfig) -> bool:
+    """Return whether a wait-k model is to start from the encoder of a CTC model or a transducer."""
+    return config.system == "wait-k" and isinstance(other.network(), CTCConfig)
+
+
+def _encoder_sizes(network: CTCConfig | Seq2SeqConfig) -> dict[str, int]:
+    """Return the sizes that a wait-k model has in common with the model whose encoder it takes."""
+    names = ("source_vocabulary", "target_vocabulary", "width", "inner", "heads")
+    return {name: getattr(network, name) for name in names}
+
+
+def _copy_encoder(other: InferenceModel, model: InferenceModel) -> None:
+    """Copy the first layers of an encoder and the embedding of its tokens; the decoder stays as initialised."""
+    own = model.state_dict()
+    shared = {
+        name: tensor
+        for name, tensor in other.state_dict().items()
+        if name in own and name.startswith("encoder.")
+    }
+    model.load_state_dict(own | shared)
 
 
 def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]:
