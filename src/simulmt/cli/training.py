@@ -200,6 +200,20 @@ def export(
             help="CTC: choose the blank penalty of each delay by BLEU on the development set.",
         ),
     ] = False,
+    agreement: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Wait-k: write a token once it was predicted this many times in a row, each time with one more word "
+            "read; give it once for each delay of the model.",
+        ),
+    ] = None,
+    confidence: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Wait-k: write a token of this probability without waiting for agreement; once for each delay."
+        ),
+    ] = None,
     context_weight: Annotated[
         float, typer.Option(min=0.0, help="Transducer: weight of the label context; above 1, repetitions are rarer.")
     ] = 1.0,
@@ -279,6 +293,8 @@ def export(
         target_language,
         default_delay=default_delay,
         blank_penalties=tuple(blank_penalty or ()),
+        agreements=tuple(agreement or ()),
+        confidences=tuple(confidence or ()),
         rules=RulesConfig(repeated_symbol, restarted_noun, unknown_word, doubled_punctuation, early_full_stop),
         precision=precision.value,
         longest=longest,

@@ -60,6 +60,22 @@ GRAPHS: Mapping[Kind, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
+class Policy:
+    """When a wait-k model writes a token that it predicts; by default at once.
+
+    It writes a token of at least the probability `confidence`, or one that it has predicted `agreement` times in a row,
+    each time with one more source word. Otherwise it reads the next word.
+    """
+
+    agreement: int = 1
+    confidence: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.agreement >= 1, f"agreement must be at least 1, got {self.agreement}")
+        require(0 < self.confidence <= 1, f"confidence must be above 0 and at most 1, got {self.confidence}")
+
+
+@dataclass(frozen=True)
 class BundleConfig:
     """Settings of a bundle."""
 
@@ -74,6 +90,8 @@ class BundleConfig:
     default_delay: int | None = None
     whole_words: bool = False  # CTC and transducer: positions see the rest of the last word read
     blank_penalties: tuple[float, ...] = ()  # CTC and transducer: one per delay, or none
+    agreements: tuple[int, ...] = ()  # wait-k: see Policy; one per delay, or none
+    confidences: tuple[float, ...] = ()  # wait-k: likewise
     rules: RulesConfig = field(default_factory=RulesConfig)  # CTC; on text, transducer as well
     checks: dict[str, Any] = field(default_factory=dict)  # measured by export against the trained model
 
@@ -94,6 +112,17 @@ class BundleConfig:
         )
         finite = all(map(math.isfinite, self.blank_penalties))
         require(finite, f"blank_penalties must be finite, got {self.blank_penalties}")
+        self._check_policies()
+
+    def _check_policies(self) -> None:
+        require(len(self.agreements) == len(self.confidences), "agreements and confidences belong together")
+        require(self.kind == "wait-k" or not self.agreements, f"agreements are for wait-k, not for {self.kind}")
+        require(
+            len(self.agreements) in (0, len(self.delays)),
+            f"agreements must be one for each of the {len(self.delays)} delays",
+        )
+        for delay in self.delays:
+            self.policy(delay)  # raises ConfigError
 
     @property
     def has_frames(self) -> bool:
@@ -108,6 +137,13 @@ class BundleConfig:
     def blank_penalty(self, delay: int) -> float:
         """Return the penalty on the blank's logit at a delay."""
         return self.blank_penalties[self.delays.index(delay)] if self.blank_penalties else 0.0
+
+    def policy(self, delay: int) -> Policy:
+        """Return when a wait-k model writes, at a delay."""
+        if not self.agreements:
+            return Policy()
+        index = self.delays.index(delay)
+        return Policy(self.agreements[index], self.confidences[index])
 
 
 class Bundle:

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulmt.runtime.bundle import Bundle
+from simulmt.runtime.bundle import Bundle, Policy
 from simulmt.runtime.caches import Array, Caches, GraphRunner, Slot
 from simulmt.runtime.decoding import ROWS, Due, SentenceState, Written, batches, last_tokens, log_softmax
 from simulmt.text import END, SPECIAL_SYMBOLS, START
 
 ENCODED = 512  # maximum positions per encoder call, over all rows
 NEVER = 1e9  # penalty larger than any score
+WRITE_AT_ONCE = Policy()
 
 
 class Row(NamedTuple):
@@ -31,18 +32,21 @@ class Row(NamedTuple):
 class Seq2SeqSentence(SentenceState):
     """A sentence whose positions are target tokens; after the end of the source, they are due until END is written.
 
-    If the model predicts END before the source is read, another source token is read instead: where translations are
-    shorter than their sources, wait-k models learn to end early and would lose the rest. With `reads_on` False the
-    translation ends there, as in the paper.
+    A token that the policy does not accept yet is predicted again after one more word. If the model predicts END before
+    the source is read, it reads on as well: where translations are shorter than their sources, wait-k models learn to
+    end early and would lose the rest. With `reads_on` False the translation ends there, as in the paper.
     """
 
-    def __init__(self, beam: int, reads_on: bool = True) -> None:
+    def __init__(self, beam: int, reads_on: bool = True, by_word: bool = False) -> None:
         super().__init__()
         self.beam = beam
         self.reads_on = reads_on
+        self._by_word = by_word  # whether it reads on by a whole word or, as in the paper, by a token
         self.last = START
         self._ended = False
-        self._needed = 0  # source tokens to read first, because END was predicted too early
+        self._needed = 0  # source tokens to read first
+        self._predicted: list[int] = []  # for the next position, from fewer source words
+        self._agreeing = 0  # how often in a row
 
     @property
     def is_due(self) -> bool:
@@ -59,17 +63,23 @@ class Seq2SeqSentence(SentenceState):
             self._plan(len(self.tokens), delay=0)
         due = self.due[0]
         if due.visible < self._needed:
-            due = due._replace(visible=self._needed, trigger=max(due.trigger, self._needed - 1))
+            visible = self._word_ends[self._needed - 1] if self._by_word else self._needed
+            due = due._replace(visible=visible, trigger=max(due.trigger, visible - 1))
             self.due[0] = due
         return due
 
-    def write(self, tokens: list[int]) -> Written:
-        """Append the next target token or, with a beam, the whole translation."""
+    def write(self, tokens: list[int], probability: float = 1.0, policy: Policy = WRITE_AT_ONCE) -> Written:
+        """Append the next target token, if the policy accepts it, or, with a beam, the whole translation."""
         due = self.due[0]
         written = Written(tokens, min(due.position, len(self.tokens) - 1), due.trigger)
-        if tokens == [END] and self.reads_on and not (self.closed and due.visible == len(self.tokens)):
+        is_complete = self.closed and due.visible == len(self.tokens)
+        self._agreeing = self._agreeing + 1 if tokens == self._predicted else 1
+        self._predicted = tokens
+        is_accepted = probability >= policy.confidence or self._agreeing >= policy.agreement
+        if not is_complete and (not is_accepted or (tokens == [END] and self.reads_on)):
             self._needed = due.visible + 1
             return written._replace(tokens=[])
+        self._agreeing = 0
         self.due.popleft()
         if self.beam > 1:
             self._ended = True
@@ -87,13 +97,14 @@ class Seq2SeqDecoder:
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         encoder, decoder = bundle.session("encoder", threads), bundle.session("decoder", threads)
+        self.config = bundle.config
         self._is_causal = bundle.config.kind == "wait-k"
         self.caches = Caches([encoder, decoder])
         self._encoder = GraphRunner(encoder, self.caches)
         self._decoder = GraphRunner(decoder, self.caches)
 
     def open(self, beam: int = 1, reads_on: bool = True) -> Seq2SeqSentence:
-        return Seq2SeqSentence(beam, reads_on)
+        return Seq2SeqSentence(beam, reads_on, by_word=bool(self.config.agreements))
 
     def advance(self, sentences: Sequence[Seq2SeqSentence]) -> list[list[Written]]:
         """Compute a step for sentences that are due; return what each wrote."""
@@ -101,15 +112,29 @@ class Seq2SeqDecoder:
         for sentence in sentences:
             self.caches.reserve(sentence.slot, max(due[sentence].visible, due[sentence].position + 1))
         self.read({sentence: due[sentence].visible for sentence in sentences})
-        found: dict[Seq2SeqSentence, list[int]] = {}
+        found: dict[Seq2SeqSentence, tuple[list[int], float]] = {}
         for batch in batches([sentence for sentence in sentences if sentence.beam == 1], lambda s: s.slot.pool):
             rows = [Row(sentence.slot, sentence.last, due[sentence]) for sentence in batch]
-            for sentence, symbol in zip(batch, self.predict(rows, "symbols").tolist(), strict=True):
-                found[sentence] = [symbol]
+            for sentence, (symbol, probability) in zip(batch, self._most_likely(rows), strict=True):
+                found[sentence] = [symbol], probability
         for sentence in sentences:
             if sentence.beam > 1:
-                found[sentence] = self._search(sentence, due[sentence])
-        return [[sentence.write(found[sentence])] for sentence in sentences]
+                found[sentence] = self._search(sentence, due[sentence]), 1.0
+        return [[sentence.write(*found[sentence], self._policy(due[sentence]))] for sentence in sentences]
+
+    def _policy(self, due: Due) -> Policy:
+        return self.config.policy(due.delay) if due.delay else WRITE_AT_ONCE
+
+    def _most_likely(self, rows: Sequence[Row]) -> list[tuple[int, float]]:
+        """Return the next token of each row and, where a policy asks for it, its probability."""
+        if not self.config.agreements:
+            return [(symbol, 1.0) for symbol in self.predict(rows, "symbols").tolist()]
+        scores = self.predict(rows, "scores")
+        scores[:, [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]] = -np.inf
+        scores[[row for row, each in enumerate(rows) if each.due.position == 0], END] = -np.inf
+        symbols = scores.argmax(-1)
+        probabilities = np.exp(log_softmax(scores)[np.arange(len(rows)), symbols])
+        return list(zip(symbols.tolist(), probabilities.tolist(), strict=True))
 
     def read(self, ends: dict[Seq2SeqSentence, int]) -> None:
         """Encode the source tokens before each end that are not cached yet; the slots must be reserved."""

@@ -46,6 +46,8 @@ class ExportConfig:
     delays: tuple[int, ...] = ()  # empty for a full-sentence model
     default_delay: int | None = None  # by default the first of the delays
     blank_penalties: tuple[float, ...] = ()
+    agreements: tuple[int, ...] = ()  # of the policy of a wait-k model
+    confidences: tuple[float, ...] = ()
     rules: RulesConfig = field(default_factory=RulesConfig)
     precision: Precision = "int8"
     longest: int = 256
@@ -150,9 +152,14 @@ def _check_options(model: InferenceModel, config: ExportConfig, tune_penalty: bo
         config.default_delay is None or config.default_delay in config.delays,
         f"default delay {config.default_delay}: the model was trained for {trained}",
     )
+    for name in ("blank_penalties", "agreements", "confidences"):
+        count = len(getattr(config, name))
+        listed = name.replace("_", " ")
+        require(count in (0, len(config.delays)), f"{count} {listed}: give one for each delay of the model ({trained})")
+    is_wait_k = not isinstance(model, CTCModel) and model.encoder.causal
+    require(is_wait_k or not config.agreements, "agreements and confidences need a wait-k model")
     require(
-        len(config.blank_penalties) in (0, len(config.delays)),
-        f"{len(config.blank_penalties)} blank penalties: give one for each delay of the model ({trained})",
+        len(config.agreements) == len(config.confidences), "agreements and confidences are given together, or neither"
     )
 
 
@@ -174,6 +181,8 @@ def _describe(model: InferenceModel, config: ExportConfig) -> BundleConfig:
         default_delay=default,
         whole_words=model.encoder.word_starts is not None,
         blank_penalties=config.blank_penalties,
+        agreements=config.agreements,
+        confidences=config.confidences,
         rules=config.rules,
     )
 
@@ -194,7 +203,9 @@ def _write(trained: TrainedModel, directory: Path, described: BundleConfig) -> B
 def _card(described: BundleConfig, text: str) -> str:
     """Return the model card: the settings of the bundle, then `text` on data, scores and licences."""
     delays = ", ".join(map(str, described.delays)) or "none (full sentences)"
-    penalties = ", ".join(map(str, described.blank_penalties))
+    penalties, agreements, confidences = (
+        ", ".join(map(str, each)) for each in (described.blank_penalties, described.agreements, described.confidences)
+    )
     lines = [
         f"# {described.source_language} to {described.target_language}, {described.kind}",
         "",
@@ -203,6 +214,7 @@ def _card(described: BundleConfig, text: str) -> str:
         f"- delays: {delays}",
         f"- longest sentence: {described.longest} source pieces",
         *([f"- blank penalties: {penalties}"] if penalties else []),
+        *([f"- policy: agreement {agreements}, confidence {confidences}"] if agreements else []),
         *(["- sees words whole"] if described.whole_words else []),
         *(f"- decoding rule {rule}: {_setting(getattr(described.rules, rule))}" for rule in described.rules.active),
         *(f"- {name.replace('_', ' ')}: {value:.6g}" for name, value in described.checks.items()),

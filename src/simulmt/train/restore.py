@@ -120,9 +120,7 @@ def _copy_encoder(other: InferenceModel, model: InferenceModel) -> None:
     """Copy the first layers of an encoder and the embedding of its tokens; the decoder stays as initialised."""
     own = model.state_dict()
     shared = {
-        name: tensor
-        for name, tensor in other.state_dict().items()
-        if name in own and name.startswith("encoder.")
+        name: tensor for name, tensor in other.state_dict().items() if name in own and name.startswith("encoder.")
     }
     model.load_state_dict(own | shared)
 
