@@ -13,9 +13,12 @@ from simulmt.model.risk import (
     ngram_rewards,
     policy_gradient,
     risk_loss,
+    sample_tokens,
+    wait_k_risk_loss,
 )
+from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.model.transducer import TransducerConfig, TransducerModel
-from simulmt.text import BLANK, END, PAD
+from simulmt.text import BLANK, END, PAD, SPECIAL_SYMBOLS
 
 
 def test_sampled_symbols_are_gathered_from_their_frames() -> None:
@@ -192,3 +195,87 @@ def test_it_learns_to_write_a_reordered_reference_in_its_own_order() -> None:
         scores.append(1 - float(loss.likelihood / loss.tokens))
     assert sum(scores[:5]) / 5 < 0.15
     assert sum(scores[-5:]) / 5 > 0.25  # all unigrams but END in order, and few longer n-grams: 1/4 of 8/9
+
+
+def _wait_k(dropout: float = 0.0, width: int = 8) -> Seq2SeqModel:
+    torch.manual_seed(0)
+    return Seq2SeqModel.build(Seq2SeqConfig(12, 12, True, width, 2 * width, 2, 1, 1, dropout)).double()
+
+
+def _wait_k_batch() -> Batch:
+    target = torch.tensor([[6, 7, 8, END], [9, 6, END, PAD]])
+    return Batch(torch.randint(6, 12, (2, 5)), torch.tensor([5, 3]), target, torch.tensor([4, 3]))
+
+
+def test_translations_are_drawn_with_their_probabilities() -> None:
+    model = _wait_k().eval()
+    torch.nn.init.normal_(model.target_embedding.weight, std=0.4)
+    H = model.encoder(torch.randint(6, 12, (1, 4))).expand(20_000, -1, -1)
+    tokens, counts = sample_tokens(model, H, None, delay=1, longest=2)
+    assert not set(tokens.unique().tolist()) & set(range(len(SPECIAL_SYMBOLS))) - {END, PAD}
+    assert (counts == torch.where(tokens[:, 0] == END, 1, 2)).all()
+    assert ((tokens[:, 1] == PAD) == (tokens[:, 0] == END)).all()
+    allowed = [END, *range(len(SPECIAL_SYMBOLS), 12)]
+    first = model.decode(H[:1], None, torch.tensor([[6, 6]]), 1)[0] @ model.target_embedding.weight.T
+    for position, rows in ((0, tokens), (1, tokens[tokens[:, 0] == 6])):
+        expected = first[position, allowed].softmax(-1)
+        found = (rows[:, position, None] == torch.tensor(allowed)).double().mean(0)
+        torch.testing.assert_close(found, expected, rtol=0, atol=4 * (0.25 / len(rows)) ** 0.5)
+
+
+def test_a_wait_k_gradient_is_that_of_the_sampled_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = _wait_k(), _wait_k_batch()
+    tokens = torch.tensor([[6, 7, END], [8, END, PAD], [9, 9, 9], [END, PAD, PAD]])  # two of each sentence
+    monkeypatch.setattr("simulmt.model.risk.sample_tokens", lambda *_: (tokens, (tokens != PAD).sum(1)))
+    rewards = torch.randn(2, 2, 3, dtype=torch.float64)
+    monkeypatch.setattr("simulmt.model.risk.compute_advantages", lambda *_: rewards)
+    loss = wait_k_risk_loss(model, batch, 2, RiskConfig(samples=2))
+    found = torch.autograd.grad(loss.total, list(model.parameters()))
+    source, lengths = batch.source.repeat_interleave(2, 0), batch.source_lengths.repeat_interleave(2)
+    log_p = model(source, lengths, tokens, 2).log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    plain = -(rewards.flatten(0, 1) * log_p * (tokens != PAD)).sum()
+    for ours, theirs in zip(found, torch.autograd.grad(plain, list(model.parameters())), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_decoder_of_a_wait_k_model_samples_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = _wait_k(dropout=0.5).train(), list[bool]()
+    decode = Seq2SeqModel.decode
+    monkeypatch.setattr(
+        Seq2SeqModel,
+        "decode",
+        lambda self, *arguments: seen.append(self.layers[0].training) or decode(self, *arguments),
+    )
+    wait_k_risk_loss(model, _wait_k_batch(), 1, RiskConfig(likelihood_weight=0.3))
+    assert seen == [False, True]  # for the samples, for the likelihood
+    assert model.layers[0].training
+
+
+def test_wait_k_likelihood_is_added_with_its_weight() -> None:
+    model, batch = _wait_k(), _wait_k_batch()
+    losses = []
+    for weight in (0.0, 0.3):
+        torch.manual_seed(1)
+        losses.append(wait_k_risk_loss(model, batch, 1, RiskConfig(likelihood_weight=weight)).total)
+    torch.testing.assert_close(losses[1] - losses[0], 0.3 * model.loss(batch, 1, 0.0).total, check_dtype=False)
+
+
+@pytest.mark.learning
+def test_a_wait_k_model_learns_to_write_a_reordered_reference_in_its_own_order() -> None:
+    """With k = 1 the first token of the source, the last of the reference, is all that it knows at first."""
+    torch.manual_seed(0)
+    model = Seq2SeqModel.build(Seq2SeqConfig(16, 16, True, 32, 64, 2, 1, 1, 0.0))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    scores = []
+    for _ in range(120):
+        source = torch.randint(6, 16, (64, 4))
+        target = torch.cat([source.flip(1), torch.full((64, 1), END)], 1)
+        lengths = torch.full((64,), 4), torch.full((64,), 5)
+        batch = Batch(source, lengths[0], target, lengths[1])
+        loss = wait_k_risk_loss(model, batch, 1, RiskConfig(samples=8, order_weights=(1.0,)))
+        optimizer.zero_grad()
+        (loss.total / loss.tokens).backward()
+        optimizer.step()
+        scores.append(1 - float(loss.likelihood / loss.tokens))
+    assert sum(scores[:5]) / 5 < 0.5
+    assert sum(scores[-5:]) / 5 > 0.7

@@ -66,9 +66,9 @@ def test_only_a_transducer_has_a_context_weight(data: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("system", "init"), [("ctc", "somewhere"), ("transducer+asn", "somewhere"), ("transducer", None)]
+    ("system", "init"), [("ctc", "somewhere"), ("transducer+asn", "somewhere"), ("transducer", None), ("wait-k", None)]
 )
-def test_risk_is_for_a_trained_transducer(system: str, init: str | None) -> None:
+def test_risk_is_for_a_trained_model_that_samples(system: str, init: str | None) -> None:
     with pytest.raises(ConfigError, match="risk"):
         RunConfig(system, Path("data"), Path(init) if init else None, objective="risk")  # type: ignore[arg-type]
 

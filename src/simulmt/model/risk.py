@@ -1,31 +1,35 @@
-"""Minimum-risk training of a transducer, on the inference path.
+"""Minimum-risk training of transducers and wait-k models, on the inference path.
 
 Maximum likelihood requires the order of the reference, which a simultaneous translator cannot always produce. Here the
 model samples a few translations of each sentence and is trained on their n-gram F score against the reference (n = 1 to
 4 by default), in which n-grams may match anywhere: short output lowers recall, repetition lowers precision.
 
 The gradient is REINFORCE with reduced variance: each symbol is rewarded for the n-grams that it completes
-(`ngram_rewards`), later rewards are discounted, and the baseline is the mean of the other samples at the same frame.
+(`ngram_rewards`), later rewards are discounted, and the baseline is the mean of the other samples at the same frame,
+or for wait-k at the same target position.
 
-Axis letters: B batch, N samples, U frames, M symbols written, T labels, V vocabulary, D width, R rank of the context.
+Axis letters: B batch, N samples, U frames, M symbols written, S source, T labels, V vocabulary, D width, R rank of the
+context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from simulmt.config import require
-from simulmt.model.layers import Batch, check_tokens, compiled_on_gpu
+from simulmt.model.layers import Batch, check_tokens, compiled_on_gpu, length_mask
 from simulmt.model.output import GradientsInForward, Loss, at_least_float32, autocast_disabled, sentence_chunks
+from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel, wide_product
-from simulmt.text import BLANK, PAD, SPACE
+from simulmt.text import BLANK, END, PAD, SPACE, SPECIAL_SYMBOLS, START
 
 FRAMES_PER_CHUNK = 4096
 FRAMES_PER_SAMPLING_CHUNK = 131_072
@@ -100,6 +104,84 @@ def risk_loss(
     if config.likelihood_weight > 0:
         total = total + config.likelihood_weight * model.loss_of_frames(frames, batch, smoothing=0.0).total
     return Loss(total, risk, lengths.sum(), torch.zeros_like(lengths[0]))
+
+
+def wait_k_risk_loss(
+    model: Seq2SeqModel,
+    batch: Batch,
+    delay: int | None = 1,
+    config: RiskConfig = DEFAULT,
+    weights: Float[Tensor, "2 V"] | None = None,
+) -> Loss:
+    """Return `risk_loss` of a wait-k model."""
+    source, source_lengths, target, target_lengths = batch
+    check_tokens(target, model.target_embedding.num_embeddings, "target")
+    mask = length_mask(source_lengths, source.shape[1], source.device)
+    H, lengths = model.encoder(source, mask), target_lengths.to(source.device)
+    copies = torch.arange(len(source), device=source.device).repeat_interleave(config.samples)
+    copied, copied_mask = H[copies], None if mask is None else mask[copies]
+    weights = torch.ones(2, model.target_embedding.num_embeddings) if weights is None else weights.clone()
+    weights = weights.to(source.device)
+    weights[:, END] = 0  # every sample has one, so as a match it would reward short translations
+    with _without_dropout(model.dropout, *model.layers):  # samples and their probabilities have one distribution
+        tokens, counts = sample_tokens(model, copied.detach(), copied_mask, delay, int(1.25 * target.shape[1]) + 4)
+        drawn, written = (each.unflatten(0, (len(source), config.samples)) for each in (tokens, counts))
+        orders, beta = config.order_weights, config.beta
+        rewards, scores = ngram_rewards(drawn, written, target, lengths, weights, orders, beta)
+        inside = torch.arange(tokens.shape[1], device=source.device) < counts[:, None]  # [BN M]
+        advantages = compute_advantages(rewards, config.discount).flatten(0, 1) * inside
+        states = model.decode(copied, copied_mask, tokens, delay)
+    risk = ((1 - scores.mean(1)) * lengths).sum()
+    table = model.target_embedding.weight
+    no_context, no_table = states.new_zeros(*tokens.shape, 1)[:, None], table.new_zeros(len(table), 1)
+    sampled = (states, table, no_context, no_table, tokens[:, None], advantages[:, None])
+    total = policy_gradient(*sampled, risk, FRAMES_PER_CHUNK * config.samples)
+    if config.likelihood_weight > 0:
+        total = total + config.likelihood_weight * model.loss_of_states(H, mask, batch, delay, smoothing=0.0).total
+    return Loss(total, risk, lengths.sum(), torch.zeros_like(lengths[0]))
+
+
+@contextmanager
+def _without_dropout(*modules: nn.Module) -> Iterator[None]:
+    before = [module.training for module in modules]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module, training in zip(modules, before, strict=True):
+            module.train(training)
+
+
+@torch.no_grad()
+def sample_tokens(
+    model: Seq2SeqModel, H: Float[Tensor, "B S D"], source_mask: Tensor | None, delay: int | None, longest: int
+) -> tuple[Int[Tensor, "B M"], Int[Tensor, " B"]]:
+    """Draw a translation of each sentence under the wait-k policy; return its tokens, END included, and their count."""
+    state = model.start(H, source_mask, longest)
+    token = torch.full((len(H), 1), START, device=H.device)
+    ended = torch.zeros_like(token, dtype=torch.bool)
+    written = []
+    # Layers are compiled for whole sentences; here shapes change at every step.
+    with torch.compiler.set_stance("force_eager") if H.is_cuda else nullcontext():
+        for _ in range(longest):
+            logits, state = model.step(token, state, delay)
+            token = _draw(logits)[:, None].masked_fill(ended, PAD)
+            written.append(token)
+            ended = ended | (token == END)
+            if len(written) % 8 == 0 and bool(ended.all()):  # asking at every step would stall the GPU
+                break
+    tokens = torch.cat(written, 1)
+    return tokens, (tokens != PAD).sum(1)
+
+
+@compiled_on_gpu
+def _draw(logits: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
+    """Draw a symbol that may be written (Gumbel-max trick)."""
+    scores = at_least_float32(logits)
+    symbols = torch.arange(scores.shape[-1], device=scores.device)
+    scores = scores.masked_fill((symbols < len(SPECIAL_SYMBOLS)) & (symbols != END), -torch.inf)
+    return (scores - torch.log(-torch.log(torch.rand_like(scores).clamp(1e-20, 1 - 1e-7)))).argmax(-1)
 
 
 class SampledTranslations(NamedTuple):

@@ -99,8 +99,17 @@ class Seq2SeqModel(nn.Module):
 
     def loss(self, batch: Batch, delay: int | None = None, smoothing: float = 0.1) -> Loss:
         """Return the summed cross entropy of a batch."""
-        source, source_lengths, target, target_lengths = batch
-        states = self._states(source, source_lengths, target, delay).flatten(0, 1)[:, None]  # [B*T 1 D]
+        check_tokens(batch.source, self.encoder.embedding.num_embeddings, "source")
+        check_tokens(batch.target, self.target_embedding.num_embeddings, "target")
+        mask = length_mask(batch.source_lengths, batch.source.shape[1], batch.source.device)
+        return self.loss_of_states(self.encoder(batch.source, mask), mask, batch, delay, smoothing)
+
+    def loss_of_states(
+        self, H: Float[Tensor, "B S D"], source_mask: Tensor | None, batch: Batch, delay: int | None, smoothing: float
+    ) -> Loss:
+        """Return the loss, given the source states."""
+        target, target_lengths = batch.target, batch.target_lengths
+        states = self.decode(H, source_mask, target, delay).flatten(0, 1)[:, None]  # [B*T 1 D]
         inside = length_mask(target_lengths, target.shape[1], target.device)
         weights = torch.ones_like(target, dtype=torch.float32) if inside is None else inside.float()
         weights = weights.flatten()[:, None].to(at_least_float32(states).dtype)
@@ -118,9 +127,14 @@ class Seq2SeqModel(nn.Module):
         check_tokens(source, self.encoder.embedding.num_embeddings, "source")
         check_tokens(target, self.target_embedding.num_embeddings, "target")
         source_mask = length_mask(source_lengths, source.shape[1], source.device)
-        H = self.encoder(source, source_mask)
+        return self.decode(self.encoder(source, source_mask), source_mask, target, delay)
+
+    def decode(
+        self, H: Float[Tensor, "B S D"], source_mask: Tensor | None, target: Int[Tensor, "B T"], delay: int | None
+    ) -> Float[Tensor, "B T D"]:
+        """Return the decoder states that predict each target token, given the source states."""
         x = self.dropout(self.target_embedding.embed(F.pad(target[:, :-1], (1, 0), value=START)))
-        context_mask = _context_mask(source_mask, target.shape[1], source.shape[1], 0, delay, source.device)
+        context_mask = _context_mask(source_mask, target.shape[1], H.shape[1], 0, delay, H.device)
         for layer in self.layers:
             x, _ = layer(x, layer.cross_attention.project(H), context_mask, causal=True)
         return self.final_norm(x)
@@ -129,9 +143,12 @@ class Seq2SeqModel(nn.Module):
         """Encode whole sentences; return the initial decoder state, with room for `positions` target tokens."""
         check_tokens(source, self.encoder.embedding.num_embeddings, "source")
         mask = length_mask(source_lengths, source.shape[1], source.device)
-        H = self.encoder(source, mask)
+        return self.start(self.encoder(source, mask), mask, positions)
+
+    def start(self, H: Float[Tensor, "B S D"], source_mask: Tensor | None, positions: int) -> DecoderState:
+        """Return the initial decoder state, given the source states."""
         context = tuple(layer.cross_attention.project(H) for layer in self.layers)
-        return DecoderState(context, tuple(KeyValueBuffer.like(each, positions) for each in context), mask)
+        return DecoderState(context, tuple(KeyValueBuffer.like(each, positions) for each in context), source_mask)
 
     def step(
         self,

@@ -26,7 +26,7 @@ from simulmt.model.bigrams import inference_path_loss
 from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Batch, DecoderLayer, EncoderLayer
 from simulmt.model.output import Loss
-from simulmt.model.risk import risk_loss
+from simulmt.model.risk import risk_loss, wait_k_risk_loss
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
 from simulmt.train.analysis import sorting_statistics
@@ -206,6 +206,8 @@ class _Objective(nn.Module):
     def forward(self, batch: Batch, delay: int | None) -> Loss:
         model, smoothing = self.model, self.config.training.smoothing
         if isinstance(model, Seq2SeqModel):
+            if self.config.objective == "risk":
+                return wait_k_risk_loss(model, batch, delay, self.config.risk, self.weights)
             return model.loss(batch, delay, smoothing)
         assert delay is not None, "only a teacher has no delay"
         if self.config.objective == "bigrams":

@@ -90,15 +90,16 @@ class RunConfig:
     asn: ASNConfig = field(default_factory=ASNConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     risk: RiskConfig = field(default_factory=RiskConfig)
-    # "bigrams" (for CTC, model/bigrams.py) and "risk" (for the transducer, model/risk.py) fine-tune a trained model on
-    # the path taken at inference.
+    # "bigrams" (for CTC, model/bigrams.py) and "risk" (for the transducer and wait-k, model/risk.py) fine-tune a
+    # trained model on the path taken at inference.
     objective: Literal["likelihood", "bigrams", "risk"] = "likelihood"
 
     def __post_init__(self) -> None:
-        system = {"bigrams": "ctc", "risk": "transducer"}.get(self.objective)
-        if system is not None:
-            require(self.system == system, f'objective "{self.objective}" is for system "{system}", got {self.system}')
-            require(self.init is not None, f'objective "{self.objective}" needs init: a trained {system} model')
+        systems = {"bigrams": ("ctc",), "risk": ("transducer", "wait-k")}.get(self.objective)
+        if systems is not None:
+            named = " or ".join(systems)
+            require(self.system in systems, f'objective "{self.objective}" is for system {named}, got {self.system}')
+            require(self.init is not None, f'objective "{self.objective}" needs init: a trained {self.system} model')
 
     @staticmethod
     def read(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
