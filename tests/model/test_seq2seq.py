@@ -149,7 +149,7 @@ def test_a_padded_batch_is_the_sum_of_its_sentences(causal: bool, delay: int | N
 def test_the_loss_never_stores_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Seq2SeqConfig(9, 500, width=4, inner=4, heads=1, encoder_layers=1, decoder_layers=1)
     model = Seq2SeqModel.build(config)
-    monkeypatch.setattr("simulmt.model.seq2seq.project_and_loss", partial(project_and_loss, chunk=7))
+    monkeypatch.setattr("simulmt.model.output.project_and_loss", partial(project_and_loss, chunk=7))
     source, target, lengths = torch.full((2, 3), 6), torch.full((2, 20), 7), torch.tensor([3, 3])
     with Allocations(2 * 20 * 500) as allocations:
         model.loss(Batch(source, lengths, target, torch.tensor([20, 20]))).total.backward()

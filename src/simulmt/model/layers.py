@@ -140,7 +140,16 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Float[Tensor, "B L D"], mask: Tensor | None, causal: bool = False) -> Tensor:
         normed = self.attention_norm(x)  # once for the queries and for the keys
-        x = x + self.dropout(self.attention(normed, self.attention.project(normed), mask, causal))
+        return self._finish(x, normed, self.attention.project(normed), mask, causal)
+
+    def step(self, x: Float[Tensor, "B 1 D"], past: KeyValueBuffer) -> tuple[Float[Tensor, "B 1 D"], KeyValueBuffer]:
+        """Run the next position of a causal layer; return its output, and `past` with its keys and values."""
+        normed = self.attention_norm(x)
+        past = past.append(self.attention.project(normed))
+        return self._finish(x, normed, past.filled, None, causal=False), past
+
+    def _finish(self, x: Tensor, normed: Tensor, context: KeysValues, mask: Tensor | None, causal: bool) -> Tensor:
+        x = x + self.dropout(self.attention(normed, context, mask, causal))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 

@@ -65,6 +65,23 @@ def project_and_loss(
         return _ProjectAndLoss.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
+def cross_entropy(
+    states: Float[Tensor, "*N D"],
+    table: Float[Tensor, "V D"],
+    labels: Int[Tensor, "*N"],
+    weights: Float[Tensor, "*N"],
+    smoothing: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the label-smoothed cross entropy of `states @ table.T`, one known label each, and the NLL alone."""
+    weights = weights.flatten()[:, None].to(at_least_float32(states).dtype)
+
+    def align(log_probs: Float[Tensor, "N 1 1"]) -> tuple[Float[Tensor, ""], Float[Tensor, "N 1 1"]]:
+        return -(log_probs[:, :, 0] * weights).sum(), weights[:, :, None]
+
+    states = states.flatten(0, -2)[:, None]  # [N 1 D]
+    return project_and_loss(states, table, labels.flatten()[:, None], weights, align, smoothing)
+
+
 @contextmanager
 def autocast_disabled(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Cast tensors to the autocast type, then disable autocast, so that products run in the type of their operands."""

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from simulmt.config import require
+from simulmt.model.frame_decoder import FrameDecoder
 from simulmt.model.layers import Batch, check_tokens, compiled_on_gpu
 from simulmt.model.output import GradientsInForward, Loss, at_least_float32, autocast_disabled, sentence_chunks
 from simulmt.model.transducer import TransducerModel, wide_product
@@ -85,6 +86,8 @@ def risk_loss(
     frames = model.frames(model.encode(source, source_lengths, delay))
     frame_lengths, lengths = ((each.to(source.device)) for each in (source_lengths * model.mu, target_lengths))
     inside = torch.arange(frames.shape[1], device=source.device) < frame_lengths[:, None]  # [B U]
+    if model.decoder is not None:
+        model.decoder.eval()  # samples and their probabilities must come from the same distribution: no dropout
     with torch.no_grad():
         symbols = model.write(frames, samples=config.samples, chunk=FRAMES_PER_SAMPLING_CHUNK)
         symbols = symbols.masked_fill(~inside[:, None], BLANK)
@@ -92,14 +95,36 @@ def risk_loss(
         orders, beta = config.order_weights, config.beta
         rewards, scores = ngram_rewards(drawn.tokens, drawn.counts, target, lengths, weights, orders, beta)
         advantages = compute_advantages(drawn.at_frames(rewards), config.discount) * inside[:, None]
-    embedding = model.target_embedding.weight
-    contexts = model.context(model.context.histories(drawn.tokens), embedding)  # [B N M+1 R]
-    contexts = contexts.gather(2, drawn.before[..., None].expand(-1, -1, -1, contexts.shape[-1]))  # [B N U R]
     risk = ((1 - scores.mean(1)) * lengths).sum()
-    total = policy_gradient(frames, embedding, contexts, model.context.table, symbols, advantages, risk)
+    if model.decoder is None:
+        contexts = _contexts_of_frames(model, drawn)
+        sampled = (frames, model.target_embedding.weight, contexts, model.context.table, symbols, advantages)
+        total = policy_gradient(*sampled, risk)
+    else:
+        sampled = _decoded(model, model.decoder, frames, symbols, advantages)
+        total = policy_gradient(*sampled, risk, FRAMES_PER_CHUNK * config.samples)
     if config.likelihood_weight > 0:
         total = total + config.likelihood_weight * model.loss_of_frames(frames, batch, smoothing=0.0).total
     return Loss(total, risk, lengths.sum(), torch.zeros_like(lengths[0]))
+
+
+def _contexts_of_frames(model: TransducerModel, drawn: SampledTranslations) -> Float[Tensor, "B N U R"]:
+    contexts = model.context(model.context.histories(drawn.tokens), model.target_embedding.weight)  # [B N M+1 R]
+    return contexts.gather(2, drawn.before[..., None].expand(-1, -1, -1, contexts.shape[-1]))
+
+
+def _decoded(
+    model: TransducerModel,
+    decoder: FrameDecoder,
+    frames: Float[Tensor, "B U D"],
+    symbols: Int[Tensor, "B N U"],
+    advantages: Float[Tensor, "B N U"],
+) -> tuple[Tensor, ...]:
+    """Return arguments of `policy_gradient` with every sample as a sentence of its own, and without a context."""
+    embedding, rows = model.target_embedding.weight, symbols.flatten(0, 1)
+    decoded = decoder(frames.repeat_interleave(symbols.shape[1], 0), rows, embedding)
+    no_context, no_table = decoded.new_zeros(*rows.shape, 1)[:, None], embedding.new_zeros(len(embedding), 1)
+    return decoded, embedding, no_context, no_table, rows[:, None], advantages.flatten(0, 1)[:, None]
 
 
 class SampledTranslations(NamedTuple):

@@ -29,7 +29,7 @@ from simulmt.model.layers import (
     length_mask,
     look_ahead_mask,
 )
-from simulmt.model.output import Loss, at_least_float32, project_and_loss
+from simulmt.model.output import Loss, cross_entropy
 from simulmt.text import START
 
 
@@ -100,17 +100,10 @@ class Seq2SeqModel(nn.Module):
     def loss(self, batch: Batch, delay: int | None = None, smoothing: float = 0.1) -> Loss:
         """Return the summed cross entropy of a batch."""
         source, source_lengths, target, target_lengths = batch
-        states = self._states(source, source_lengths, target, delay).flatten(0, 1)[:, None]  # [B*T 1 D]
+        states = self._states(source, source_lengths, target, delay)
         inside = length_mask(target_lengths, target.shape[1], target.device)
         weights = torch.ones_like(target, dtype=torch.float32) if inside is None else inside.float()
-        weights = weights.flatten()[:, None].to(at_least_float32(states).dtype)
-        labels = target.flatten()[:, None]
-
-        def align(log_probs: Float[Tensor, "N 1 1"]) -> tuple[Float[Tensor, ""], Float[Tensor, "N 1 1"]]:
-            """Return the negative log-likelihood and posterior of frames with one known label each."""
-            return -(log_probs[:, :, 0] * weights).sum(), weights[:, :, None]
-
-        total, negative = project_and_loss(states, self.target_embedding.weight, labels, weights, align, smoothing)
+        total, negative = cross_entropy(states, self.target_embedding.weight, target, weights, smoothing)
         tokens = torch.as_tensor(int(target_lengths.sum()), device=target.device)
         return Loss(total, negative, tokens, torch.zeros_like(tokens))
 

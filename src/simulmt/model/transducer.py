@@ -28,12 +28,14 @@ from torch import Tensor, nn
 
 from simulmt.config import require
 from simulmt.model.ctc import CTCConfig, CTCModel
+from simulmt.model.frame_decoder import FrameDecoder, quantile_alignment
 from simulmt.model.layers import Batch, Encoder, compiled_on_gpu
 from simulmt.model.output import (
     GradientsInForward,
     Loss,
     at_least_float32,
     autocast_disabled,
+    cross_entropy,
     first_occurrences,
     sentence_chunks,
 )
@@ -50,11 +52,18 @@ class TransducerConfig(CTCConfig):
     context_symbols: int = 4  # number of previous symbols
     context_inner: int = 512
     context_rank: int = 256
+    decoder_layers: int = 0  # above 0, a decoder writes, and the label context serves to align references only
+    alignment_quantile: float = 0.5  # see frame_decoder.py
+    alignment_weight: float = 0.3  # of the transducer loss, which learns to align, beside that of the decoder
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("context_symbols", "context_inner", "context_rank"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(self.decoder_layers >= 0, f"decoder_layers must not be negative, got {self.decoder_layers}")
+        inside = 0 < self.alignment_quantile < 1
+        require(inside, f"alignment_quantile must be above 0 and below 1, got {self.alignment_quantile}")
+        require(self.alignment_weight >= 0, f"alignment_weight must not be negative, got {self.alignment_weight}")
 
 
 class LabelContext(nn.Module):
@@ -89,11 +98,23 @@ class LabelContext(nn.Module):
 
 
 class TransducerModel(CTCModel):
-    """A CTC translator's encoder and frames, with a label context."""
+    """A CTC translator's encoder and frames, with a label context, or with a decoder and a context to train it."""
 
-    def __init__(self, encoder: Encoder, target_vocabulary: int, mu: int, context: LabelContext) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        target_vocabulary: int,
+        mu: int,
+        context: LabelContext,
+        decoder: FrameDecoder | None = None,
+        alignment_quantile: float = 0.5,
+        alignment_weight: float = 0.3,
+    ) -> None:
         super().__init__(encoder, target_vocabulary, mu)
         self.context = context
+        self.decoder = decoder
+        self.alignment_quantile = alignment_quantile
+        self.alignment_weight = alignment_weight
 
     @staticmethod
     def build(config: CTCConfig) -> TransducerModel:
@@ -101,7 +122,11 @@ class TransducerModel(CTCModel):
         plain = CTCModel.build(config)
         sizes = (config.context_symbols, config.context_inner, config.context_rank)
         context = LabelContext(config.target_vocabulary, config.width, *sizes, config.dropout)
-        return TransducerModel(plain.encoder, config.target_vocabulary, config.mu, context)
+        decoder = None
+        if config.decoder_layers > 0:
+            decoder = FrameDecoder(config.width, config.inner, config.heads, config.decoder_layers, config.dropout)
+        alignment = (config.alignment_quantile, config.alignment_weight)
+        return TransducerModel(plain.encoder, config.target_vocabulary, config.mu, context, decoder, *alignment)
 
     def loss_of_states(self, H: Float[Tensor, "B S D"], batch: Batch, smoothing: float) -> Loss:
         """Return the transducer loss of states, in encoder order or sorted."""
@@ -111,7 +136,15 @@ class TransducerModel(CTCModel):
         lattice = Lattice.of(batch.target, batch.target_lengths, batch.source_lengths * self.mu)
         embedding = self.target_embedding.weight
         contexts = self.context(self.context.mask_tokens(self.context.histories(lattice.labels)), embedding)
-        return transducer_loss(frames, embedding, contexts, self.context.table, lattice, smoothing)
+        quantile = None if self.decoder is None else self.alignment_quantile
+        factors = (frames, embedding, contexts, self.context.table)
+        loss, symbols = loss_and_alignment(*factors, lattice, smoothing, quantile)
+        if self.decoder is None:
+            return loss
+        weights = lattice.frame_weights(frames.shape[1])
+        decoded = self.decoder(frames, symbols, embedding)
+        total, negative = cross_entropy(decoded, embedding, symbols, weights, smoothing)
+        return loss._replace(total=total + self.alignment_weight * loss.total, likelihood=negative)
 
     @torch.no_grad()
     def write(
@@ -125,7 +158,27 @@ class TransducerModel(CTCModel):
 
         Each symbol depends on the previous ones, so this runs frame by frame.
         """
-        return torch.cat([self._write(frames[rows], blank_penalty, samples) for rows in sentence_chunks(frames, chunk)])
+        write = self._write if self.decoder is None else self._decode
+        return torch.cat([write(frames[rows], blank_penalty, samples) for rows in sentence_chunks(frames, chunk)])
+
+    def _decode(self, frames: Float[Tensor, "B U D"], blank_penalty: float, samples: int) -> Int[Tensor, "B N U"]:
+        """Write with the decoder."""
+        assert self.decoder is not None
+        B, U, _ = frames.shape
+        N = max(1, samples)
+        frames = frames.repeat_interleave(N, 0)
+        embedding = self.target_embedding.weight
+        caches = self.decoder.start(frames)
+        last = torch.full((B * N,), START, device=frames.device)
+        waited = torch.zeros_like(last, dtype=torch.bool)
+        written = []
+        for t in range(U):
+            a = self.logits(self.decoder.step(frames[:, t], last, waited, embedding, caches))
+            symbol = _choose(a, a.new_zeros(1, 1, 1), blank_penalty, samples > 0)[:, 0]  # [BN]
+            waited = symbol == BLANK
+            last = torch.where(waited, last, symbol)
+            written.append(symbol)
+        return torch.stack(written, -1).unflatten(0, (B, N))
 
     def _write(self, frames: Float[Tensor, "B U D"], blank_penalty: float, samples: int) -> Int[Tensor, "B N U"]:
         a = self.logits(frames)
@@ -171,6 +224,11 @@ class Lattice(NamedTuple):
     def part(self, rows: slice) -> Lattice:
         return Lattice(*(tensor[rows] for tensor in self))
 
+    def frame_weights(self, frames: int) -> Float[Tensor, "B U"]:
+        """Return 1 on real frames, 0 on padding and on sentences that cannot be aligned."""
+        lengths = self.frame_lengths * self.alignable
+        return (torch.arange(frames, device=lengths.device) < lengths[:, None]).float()
+
     def columns(self) -> Int[Tensor, "B K"]:
         """Return the symbols of the lattice: the blank, then each label."""
         return F.pad(self.labels, (1, 0), value=BLANK)
@@ -193,11 +251,25 @@ def transducer_loss(
     chunk: int = FRAMES_PER_CHUNK,
 ) -> Loss:
     """Return (1 - eps) * NLL + eps * cross entropy with the uniform distribution, weighted by cell posteriors."""
+    return loss_and_alignment(frames, table, contexts, context_table, lattice, smoothing, None, chunk)[0]
+
+
+def loss_and_alignment(
+    frames: Float[Tensor, "B U D"],
+    table: Float[Tensor, "V D"],
+    contexts: Float[Tensor, "B C R"],
+    context_table: Float[Tensor, "V R"],
+    lattice: Lattice,
+    smoothing: float,
+    quantile: float | None,
+    chunk: int = FRAMES_PER_CHUNK,
+) -> tuple[Loss, Int[Tensor, "B U"]]:
+    """Return `transducer_loss`, and the symbol of each frame in the `quantile_alignment`; blanks without a quantile."""
     with autocast_disabled(frames, contexts) as (frames, contexts):
-        total, negative = _TransducerLoss.apply(  # type: ignore[no-untyped-call]
-            frames, table, contexts, context_table, lattice, smoothing, chunk
+        total, negative, symbols = _TransducerLoss.apply(  # type: ignore[no-untyped-call]
+            frames, table, contexts, context_table, lattice, smoothing, quantile, chunk
         )
-    return Loss.of_aligned(total, negative, lattice.label_lengths, lattice.alignable)
+    return Loss.of_aligned(total, negative, lattice.label_lengths, lattice.alignable), symbols
 
 
 class _TransducerLoss(GradientsInForward):
@@ -219,22 +291,26 @@ class _TransducerLoss(GradientsInForward):
         context_table: Tensor,
         lattice: Lattice,
         smoothing: float,
+        quantile: float | None,
         chunk: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(frames.dtype, torch.float32)
         tables = table.to(frames.dtype), context_table.to(frames.dtype)
         grad_frames, grad_contexts = torch.empty_like(frames), torch.empty_like(contexts)
         grad_tables = [torch.zeros_like(each, dtype=wide) for each in tables]
         total, negative = (frames.new_zeros((), dtype=wide) for _ in range(2))
+        symbols = torch.full(frames.shape[:2], BLANK, device=frames.device)
         for rows in sentence_chunks(frames, chunk):
             part = _SentenceChunk(frames[rows], contexts[rows], tables, lattice.part(rows), smoothing)
             total += part.total
             negative += part.negative
             grad_frames[rows], grad_contexts[rows] = part.gradients(grad_tables)
+            if quantile is not None:
+                symbols[rows] = quantile_alignment(part.posteriors.label[:, :, :-1], lattice.labels[rows], quantile)
         gradients = (grad_frames, grad_tables[0].to(table.dtype), grad_contexts, grad_tables[1].to(context_table.dtype))
         ctx.save_for_backward(*gradients)
-        ctx.mark_non_differentiable(negative)
-        return total, negative
+        ctx.mark_non_differentiable(negative, symbols)
+        return total, negative, symbols
 
 
 class _SentenceChunk:

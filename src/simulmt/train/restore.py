@@ -10,7 +10,7 @@ int8 weights are restored to within half a quantisation step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,10 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from simulmt.errors import BundleError, CheckpointError, ConfigError, VocabularyError
+from simulmt.model.ctc import CTCConfig
 from simulmt.model.layers import Attention, Embedding
+from simulmt.model.seq2seq import Seq2SeqConfig
+from simulmt.model.transducer import TransducerConfig
 from simulmt.runtime.bundle import GRAPHS, MANIFEST, Bundle, BundleConfig, find, shipped_names
 from simulmt.train.graph import Array, Graph, Precision, build_graph
 from simulmt.train.systems import (
@@ -59,6 +62,8 @@ def initialise_from(model: TrainableModel, path: Path, config: SystemConfig) -> 
         # Word starts are not weights: one model may see whole words and the other not.
         weights = {name: tensor for name, tensor in other.state_dict().items() if not name.endswith(WORD_STARTS)}
         own = {name: tensor for name, tensor in model.state_dict().items() if name.endswith(WORD_STARTS)}
+        if _free_sizes(config.network(), other_config.network()):
+            weights = {name: weights.get(name, tensor) for name, tensor in model.state_dict().items()}
         model.load_state_dict(weights | own)
     except RuntimeError as error:
         detail = str(error).splitlines()[1].strip()
@@ -89,9 +94,19 @@ def _check_fit(path: Path, config: SystemConfig, other: SystemConfig) -> None:
     sizes, other_sizes = (  # all whole numbers must agree
         {name: value for name, value in asdict(each).items() if type(value) is int} for each in (network, other_network)
     )
-    if differing := [name for name, size in sizes.items() if size != other_sizes[name]]:
+    free = _free_sizes(network, other_network)
+    if differing := [name for name, size in sizes.items() if size != other_sizes[name] and name not in free]:
         listed = ", ".join(f"{name} = {other_sizes[name]} (not {sizes[name]})" for name in differing)
         raise CheckpointError(f"{path}: cannot initialise from a model of different sizes; its [model] has {listed}")
+
+
+def _free_sizes(network: CTCConfig | Seq2SeqConfig, other: CTCConfig | Seq2SeqConfig) -> Set[str]:
+    """Return sizes that may differ: a transducer with a decoder may start from one without, from its first layers."""
+    if not (isinstance(network, TransducerConfig) and isinstance(other, TransducerConfig)):
+        return set()
+    if not network.decoder_layers or other.decoder_layers or network.layers > other.layers:
+        return set()
+    return {"decoder_layers", "layers", "look_ahead_layer"}
 
 
 def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]:
