@@ -39,6 +39,9 @@ def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool 
         sizes = {"width": 16, "inner": 24, "heads": 2, "layers": 3, "look_ahead_layer": 1}
         sizes |= {"context_symbols": 3, "context_inner": 12, "context_rank": 8}
         model = TransducerModel.build(TransducerConfig(*vocabularies, whole_words=whole_words, **sizes))
+    elif kind == "frame-decoder":
+        sizes = {"width": 16, "inner": 24, "heads": 2, "layers": 3, "look_ahead_layer": 1, "decoder_layers": 2}
+        model = TransducerModel.build(TransducerConfig(*vocabularies, whole_words=whole_words, **sizes))
     else:
         causal = kind == "wait-k"
         model = Seq2SeqModel.build(Seq2SeqConfig(*vocabularies, causal, 16, 24, 2, encoder_layers=2, decoder_layers=2))
@@ -55,7 +58,7 @@ def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool 
 
 def export_config(kind: Kind, precision: Precision, **settings: object) -> ExportConfig:
     delays = () if kind == "full-sentence" else DELAYS
-    penalties = (BONUS, BONUS / 2, BONUS, 0.0) if kind in ("ctc", "transducer") else ()
+    penalties = (BONUS, BONUS / 2, BONUS, 0.0) if kind in ("ctc", "transducer", "frame-decoder") else ()
     table = {"delays": delays, "blank_penalties": penalties, "longest": LONGEST, "least_agreement": 0.5, **settings}
     return ExportConfig("en", "de", precision=precision, **table)  # type: ignore[arg-type]
 

@@ -188,7 +188,7 @@ def test_a_bundle_without_a_rule(bundle: Path) -> None:
     assert opened.config.rules.active == ["unknown_word"]  # left as it is
 
 
-@pytest.mark.parametrize("kind", ["transducer", "wait-k"])
+@pytest.mark.parametrize("kind", ["transducer", "frame-decoder", "wait-k"])
 def test_rules_are_for_ctc_only(bundle: Path, kind: Kind) -> None:
     with pytest.raises(ConfigError, match=f"rules not supported by {kind}: .*unknown_word"):
         replace(Bundle(bundle).config, kind=kind)
@@ -200,7 +200,7 @@ def test_whole_words_are_for_ctc_only(bundle: Path, kind: Kind) -> None:
     _trust_sizes(bundle)
     config = Bundle(bundle).config
     assert config.whole_words
-    with pytest.raises(ConfigError, match="whole_words is for ctc and transducer only"):
+    with pytest.raises(ConfigError, match="whole_words is for models with frames only"):
         replace(config, kind=kind, rules=RulesConfig())
 
 

@@ -19,7 +19,7 @@ from simulmt.runtime.stream import Commit, Stream, Translator
 from simulmt.text import BLANK, Tokenizer
 from tiny_models import facts, trained, translator
 
-KINDS: tuple[Kind, ...] = ("ctc", "transducer", "wait-k", "full-sentence")
+KINDS: tuple[Kind, ...] = ("ctc", "transducer", "frame-decoder", "wait-k", "full-sentence")
 SPOKEN = [
     "the old bridge over the river was closed. nobody knows why",
     "河 and 大! the wind is getting colder",

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
@@ -48,6 +47,9 @@ SYSTEMS: list[tuple[Kind, str]] = [
     ("transducer", "fp32"),
     ("transducer", "int8"),
     ("transducer", "full stops"),
+    ("frame-decoder", "fp32"),
+    ("frame-decoder", "int8"),
+    ("frame-decoder", "full stops"),
     ("wait-k", "fp32"),
     ("wait-k", "int8"),
     ("full-sentence", "fp32"),
@@ -68,6 +70,7 @@ RULED = "河 河 河 河 河 河"  # where a rule changes the translation
 BLANK_DECIDES = (
     "waiter is from tickets knew"  # where at delay 3 the blank's own penalty decides what is written instead
 )
+TRANSDUCERS: tuple[Kind, ...] = ("transducer", "frame-decoder")
 FULL_STOPS = frozenset("en")  # for the rule `early_full_stop`: the vocabulary has no full-width ones
 delays = st.sampled_from(DELAYS)
 fuzz = settings(max_examples=25, deadline=None)
@@ -75,7 +78,7 @@ fuzz = settings(max_examples=25, deadline=None)
 
 @pytest.fixture(scope="session")
 def networks(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[Kind, TrainedModel]:
-    kinds: tuple[Kind, ...] = ("ctc", "transducer", "wait-k", "full-sentence")
+    kinds: tuple[Kind, ...] = ("ctc", "transducer", "frame-decoder", "wait-k", "full-sentence")
     return {kind: trained(kind, source_tokenizer, target_tokenizer) for kind in kinds}
 
 
@@ -102,9 +105,10 @@ def translators(
         made["ctc", name] = translator(knowing, "ctc", "fp32", folder, name.replace(" ", "-"), rules=RULES)
     with patch.object(rules, "_FULL_STOPS", FULL_STOPS):
         stops = RulesConfig(early_full_stop=True)
-        made["transducer", "full stops"] = translator(
-            networks["transducer"], "transducer", "fp32", folder, "full-stops", rules=stops
-        )
+        for kind in TRANSDUCERS:
+            made[kind, "full stops"] = translator(
+                networks[kind], kind, "fp32", folder, f"{kind}-full-stops", rules=stops
+            )
     return made
 
 
@@ -143,18 +147,25 @@ def sentences_of(text: str, tokenizer: Tokenizer) -> list[str]:
     return [sentence for sentence in [*sentences, " ".join(words)] if tokenizer.encode(sentence)]
 
 
-def without_early_stops(network: TrainedModel, sentence: str, frames: torch.Tensor) -> torch.Tensor:
-    """Return the logits of frames [1 U D] with the rule `early_full_stop`."""
-    assert isinstance(network.model, CTCModel)
-    logits = CTCModel.logits(network.model, frames)
-    stops = [index for index, piece in enumerate(network.target.pieces) if set(piece) & FULL_STOPS]
-    pieces = [network.source.pieces[token] for token in network.source.encode(sentence)]
-    ends = [bool(set(piece) & set(SENTENCE_ENDS)) for piece in pieces] + [True]
-    for frame in range(frames.shape[1]):
-        position = frame // network.model.mu
-        if not ends[position] and not (position and ends[position - 1]):
-            logits[0, frame, stops] = -torch.inf
-    return logits
+class WithoutEarlyStops:
+    """Computes the logits of a sentence with the rule `early_full_stop`, for all frames [1 U D] or one by one [1 D]."""
+
+    def __init__(self, network: TrainedModel, sentence: str) -> None:
+        assert isinstance(network.model, CTCModel)
+        self._model = network.model
+        self._stops = [index for index, piece in enumerate(network.target.pieces) if set(piece) & FULL_STOPS]
+        pieces = [network.source.pieces[token] for token in network.source.encode(sentence)]
+        self._ends = [bool(set(piece) & set(SENTENCE_ENDS)) for piece in pieces] + [True]
+        self._first = 0  # frame
+
+    def __call__(self, frames: torch.Tensor) -> torch.Tensor:
+        logits = CTCModel.logits(self._model, frames)
+        for frame, row in enumerate(logits.view(-1, logits.shape[-1]), self._first):
+            position = frame // self._model.mu
+            if not self._ends[position] and not (position and self._ends[position - 1]):
+                row[self._stops] = -torch.inf
+        self._first += logits.numel() // logits.shape[-1]
+        return logits
 
 
 class TestAgainstPyTorch:
@@ -174,12 +185,13 @@ class TestAgainstPyTorch:
     def test_full_stops_only_where_the_source_has_them(
         self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, TrainedModel], text: str, delay: int
     ) -> None:
-        network = networks["transducer"]
-        for sentence in sentences_of(text, network.source):
-            if len(network.source.encode(sentence)) < LONGEST:
-                found = joined(at_once(translators["transducer", "full stops"], sentence, delay))
-                with patch.object(network.model, "logits", partial(without_early_stops, network, sentence)):
-                    assert found == reference(network, sentence, delay)
+        for kind in TRANSDUCERS:
+            network, model = networks[kind], translators[kind, "full stops"]
+            for sentence in sentences_of(text, network.source):
+                if len(network.source.encode(sentence)) < LONGEST:
+                    found = joined(at_once(model, sentence, delay))
+                    with patch.object(network.model, "logits", WithoutEarlyStops(network, sentence)):
+                        assert found == reference(network, sentence, delay)
 
     @given(text=texts, delay=delays)
     @example(text=RULED, delay=1)

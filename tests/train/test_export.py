@@ -86,7 +86,7 @@ def test_a_model_that_sees_words_whole_must_know_its_words(
         replace(seeing)
 
 
-@pytest.mark.parametrize("kind", ["ctc", "transducer", "wait-k", "full-sentence"])
+@pytest.mark.parametrize("kind", ["ctc", "transducer", "frame-decoder", "wait-k", "full-sentence"])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_every_kind_is_exported_in_every_precision(
     source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path, kind: Kind, precision: Precision

@@ -40,6 +40,7 @@ every_kind = pytest.mark.parametrize(
     [
         ("ctc", {"whole_words": True}),
         ("transducer", {}),
+        ("frame-decoder", {}),
         ("wait-k", {}),
         ("full-sentence", {}),
     ],

@@ -75,10 +75,15 @@ class LabelContext(nn.Module):
         self.dropout = dropout
         self.expand = nn.Linear(symbols * width, inner)
         self.contract = nn.Linear(inner, rank)
-        self.table = nn.Parameter(torch.zeros(vocabulary, rank))  # zero: at first the context does not matter
+        self.table = nn.Parameter(torch.empty(vocabulary, rank))
+        self.reset()
+
+    def reset(self) -> None:
+        """Draw new weights, with which the context does not matter yet."""
         for linear in (self.expand, self.contract):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
+        nn.init.zeros_(self.table)
 
     def histories(self, labels: Int[Tensor, "*B T"]) -> Int[Tensor, "*B C L"]:
         """Return the last symbols, newest first, before each label and after the last one."""

@@ -40,7 +40,7 @@ import onnxruntime as untyped_onnxruntime
 onnxruntime: Any = untyped_onnxruntime  # has no type information
 Session = Any  # an onnxruntime.InferenceSession
 
-FORMAT = 6  # incremented when older versions can no longer run new bundles
+FORMAT = 7  # incremented when older versions can no longer run new bundles
 SHIPPED = Path(__file__).parents[1] / "bundles"
 DEFAULT_BUNDLE = "en-zh"
 SYNTHETIC = "synthetic"  # source language of models trained on `simulmt synthetic`
@@ -50,10 +50,11 @@ SOURCE, TARGET, WORDS = "source.model", "target.model", "words.txt"
 HUGE_PAGE = 2 * 2**20
 MADV_COLLAPSE = 25  # since Linux 6.1: collapse into huge pages now, if available
 
-Kind = Literal["ctc", "transducer", "wait-k", "full-sentence"]
+Kind = Literal["ctc", "transducer", "frame-decoder", "wait-k", "full-sentence"]
 GRAPHS: Mapping[Kind, tuple[str, ...]] = {
     "ctc": ("ctc",),
     "transducer": ("ctc", "context"),
+    "frame-decoder": ("ctc", "frame_decoder"),  # a transducer with a decoder over its frames
     "wait-k": ("encoder", "decoder"),
     "full-sentence": ("encoder", "decoder"),
 }
@@ -69,19 +70,19 @@ class BundleConfig:
     target_language: str
     precision: Literal["fp32", "int8"]
     longest: int  # maximum source pieces of a sentence, including END
-    mu: int = 1  # CTC and transducer: frames per source piece
+    mu: int = 1  # models with frames: frames per source piece
     delays: tuple[int, ...] = ()  # trained delays; empty for a full-sentence model
     default_delay: int | None = None
-    whole_words: bool = False  # CTC and transducer: positions see the rest of the last word read
-    blank_penalties: tuple[float, ...] = ()  # CTC and transducer: one per delay, or none
-    rules: RulesConfig = field(default_factory=RulesConfig)  # CTC; on text, transducer as well
+    whole_words: bool = False  # models with frames: positions see the rest of the last word read
+    blank_penalties: tuple[float, ...] = ()  # models with frames: one per delay, or none
+    rules: RulesConfig = field(default_factory=RulesConfig)  # CTC; on text, transducers as well
     checks: dict[str, Any] = field(default_factory=dict)  # measured by export against the trained model
 
     def __post_init__(self) -> None:
         require(self.longest >= 2, f"longest must be at least 2, got {self.longest}")
         require(self.mu >= 1, f"mu must be at least 1, got {self.mu}")
-        require(self.has_frames or not self.whole_words, "whole_words is for ctc and transducer only")
-        allowed = self.kind == "ctc" or (self.kind == "transducer" and not self.rules.on_scores)
+        require(self.has_frames or not self.whole_words, "whole_words is for models with frames only")
+        allowed = self.kind == "ctc" or (self.has_frames and not self.rules.on_scores)
         require(allowed or not self.rules.active, f"rules not supported by {self.kind}: {', '.join(self.rules.active)}")
         if self.kind == "full-sentence":
             require(not self.delays and self.default_delay is None, "a full-sentence model has no delays")
@@ -97,8 +98,8 @@ class BundleConfig:
 
     @property
     def has_frames(self) -> bool:
-        """Whether the model writes from encoder frames instead of a decoder."""
-        return self.kind in ("ctc", "transducer")
+        """Whether the model writes from the frames of source positions: CTC and transducers."""
+        return self.kind in ("ctc", "transducer", "frame-decoder")
 
     @property
     def largest_delay(self) -> int | None:

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from simulmt.runtime.bundle import Bundle
+from simulmt.runtime.bundle import Bundle, Session
 from simulmt.runtime.caches import Array, Binding, Caches, GraphRunner, Slot
 from simulmt.runtime.rules import NO_RULES, Context, DecodingRules, EarlyFullStop, SourcePrefix
 from simulmt.text import BLANK, END, PAD, START
@@ -164,10 +164,13 @@ class CTCSentence(SentenceState):
 class CTCDecoder:
     """Advances CTC sentences, in batches: reads tokens and computes the frames of positions that are due."""
 
-    def __init__(self, bundle: Bundle, threads: int) -> None:
+    cached_per_token = 1  # positions of a cache
+
+    def __init__(self, bundle: Bundle, threads: int, others: Sequence[Session] = ()) -> None:
+        """Load the graph "ctc"; `others` are graphs whose caches share the slots of sentences."""
         session = bundle.session("ctc", threads)
         self.config = bundle.config
-        self.caches = Caches([session])
+        self.caches = Caches([session, *others])
         self._graph = GraphRunner(session, self.caches)
         self.rules = bundle.rules()
 
@@ -178,7 +181,7 @@ class CTCDecoder:
     def advance(self, sentences: Sequence[CTCSentence]) -> list[list[Written]]:
         """Compute the next positions of sentences that are due, and return what each sentence wrote."""
         for sentence in sentences:
-            self.caches.reserve(sentence.slot, len(sentence.tokens))
+            self.caches.reserve(sentence.slot, self.cached_per_token * len(sentence.tokens))
         frames: dict[CTCSentence, Array] = {}
         for batch in batches(sentences, lambda sentence: (sentence.slot.pool, sentence.wants_scores)):
             frames.update(self._step(batch))
@@ -235,8 +238,23 @@ class CTCDecoder:
         binding.place("", np.array(tokens), positions)
         binding.show("read_mask", np.array([[d.visible for d in row] for row in due]))
         binding.show("mask", positions + 1)
-        penalties = [[self.config.blank_penalty(d.delay) for d in row] for row in due]
-        binding.inputs["penalty"][:, :, 0, 0] = penalties
+        if "penalty" in binding.inputs:
+            penalties = [[self.config.blank_penalty(d.delay) for d in row] for row in due]
+            binding.inputs["penalty"][:, :, 0, 0] = penalties
+
+
+class AutoregressiveDecoder(CTCDecoder):
+    """A decoder whose symbols depend on those written before."""
+
+    def __init__(self, bundle: Bundle, threads: int, others: Sequence[Session] = ()) -> None:
+        super().__init__(bundle, threads, others)
+        self._full_stops = EarlyFullStop(bundle.source, bundle.target) if self.config.rules.early_full_stop else None
+
+    def _adjust(self, scores: Array, sentence: CTCSentence, due: Due) -> None:
+        """Apply the blank penalty and the rule early_full_stop to scores [* V] of a position, in place."""
+        scores[..., BLANK] -= self.config.blank_penalty(due.delay)
+        if self._full_stops is not None and not self._full_stops.allows(sentence.tokens, due.position):
+            scores[..., self._full_stops.symbols] = -np.inf
 
 
 class TransducerSentence(CTCSentence):
@@ -255,13 +273,12 @@ class TransducerSentence(CTCSentence):
         return Written(tokens, due.position, due.trigger)
 
 
-class TransducerDecoder(CTCDecoder):
+class TransducerDecoder(AutoregressiveDecoder):
     """Advances transducer sentences: scores frames in one call, then adds the label context frame by frame."""
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         super().__init__(bundle, threads)
         self._context = bundle.session("context", threads)
-        self._full_stops = EarlyFullStop(bundle.source, bundle.target) if self.config.rules.early_full_stop else None
         self.symbols: int = next(each.shape[1] for each in self._context.get_inputs() if each.name == "history")
 
     def open(self, beam: int = 1, reads_on: bool = True) -> TransducerSentence:  # noqa: ARG002 - a transducer always reads the whole source
@@ -276,24 +293,14 @@ class TransducerDecoder(CTCDecoder):
     def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:  # noqa: ARG002 - the same for all
         return ["scores"]
 
-    def _scores(
-        self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
-    ) -> Array:
-        """Return the scores [B N F V] of frames, after the blank penalty and the rule early_full_stop."""
-        scores = binding.run()["scores"]
-        scores[..., BLANK] -= binding.inputs["penalty"][..., 0]
-        if self._full_stops is not None:
-            for row, sentence in zip(scores, batch, strict=True):
-                for frames, each in zip(row, due[sentence], strict=True):
-                    if not self._full_stops.allows(sentence.tokens, each.position):
-                        frames[:, self._full_stops.symbols] = -np.inf
-        return scores
-
     def _frames(
         self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
     ) -> Array:
         """Return the symbols [B N F]. Sentences change only when they `write`, so a failed step can be repeated."""
-        scores = self._scores(binding, batch, due)
+        scores = binding.run()["scores"]
+        for row, sentence in zip(scores, batch, strict=True):
+            for frames, each in zip(row, due[sentence], strict=True):
+                self._adjust(frames, sentence, each)
         B, N, F, V = scores.shape
         symbols = np.empty((B, N, F), dtype=np.int64)
         sentences = [sentence for sentence in batch if isinstance(sentence, TransducerSentence)]

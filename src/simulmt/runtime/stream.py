@@ -32,6 +32,7 @@ from simulmt.errors import StreamError
 from simulmt.runtime.bundle import Bundle, Kind, find
 from simulmt.runtime.caches import Caches
 from simulmt.runtime.decoding import CTCDecoder, SentenceState, TransducerDecoder, Written
+from simulmt.runtime.frame_decoder import FrameDecoder
 from simulmt.runtime.rules import DoubledPunctuation
 from simulmt.runtime.seq2seq import Seq2SeqDecoder
 from simulmt.text import Detokenizer, WordSplitter
@@ -94,6 +95,7 @@ class Decoder(Protocol):
 DECODERS: Mapping[Kind, Callable[[Bundle, int], Decoder]] = {
     "ctc": CTCDecoder,
     "transducer": TransducerDecoder,
+    "frame-decoder": FrameDecoder,
     "wait-k": Seq2SeqDecoder,
     "full-sentence": Seq2SeqDecoder,
 }

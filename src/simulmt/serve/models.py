@@ -28,7 +28,7 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """A model, as clients see it."""
 
     name: str
-    kind: Literal["ctc", "transducer", "wait-k", "full-sentence"]
+    kind: Literal["ctc", "transducer", "frame-decoder", "wait-k", "full-sentence"]
     source: str
     target: str
     delays: tuple[Annotated[int, msgspec.Meta(ge=1)], ...]

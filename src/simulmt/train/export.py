@@ -27,6 +27,7 @@ from simulmt.runtime.bundle import (
     WORDS,
     Bundle,
     BundleConfig,
+    Kind,
     write_description,
     write_system_configs,
 )
@@ -100,7 +101,7 @@ def export_run(
 
     The delays of `config` are replaced by those of the run. `tune_penalty` chooses the blank penalty of each by BLEU on
     the development set. `context_weight` scales a transducer's label context, like the language model weight in shallow
-    fusion.
+    fusion; a transducer with a decoder uses none.
     """
     network, system = load_model(run)
     dataset = Dataset.open(data)
@@ -108,10 +109,10 @@ def export_run(
     model = translator_of(network)
     config = replace(config, delays=() if system.system == "teacher" else system.delays)
     _check_options(model, config, tune_penalty)
-    if isinstance(model, TransducerModel):
+    if isinstance(model, TransducerModel) and model.decoder is None:
         model.context.table.data.mul_(context_weight)
     else:
-        require(context_weight == 1.0, "a context weight needs a transducer")
+        require(context_weight == 1.0, "a context weight needs a transducer without a decoder")
     words = target_lexicon(dataset) if config.rules.unknown_word else []
     if tune_penalty and isinstance(model, CTCModel):
         rules = DecodingRules.of(config.rules, dataset.source_tokenizer, dataset.target_tokenizer, words)
@@ -156,15 +157,21 @@ def _check_options(model: InferenceModel, config: ExportConfig, tune_penalty: bo
     )
 
 
+def _kind_with_frames(model: CTCModel) -> Kind:
+    if not isinstance(model, TransducerModel):
+        return "ctc"
+    return "transducer" if model.decoder is None else "frame-decoder"
+
+
 def _describe(model: InferenceModel, config: ExportConfig) -> BundleConfig:
     if isinstance(model, CTCModel):
-        kind, mu = "transducer" if isinstance(model, TransducerModel) else "ctc", model.mu
+        kind, mu = _kind_with_frames(model), model.mu
     else:
         kind, mu = "wait-k" if model.encoder.causal else "full-sentence", 1
     default = config.delays[0] if config.default_delay is None and config.delays else config.default_delay
     return BundleConfig(
         format=FORMAT,
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         source_language=config.source_language,
         target_language=config.target_language,
         precision=config.precision,

@@ -18,7 +18,7 @@ from simulmt.errors import BundleError
 from simulmt.model.ctc import CTCModel
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
-from simulmt.runtime.bundle import Bundle
+from simulmt.runtime.bundle import GRAPHS, Bundle
 from simulmt.runtime.caches import Array
 from simulmt.runtime.decoding import (
     CTCDecoder,
@@ -30,6 +30,7 @@ from simulmt.runtime.decoding import (
     after,
     log_softmax,
 )
+from simulmt.runtime.frame_decoder import FrameDecoder, FrameSentence
 from simulmt.runtime.rules import NO_RULES
 from simulmt.runtime.seq2seq import Row, Seq2SeqDecoder, Seq2SeqSentence
 from simulmt.runtime.stream import Translator
@@ -96,8 +97,8 @@ def _rounding(log_probs: Array) -> Array:
 
 def _check_symbols(trained: TrainedModel, bundle: Bundle) -> None:
     """Check that greedy streams of a CTC model choose its symbols, except for near ties."""
-    if not isinstance(trained.model, CTCModel):
-        return
+    if not isinstance(trained.model, CTCModel) or "frame_decoder" in GRAPHS[bundle.config.kind]:
+        return  # their symbols are not chosen by the graph "ctc"
     decoder = CTCDecoder(bundle, threads=0)
     decoder.rules = NO_RULES  # rules are not part of the graph
     sources = [source for source, _ in _random_pairs(trained, bundle)]
@@ -176,6 +177,8 @@ def _log_probabilities(
         return _seq2seq_log_probabilities(model, Seq2SeqDecoder(bundle, threads=0), pairs, delay)
     assert delay is not None, "a CTC model has a delay"
     sources = [source for source, _ in pairs]
+    if isinstance(model, TransducerModel) and model.decoder is not None:
+        return _frame_decoder_log_probabilities(model, bundle, trained.source, sources, delay)
     compared = _ctc_log_probabilities(model, CTCDecoder(bundle, threads=0), trained.source, sources, delay)
     if isinstance(model, TransducerModel):
         return _with_context(model, TransducerDecoder(bundle, threads=0), compared)
@@ -205,6 +208,33 @@ def _with_context(
             symbol = int((scores + added[index]).argmax())
             history = history if symbol == BLANK else after(history, symbol)
         yield log_softmax(expected + added), log_softmax(found + decoder.context_scores(histories))
+
+
+def _frame_decoder_log_probabilities(
+    model: TransducerModel, bundle: Bundle, tokenizer: Tokenizer, sources: Sequence[list[int]], delay: int
+) -> Iterator[tuple[Array, Array]]:
+    """Compare the decoders over frames; both use what the trained model writes."""
+    decoder = _ForcedDecoder(bundle.without("early_full_stop"), threads=0)
+    penalty = bundle.config.blank_penalty(delay)
+    for start in range(0, len(sources), BATCH_SIZE):
+        group = sources[start : start + BATCH_SIZE]
+        expected = [_frame_decoder_expected(model, tokens, delay, penalty) for tokens in group]
+        forced = [_ForcedSentence(decoder.config.whole_words, symbols) for _, symbols in expected]
+        _advance_together(decoder, forced, tokenizer, group, delay)
+        for (log_probs, _), sentence in zip(expected, forced, strict=True):
+            yield log_probs, np.stack(sentence.found)
+
+
+def _frame_decoder_expected(
+    model: TransducerModel, tokens: Sequence[int], delay: int, blank_penalty: float
+) -> tuple[Array, list[int]]:
+    """Return log-probabilities [U V] and the symbols [U] that the model writes."""
+    assert model.decoder is not None
+    frames = model.frames(model.encode(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay))
+    symbols = model.write(frames, blank_penalty)[:, 0]
+    logits = model.logits(model.decoder(frames, symbols, model.target_embedding.weight))[0]
+    logits[:, BLANK] -= blank_penalty
+    return logits.log_softmax(-1).numpy(), symbols[0].tolist()
 
 
 def _ctc_expected(model: CTCModel, tokens: Sequence[int], delay: int, blank_penalty: float) -> Array:
@@ -239,16 +269,48 @@ def _ctc_found(
 ) -> list[Array]:
     """Return the frames computed by the runtime, with all sentences in one batch, word by word."""
     recorded = [_RecordingSentence(decoder.config.whole_words, scores) for _ in sentences]
+    _advance_together(decoder, recorded, source, sentences, delay)
+    return [np.concatenate(sentence.frames) for sentence in recorded]
+
+
+def _advance_together(
+    decoder: CTCDecoder,
+    opened: Sequence[CTCSentence],
+    source: Tokenizer,
+    sentences: Sequence[Sequence[int]],
+    delay: int,
+) -> None:
+    """Read and advance sentences in one batch, word by word."""
     split = [source.split_to_word_tokens(tokens[:-1]) for tokens in sentences]
     for index in range(max(map(len, split)) + 1):
-        for sentence, words in zip(recorded, split, strict=True):
+        for sentence, words in zip(opened, split, strict=True):
             if index < len(words):
                 sentence.read(words[index], delay)
             elif not sentence.closed:
                 sentence.close(delay)
-        while due := [sentence for sentence in recorded if sentence.is_due]:
+        while due := [sentence for sentence in opened if sentence.is_due]:
             decoder.advance(due)
-    return [np.concatenate(sentence.frames) for sentence in recorded]
+
+
+class _ForcedSentence(FrameSentence):
+    """A sentence that writes given symbols, and records the log-probabilities of its frames."""
+
+    def __init__(self, whole_words: bool, symbols: Sequence[int]) -> None:
+        super().__init__(whole_words)
+        self.symbols = symbols
+        self.found: list[Array] = []
+
+
+class _ForcedDecoder(FrameDecoder):
+    """Advances forced sentences."""
+
+    def choose(self, batch: Sequence[FrameSentence], due: Sequence[Due], frame: int, scores: Array) -> Array:
+        chosen = super().choose(batch, due, frame, scores)
+        for row, (sentence, each) in enumerate(zip(batch, due, strict=True)):
+            assert isinstance(sentence, _ForcedSentence)
+            sentence.found.append(log_softmax(scores[row]))
+            chosen[row] = sentence.symbols[self.config.mu * each.position + frame]
+        return chosen
 
 
 def _seq2seq_found(decoder: Seq2SeqDecoder, tokens: Sequence[int], target: Sequence[int], delay: int | None) -> Array:

@@ -2,10 +2,11 @@
 
 Each graph works on rows (streams) and a few positions per row:
 
-    ctc       read tokens up to the layer that looks ahead, run finished positions through the rest, choose symbols
-    context   score the next symbol of a transducer by the last ones written
-    encoder   encode tokens and project them for cross-attention
-    decoder   decode written tokens and choose the next ones
+    ctc            read tokens up to the layer that looks ahead, run finished positions through the rest, choose symbols
+    context        score the next symbol of a transducer by the last ones written
+    frame_decoder  score the symbol of a frame of a transducer with a decoder; "ctc" then outputs frames, not symbols
+    encoder        encode tokens and project them for cross-attention
+    decoder        decode written tokens and choose the next ones
 
 A cache of keys or values is an input `past_*` and an output `present_*` of one shape. The runtime binds both to the
 same memory, so ScatterND writes new positions in place and the past is never copied. Results of a row are bit-exact
@@ -113,7 +114,7 @@ class Graph:
 
     def reshape(self, x: str, rows: str, *tail: int) -> str:
         """Reshape `x` to the B and N of `rows`, followed by fixed sizes."""
-        return self.add("Reshape", x, self._shape(rows, *tail))
+        return self.add("Reshape", x, self.shape(rows, *tail))
 
     def flatten(self, x: str) -> str:
         """Flatten [... D] to [P D]."""
@@ -162,6 +163,10 @@ class Graph:
         codes, scales = quantise(table, EMBEDDING_LEVELS)
         row = self.add("Cast", self.add("Gather", self.constant(codes), tokens), to=TensorProto.FLOAT)
         return self.add("Mul", row, self.add("Gather", self.constant(scales[:, None]), tokens))
+
+    def multiply(self, factors: str, vector: Tensor) -> str:
+        """Multiply factors [B N 1] by a parameter [D], [B N D]."""
+        return self.add("Mul", factors, self.constant(_array(vector)))
 
     def norm(self, module: nn.LayerNorm, x: str) -> str:
         parameters = (self.constant(_array(module.weight)), self.constant(_array(module.bias)))
@@ -233,7 +238,7 @@ class Graph:
         """Output `scores`, the logits, and `symbols`, the argmax after subtracting `penalty` from `penalised`."""
         V = table.shape[0]
         scores = self.linear(states, f"{rows} frames", table)
-        scores = self.add("Reshape", scores, self._shape(rows, frames, V), name="scores")
+        scores = self.add("Reshape", scores, self.shape(rows, frames, V), name="scores")
         self.output(scores, TensorProto.FLOAT, ["B", "N", frames, V])
         never, once = np.zeros((2, V), dtype=np.float32)
         never[list(forbidden)] = -np.inf
@@ -256,7 +261,8 @@ class Graph:
         )
         shutil.copymode(path, weights)  # onnx writes it readable by the owner only
 
-    def _shape(self, rows: str, *tail: int) -> str:
+    def shape(self, rows: str, *tail: int) -> str:
+        """Return the B and N of `rows`, followed by fixed sizes."""
         key = (rows, tail)
         if key not in self._shapes:
             fixed = self.constant(np.array(tail))
@@ -285,12 +291,16 @@ def build_graph(
     if name == "context":
         assert isinstance(model, TransducerModel), "only a transducer has a label context"
         return context_graph(model, precision, builder)
+    if name == "frame_decoder":
+        assert isinstance(model, TransducerModel), "only a transducer has a frame decoder"
+        return frame_decoder_graph(model, longest, precision, builder)
     return ctc_graph(model, longest, precision, builder)
 
 
 def ctc_graph(model: CTCModel, longest: int, precision: Precision, builder: Builder = Graph) -> Graph:
     """Build a step of many streams: each reads R tokens, finishes N positions and outputs the symbols of their frames.
 
+    With a frame decoder, which chooses the symbols, it outputs the frames themselves.
     `read_mask` is the attention mask of the layer that looks ahead, `mask` that of all later layers, `causal_mask` that
     of the layers below, if there are any.
     """
@@ -313,8 +323,13 @@ def ctc_graph(model: CTCModel, longest: int, precision: Precision, builder: Buil
         x = graph.encoder_layer(f"layer_{index}", layer, x, rows)
     projection = model.length_projection
     states = graph.norm(encoder.final_norm, x)
-    frames = graph.flatten(graph.linear(states, rows.tokens, projection.weight, projection.bias))
-    graph.choose(frames, model.target_embedding.weight, rows.tokens, model.mu, penalised=BLANK, forbidden=())
+    frames = graph.linear(states, rows.tokens, projection.weight, projection.bias)
+    if isinstance(model, TransducerModel) and model.decoder is not None:
+        graph.add("Reshape", frames, graph.shape(rows.tokens, model.mu, graph.width), name="frames")
+        graph.output("frames", TensorProto.FLOAT, ["B", "N", model.mu, graph.width])
+    else:
+        table = model.target_embedding.weight
+        graph.choose(graph.flatten(frames), table, rows.tokens, model.mu, penalised=BLANK, forbidden=())
     return graph
 
 
@@ -354,6 +369,29 @@ def context_graph(model: TransducerModel, precision: Precision, builder: Builder
     x = graph.linear(x, history, context.contract.weight, context.contract.bias, nonnegative=True)
     graph.add("Identity", graph.linear(x, history, context.table), name="scores")
     graph.output("scores", TensorProto.FLOAT, ["B", context.table.shape[0]])
+    return graph
+
+
+def frame_decoder_graph(model: TransducerModel, longest: int, precision: Precision, builder: Builder = Graph) -> Graph:
+    """Build the decoder over frames: scores [B N V] of N frames, given the last symbol written before each.
+
+    `waited` is 1 if the previous frame wrote nothing; `positions` count frames.
+    """
+    decoder, embedding = model.decoder, model.target_embedding
+    assert decoder is not None, "only a transducer with decoder_layers has a frame decoder"
+    graph = builder(decoder.layers[0].attention.heads, embedding.embedding_dim, precision)
+    rows = graph.rows()
+    frames = graph.input("frames", TensorProto.FLOAT, ["B", "N", graph.width])
+    waited = graph.multiply(graph.input("waited", TensorProto.FLOAT, ["B", "N", 1]), decoder.waited)
+    written = graph.embed(embedding, rows.tokens, rows.positions, longest * model.mu)
+    x = graph.flatten(graph.add("Add", frames, graph.add("Add", written, waited)))
+    for index, layer in enumerate(decoder.layers):
+        x = graph.encoder_layer(f"decoder_{index}", layer, x, rows)
+    x = graph.norm(decoder.final_norm, x)
+    added = graph.linear(x, rows.tokens, decoder.output.weight, decoder.output.bias)
+    scores = graph.linear(graph.add("Add", graph.flatten(frames), added), rows.tokens, embedding.weight)
+    graph.add("Reshape", scores, graph.shape(rows.tokens, embedding.num_embeddings), name="scores")
+    graph.output("scores", TensorProto.FLOAT, ["B", "N", embedding.num_embeddings])
     return graph
 
 

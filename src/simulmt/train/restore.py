@@ -4,7 +4,9 @@ A bundle stores weights in the order in which graph.py adds them. So its graphs 
 the n-th weights added belong to the n-th stored. Names do not identify them, since they change with every node that
 graph.py adds.
 
-int8 weights are restored to within half a quantisation step.
+int8 weights are restored to within half a quantisation step. A transducer with a decoder is stored without its label
+context, which only aligns references: it is restored untrained, with the default sizes, so training on from the bundle
+learns the alignments again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -26,11 +28,12 @@ from simulmt.errors import BundleError, CheckpointError, ConfigError, Vocabulary
 from simulmt.model.ctc import CTCConfig
 from simulmt.model.layers import Attention, Embedding
 from simulmt.model.seq2seq import Seq2SeqConfig
-from simulmt.model.transducer import TransducerConfig
-from simulmt.runtime.bundle import GRAPHS, MANIFEST, Bundle, BundleConfig, find, shipped_names
+from simulmt.model.transducer import TransducerConfig, TransducerModel
+from simulmt.runtime.bundle import GRAPHS, MANIFEST, Bundle, BundleConfig, Kind, find, shipped_names
 from simulmt.train.graph import Array, Graph, Precision, build_graph
 from simulmt.train.systems import (
     InferenceModel,
+    System,
     SystemConfig,
     TrainableModel,
     build_model,
@@ -129,11 +132,21 @@ def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]
             f"{bundle.directory}: its graphs are not those that this version of simulmt exports; start from the run "
             "that it was exported from"
         ) from None
+    if isinstance(model, TransducerModel) and model.decoder is not None:
+        found |= _new_context(model)
     with torch.no_grad():
         for parameter in filter(lambda each: each.requires_grad, model.parameters()):
             parameter.copy_(found[parameter])
     model.encoder.mark_words(bundle.source.word_starts)
     return model, system
+
+
+def _new_context(model: TransducerModel) -> dict[Tensor, Tensor]:
+    """Return an untrained label context, without touching the random state of the run."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model.context.reset()
+    return {parameter: parameter.detach().clone() for parameter in model.context.parameters()}
 
 
 @dataclass(frozen=True)
@@ -216,6 +229,12 @@ class _Reader(Graph):
         self._found[embedding.weight] = torch.tensor(table) / math.sqrt(self.width)
         return y
 
+    def multiply(self, factors: str, vector: Tensor) -> str:
+        self._read = []
+        y = super().multiply(factors, vector)
+        (self._found[vector],) = map(torch.tensor, self._read)
+        return y
+
     def norm(self, module: nn.LayerNorm, x: str) -> str:
         self._read = []
         y = super().norm(module, x)
@@ -253,8 +272,9 @@ def _empty_model(config: SystemConfig) -> InferenceModel:
 def _system_config(bundle: Bundle, graphs: Mapping[str, StoredGraph]) -> SystemConfig:
     config, vocabularies = bundle.config, (bundle.source.size, bundle.target.size)
     sizes = _frame_sizes(config, graphs, vocabularies[1]) if config.has_frames else _decoder_sizes(**graphs)
+    systems: Mapping[Kind, System] = {"frame-decoder": "transducer", "full-sentence": "teacher"}
     return SystemConfig(
-        "teacher" if config.kind == "full-sentence" else config.kind,
+        systems.get(config.kind, cast(System, config.kind)),
         *vocabularies,
         model=sizes,
         delays=config.delays or (1,),
@@ -264,9 +284,9 @@ def _system_config(bundle: Bundle, graphs: Mapping[str, StoredGraph]) -> SystemC
 
 def _frame_sizes(config: BundleConfig, graphs: Mapping[str, StoredGraph], vocabulary: int) -> dict[str, Any]:
     """Return the settings of CTCConfig or TransducerConfig; the inner widths follow from sizes of matrices."""
-    ctc, context = graphs["ctc"], graphs.get("context")
+    ctc, context, decoder = graphs["ctc"], graphs.get("context"), graphs.get("frame_decoder")
     sizes: dict[str, Any] = ctc.width_and_heads("past_layer_0_keys")
-    contract, _length_projection, _table = ctc.matrix_sizes[-3:]
+    contract, _length_projection, *_table = ctc.matrix_sizes[-3 if decoder is None else -2 :]
     below, states, _ = "\n".join(ctc.inputs).partition("past_states")
     sizes |= {
         "inner": contract // sizes["width"],
@@ -280,6 +300,8 @@ def _frame_sizes(config: BundleConfig, graphs: Mapping[str, StoredGraph], vocabu
         rank = table // vocabulary
         inner, symbols = contract // rank, context.inputs["history"][1]
         sizes |= {"context_symbols": symbols, "context_inner": inner, "context_rank": rank}
+    if decoder is not None:
+        sizes["decoder_layers"] = decoder.layers("decoder")
     return sizes
 
 
