@@ -53,7 +53,8 @@ def faults(seed: int, share: float) -> Iterator[None]:
 
 
 def share_for(kind: Kind) -> float:
-    return 0.03 if kind == "full-sentence" else 0.3  # a beam search is many runs in one step
+    many_runs = ("frame-decoder", "full-sentence")  # in one step: each frame is one, and each token of a beam search
+    return 0.03 if kind in many_runs else 0.3
 
 
 def opened(model: Translator, kind: Kind) -> list[Stream]:

@@ -165,6 +165,7 @@ class CTCDecoder:
     """Advances CTC sentences, in batches: reads tokens and computes the frames of positions that are due."""
 
     cached_per_token = 1  # positions of a cache
+    positions_per_row = POSITIONS  # at most, in one step
 
     def __init__(self, bundle: Bundle, threads: int, others: Sequence[Session] = ()) -> None:
         """Load the graph "ctc"; `others` are graphs whose caches share the slots of sentences."""
@@ -192,7 +193,7 @@ class CTCDecoder:
 
     def _step(self, batch: Sequence[CTCSentence]) -> Iterator[tuple[CTCSentence, Array]]:
         """Yield the frames of the next positions that are due, the same number for each sentence."""
-        N = min(max(1, POSITIONS // len(batch)), *(len(sentence.due) for sentence in batch))
+        N = min(max(1, POSITIONS // len(batch)), self.positions_per_row, *(len(sentence.due) for sentence in batch))
         due = {sentence: list(islice(sentence.due, N)) for sentence in batch}
         # The maximum, not the last: when the delay is lowered, a position sees less than the previous one.
         ends = {sentence: max(each.visible for each in due[sentence]) for sentence in batch}

@@ -39,6 +39,8 @@ class FrameSentence(CTCSentence):
 class FrameDecoder(AutoregressiveDecoder):
     """Advances sentences: computes frames in one call, then decodes them one by one."""
 
+    positions_per_row = 8  # every frame is a call of its own: more would keep other streams waiting
+
     def __init__(self, bundle: Bundle, threads: int) -> None:
         session = bundle.session("frame_decoder", threads)
         super().__init__(bundle, threads, [session])
@@ -63,13 +65,18 @@ class FrameDecoder(AutoregressiveDecoder):
         last = np.array([sentence.last for sentence in sentences])
         waited = np.array([sentence.waited for sentence in sentences])
         step = self._decoder.bind([sentence.slot for sentence in sentences], ["scores"], N=1)
-        for n, frame in np.ndindex(N, F):
+        for n in range(N):
             here = [due[sentence][n] for sentence in sentences]
-            places = np.array([[F * each.position + frame] for each in here])
-            scores = _decode(step, frames[:, n, frame], last, waited, places)
-            chosen = symbols[:, n, frame] = self.choose(sentences, here, frame, scores)
-            waited = chosen == BLANK
-            last = np.where(waited, last, chosen)
+            first = np.array([[F * each.position] for each in here])
+            for frame in range(F):
+                step.place("", last[:, None], first + frame)
+                step.show("mask", first + frame + 1)
+                step.inputs["frames"][:, 0] = frames[:, n, frame]
+                step.inputs["waited"][:, 0, 0] = waited
+                chosen = self.choose(sentences, here, frame, step.run()["scores"])
+                symbols[:, n, frame] = chosen
+                waited = chosen == BLANK
+                last = np.where(waited, last, chosen)
         return symbols
 
     def choose(self, batch: Sequence[FrameSentence], due: Sequence[Due], frame: int, scores: Array) -> Array:  # noqa: ARG002 - the frame of the positions, for forced decoding
@@ -77,13 +84,3 @@ class FrameDecoder(AutoregressiveDecoder):
         for sentence, each, row in zip(batch, due, scores, strict=True):
             self._adjust(row, sentence, each)
         return scores.argmax(-1)
-
-
-def _decode(binding: Binding, frames: Array, last: Array, waited: Array, places: Array) -> Array:
-    """Return the scores [B V] of frames [B D] at their places [B 1] in the sentence; valid until the next call."""
-    binding.place("", last[:, None], places)
-    binding.show("mask", places + 1)
-    binding.inputs["frames"][:, 0] = frames
-    binding.inputs["waited"][:, 0, 0] = waited
-    scores: Array = binding.run()["scores"][:, 0]
-    return scores

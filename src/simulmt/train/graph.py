@@ -373,7 +373,7 @@ def context_graph(model: TransducerModel, precision: Precision, builder: Builder
 
 
 def frame_decoder_graph(model: TransducerModel, longest: int, precision: Precision, builder: Builder = Graph) -> Graph:
-    """Build the decoder over frames: scores [B N V] of N frames, given the last symbol written before each.
+    """Build the decoder over frames: scores [B V] of one frame per row (N = 1), given the last symbol before it.
 
     `waited` is 1 if the previous frame wrote nothing; `positions` count frames.
     """
@@ -390,8 +390,8 @@ def frame_decoder_graph(model: TransducerModel, longest: int, precision: Precisi
     x = graph.norm(decoder.final_norm, x)
     added = graph.linear(x, rows.tokens, decoder.output.weight, decoder.output.bias)
     scores = graph.linear(graph.add("Add", graph.flatten(frames), added), rows.tokens, embedding.weight)
-    graph.add("Reshape", scores, graph.shape(rows.tokens, embedding.num_embeddings), name="scores")
-    graph.output("scores", TensorProto.FLOAT, ["B", "N", embedding.num_embeddings])
+    graph.add("Identity", scores, name="scores")
+    graph.output("scores", TensorProto.FLOAT, ["B", embedding.num_embeddings])
     return graph
 
 
