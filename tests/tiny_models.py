@@ -47,6 +47,9 @@ def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool 
         model = Seq2SeqModel.build(Seq2SeqConfig(*vocabularies, causal, 16, 24, 2, encoder_layers=2, decoder_layers=2))
     _randomise(model)
     model.encoder.mark_words(source.word_starts)
+    if isinstance(model, TransducerModel) and model.decoder is not None:
+        with torch.no_grad():  # scores that are close to each other, or the blank would never be written
+            model.target_embedding.weight *= 0.3
     if isinstance(model, Seq2SeqModel):
         with torch.no_grad():  # symbols that may never be written are made tempting
             contrast = torch.tensor([1.0, -1.0]).repeat(8)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from simulmt.runtime import decoding
 from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.caches import Array
 from simulmt.runtime.decoding import CTCDecoder, CTCSentence, Due, Written
-from simulmt.text import Tokenizer
+from simulmt.runtime.frame_decoder import FrameDecoder, FrameSentence
+from simulmt.text import BLANK, Tokenizer
 from simulmt.train.export import export
 from simulmt.train.graph import Precision, quantise
 from tiny_models import export_config, trained
@@ -71,6 +73,43 @@ def test_a_position_has_the_same_bits_alone_or_beside_others(bundle: Bundle) -> 
         while due := [sentence for sentence in together if sentence.is_due]:
             decoder.advance(due)
     assert [sentence.frames for sentence in together] == alone
+
+
+class RecordingDecoder(FrameDecoder):
+    """Records the bits of the scores of all frames, and the symbols chosen, by sentence."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle, threads=1)
+        self.bits: defaultdict[FrameSentence, list[bytes]] = defaultdict(list)
+        self.symbols: defaultdict[FrameSentence, list[int]] = defaultdict(list)
+
+    def choose(self, batch: Sequence[FrameSentence], due: Sequence[Due], frame: int, scores: Array) -> Array:
+        chosen = super().choose(batch, due, frame, scores)
+        for sentence, row, symbol in zip(batch, scores, chosen.tolist(), strict=True):
+            self.bits[sentence].append(row.tobytes())
+            self.symbols[sentence].append(symbol)
+        return chosen
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_decoded_frame_has_the_same_bits_alone_or_beside_others(
+    precision: Precision, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    network = trained("frame-decoder", source_tokenizer, target_tokenizer)
+    export(network, tmp_path / "bundle", export_config("frame-decoder", precision))
+    decoder = RecordingDecoder(Bundle(tmp_path / "bundle"))
+    alone, together = ([decoder.open() for _ in TOKENS] for _ in range(2))
+    for sentence, tokens in zip(alone, TOKENS, strict=True):
+        for _ in _read(sentence, tokens):
+            while sentence.is_due:
+                decoder.advance([sentence])
+    for sentence, tokens in zip(together, TOKENS, strict=True):
+        list(_read(sentence, tokens))
+    while due := [sentence for sentence in together if sentence.is_due]:
+        decoder.advance(due)
+    assert [decoder.bits[sentence] for sentence in together] == [decoder.bits[sentence] for sentence in alone]
+    written = [symbol for sentence in alone for symbol in decoder.symbols[sentence]]
+    assert 0.1 < written.count(BLANK) / len(written) < 0.9  # the decoder both writes and waits
 
 
 def test_positions_of_different_delays_share_a_call(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
