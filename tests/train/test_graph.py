@@ -18,7 +18,7 @@ from simulmt.runtime.frame_decoder import FrameDecoder, FrameSentence
 from simulmt.text import BLANK, Tokenizer
 from simulmt.train.export import export
 from simulmt.train.graph import Precision, quantise
-from tiny_models import export_config, trained
+from tiny_models import BONUS, DELAYS, export_config, trained
 
 TOKENS = [[9, 30, 12, 7, 77, 8, 25, 9, 9, 60, 14], [40, 41, 6], [99, 12, 12, 13, 80, 20], [6] * 9]
 
@@ -96,7 +96,9 @@ def test_a_decoded_frame_has_the_same_bits_alone_or_beside_others(
     precision: Precision, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     network = trained("frame-decoder", source_tokenizer, target_tokenizer)
-    export(network, tmp_path / "bundle", export_config("frame-decoder", precision))
+    export(
+        network, tmp_path / "bundle", export_config("frame-decoder", precision, blank_penalties=[BONUS] * len(DELAYS))
+    )
     decoder = RecordingDecoder(Bundle(tmp_path / "bundle"))
     alone, together = ([decoder.open() for _ in TOKENS] for _ in range(2))
     for sentence, tokens in zip(alone, TOKENS, strict=True):

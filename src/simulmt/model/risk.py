@@ -101,8 +101,8 @@ def risk_loss(
         sampled = (frames, model.target_embedding.weight, contexts, model.context.table, symbols, advantages)
         total = policy_gradient(*sampled, risk)
     else:
-        sampled = _decoded(model, model.decoder, frames, symbols, advantages)
-        total = policy_gradient(*sampled, risk, FRAMES_PER_CHUNK * config.samples)
+        decoded = _decoded(model, model.decoder, frames, symbols, advantages)
+        total = policy_gradient(*decoded, risk, FRAMES_PER_CHUNK * config.samples)
     if config.likelihood_weight > 0:
         total = total + config.likelihood_weight * model.loss_of_frames(frames, batch, smoothing=0.0).total
     return Loss(total, risk, lengths.sum(), torch.zeros_like(lengths[0]))
@@ -119,7 +119,7 @@ def _decoded(
     frames: Float[Tensor, "B U D"],
     symbols: Int[Tensor, "B N U"],
     advantages: Float[Tensor, "B N U"],
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return arguments of `policy_gradient` with every sample as a sentence of its own, and without a context."""
     embedding, rows = model.target_embedding.weight, symbols.flatten(0, 1)
     decoded = decoder(frames.repeat_interleave(symbols.shape[1], 0), rows, embedding)
