@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
+from simulmt.data.dataset import Dataset
 from simulmt.errors import ConfigError
 from simulmt.model.risk import RiskConfig
 from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.decoding import TransducerDecoder
+from simulmt.runtime.rules import RulesConfig
 from simulmt.runtime.stream import load
 from simulmt.train.export import ExportConfig, export_run
+from simulmt.train.export_checks import TrainedModel
 from simulmt.train.systems import RunConfig, load_model, translator_of
+from tiny_models import reference
 
 from .helpers import run, tiny
 
@@ -63,6 +68,35 @@ def test_only_a_transducer_has_a_context_weight(data: Path, tmp_path: Path) -> N
     run(tiny(data), tmp_path / "ctc")
     with pytest.raises(ConfigError, match="needs a transducer"):
         export_run(tmp_path / "ctc", data, tmp_path / "bundle", ExportConfig("en", "de"), context_weight=2.0)
+
+
+def test_a_decoder_from_its_first_stage_to_a_bundle(stages: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
+    """It starts from a transducer without a decoder, is trained on alignments, then for minimum risk."""
+    first = _transducer(data, init=stages[0] / "final")
+    first = replace(first, system="transducer", model={**first.model, "decoder_layers": 1})
+    run(first, tmp_path / "aligned")
+    risk = RiskConfig(samples=2, likelihood_weight=0.1)
+    run(replace(first, objective="risk", init=tmp_path / "aligned" / "final", risk=risk), tmp_path / "risk")
+    before, after = (translator_of(load_model(tmp_path / stage)[0]) for stage in ("aligned", "risk"))
+    for model in (before, after):
+        assert isinstance(model, TransducerModel)
+        assert model.decoder is not None
+        assert model.decoder.output.weight.abs().max() > 0  # zero at first
+    moved = after.encoder.embedding.weight - before.encoder.embedding.weight
+    assert 0 < moved.abs().max() < 0.5
+    config = ExportConfig("en", "de", precision="fp32", rules=RulesConfig(doubled_punctuation=True))
+    with pytest.raises(ConfigError, match="needs a transducer without a decoder"):
+        export_run(tmp_path / "risk", data, tmp_path / "bundle", config, context_weight=2.0)
+    described = export_run(tmp_path / "risk", data, tmp_path / "bundle", config, development=0)
+    assert (described.kind, described.rules.active) == ("frame-decoder", ["doubled_punctuation"])
+    dataset = Dataset.open(data)
+    trained = TrainedModel(after, dataset.source_tokenizer, dataset.target_tokenizer)
+    translator = load(tmp_path / "bundle", threads=1)
+    delay = described.delays[0]
+    with patch("tiny_models.penalty_of", return_value=0.0):
+        expected = [config.rules.filter_text(reference(trained, line, delay)) for line in dataset.dev_sources()]
+    assert [translator.translate(line, delay) for line in dataset.dev_sources()] == expected
+    assert len(set(expected)) > 1
 
 
 @pytest.mark.parametrize(
