@@ -194,6 +194,13 @@ def test_rules_are_for_ctc_only(bundle: Path, kind: Kind) -> None:
         replace(Bundle(bundle).config, kind=kind)
 
 
+@pytest.mark.parametrize("kind", ["transducer", "frame-decoder"])
+def test_rules_on_punctuation_are_for_transducers_too(bundle: Path, kind: Kind) -> None:
+    rules = RulesConfig(doubled_punctuation=True, early_full_stop=True)
+    config = replace(Bundle(bundle).config, kind=kind, rules=rules, whole_words=True)
+    assert (config.kind, config.rules) == (kind, rules)
+
+
 @pytest.mark.parametrize("kind", ["wait-k", "full-sentence"])
 def test_whole_words_are_for_ctc_only(bundle: Path, kind: Kind) -> None:
     change(bundle / CONFIG, whole_words=True)

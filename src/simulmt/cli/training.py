@@ -201,7 +201,10 @@ def export(
         ),
     ] = False,
     context_weight: Annotated[
-        float, typer.Option(min=0.0, help="Transducer: weight of the label context; above 1, repetitions are rarer.")
+        float,
+        typer.Option(
+            min=0.0, help="Transducer without a decoder: weight of the label context; above 1, repetitions are rarer."
+        ),
     ] = 1.0,
     repeated_symbol: Annotated[
         float,
