@@ -100,12 +100,13 @@ def test_a_decoded_frame_has_the_same_bits_alone_or_beside_others(
         network, tmp_path / "bundle", export_config("frame-decoder", precision, blank_penalties=[BONUS] * len(DELAYS))
     )
     decoder = RecordingDecoder(Bundle(tmp_path / "bundle"))
-    alone, together = ([decoder.open() for _ in TOKENS] for _ in range(2))
-    for sentence, tokens in zip(alone, TOKENS, strict=True):
+    sentences = [*TOKENS, list(range(40, 70))]  # the last outgrows the smallest cache
+    alone, together = ([decoder.open() for _ in sentences] for _ in range(2))
+    for sentence, tokens in zip(alone, sentences, strict=True):
         for _ in _read(sentence, tokens):
             while sentence.is_due:
                 decoder.advance([sentence])
-    for sentence, tokens in zip(together, TOKENS, strict=True):
+    for sentence, tokens in zip(together, sentences, strict=True):
         list(_read(sentence, tokens))
     while due := [sentence for sentence in together if sentence.is_due]:
         decoder.advance(due)
