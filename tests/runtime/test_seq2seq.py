@@ -155,8 +155,8 @@ def test_a_failed_step_changes_no_counts(
     source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """The second of two batches fails, when the first has its predictions."""
-    policy = {"agreements": AGREEMENTS, "confidences": CONFIDENCES}
-    model = translator(trained("wait-k", source_tokenizer, target_tokenizer), "wait-k", "fp32", tmp_path, **policy)
+    network = trained("wait-k", source_tokenizer, target_tokenizer)
+    model = translator(network, "wait-k", "fp32", tmp_path, agreements=AGREEMENTS, confidences=CONFIDENCES)
     text = "the old bridge over the river was closed in winter"
     streams = [model.stream(delay=3) for _ in range(ROWS + 1)]
     for stream in streams:
