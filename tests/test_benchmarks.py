@@ -15,6 +15,7 @@ import torch
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 TOY = {
     "decode.py": ("--toy --runs 1", "CTranslate2 int8"),
+    "policy.py": ("--toy --agreement 1 2 --confidence 0.5 1", "agreement 2, confidence 0.5"),
     "rules.py": ("--delay 1", "without restarted_noun"),
     "speech.py": ("--model toy --seconds 4 --interval 0.5", "two_cities"),
     "standard_library.py": ("--units 100 --rounds 1", "lines (as_toml)"),

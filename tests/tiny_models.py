@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, chain, groupby
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -17,7 +18,7 @@ from simulmt.model.seq2seq import DecoderState, Seq2SeqConfig, Seq2SeqModel
 from simulmt.model.transducer import TransducerConfig, TransducerModel
 from simulmt.runtime.bundle import Kind
 from simulmt.runtime.stream import Commit, Translator, load
-from simulmt.text import BLANK, END, MASK, Tokenizer
+from simulmt.text import BLANK, END, MASK, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train import export as exporting
 from simulmt.train.export import ExportConfig, export
 from simulmt.train.export_checks import TrainedModel
@@ -26,6 +27,7 @@ from simulmt.train.graph import Precision
 DELAYS = (1, 2, 3, 5)
 BONUS = -3.0  # a penalty below zero: untrained networks hardly ever choose the blank by themselves
 LONGEST = 40
+AGREEMENTS, CONFIDENCES = (2, 1, 3, 2), (1.0, 0.5, 0.08, 0.1)  # policies of the delays; untrained networks are unsure
 
 
 def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False) -> TrainedModel:
@@ -84,6 +86,68 @@ def reference(model: TrainedModel, sentence: str, delay: int | None, beam: int =
         return model.target.decode(collapse(model.model(source, lengths, delay)[0], penalty_of(delay)))
     config = BeamConfig(beam=beam, length_penalty=1.0 if beam > 1 else 0.0, reads_on=beam == 1 and not stop_at_end)
     return model.target.decode(beam_search(model.model, source, lengths, config, delay)[0][0].tokens)
+
+
+class FirstLook(NamedTuple):
+    """What a target position sees at first."""
+
+    seen: int  # source words
+    read: int  # words read by then, which may be more after the delay has fallen
+    delay: int
+
+
+@torch.inference_mode()
+def by_policy(model: TrainedModel, words: Sequence[Sequence[int]], schedule: Sequence[int]) -> list[tuple[int, int]]:
+    """Translate words with PyTorch, each read at its own delay, where AGREEMENTS and CONFIDENCES decide when to write.
+
+    Return the tokens, END included, and how many words had been read when each was written; END is a word as well.
+    """
+    assert isinstance(model.model, Seq2SeqModel)
+    words = [*words, [END]]
+    ends, source = list(accumulate(map(len, words))), list(chain(*words))
+    longest = int(1.2 * len(source)) + 10
+    looks = first_looks(ends, [*schedule, schedule[-1]])
+    state = model.model.encode(torch.tensor([source]), torch.tensor([len(source)]), longest + 1)
+    written: list[tuple[int, int]] = []
+    least, token = 0, START
+    while len(written) < longest and token != END:
+        position = len(written)
+        seen, read, delay = looks[position] if position < len(looks) else FirstLook(len(words), len(words), DELAYS[0])
+        seen, guesses, is_written = max(seen, least), list[int](), False
+        while not is_written:
+            logits, after = model.model.step(torch.tensor([[token]]), seeing(state, ends[seen - 1]))
+            guess, probability = best_symbol(logits[0], may_end=position > 0)
+            guesses.append(guess)
+            is_written = seen == len(words) or (guess != END and is_accepted(guesses, probability, delay))
+            if not is_written:
+                seen = least = seen + 1
+        token, state = guess, after._replace(context=state.context)
+        written.append((token, max(seen, read)))
+    return written
+
+
+def first_looks(ends: Sequence[int], schedule: Sequence[int]) -> list[FirstLook]:
+    """Return what target positions see at first, given the end of each word in tokens and the delay it is read at."""
+    looks: list[FirstLook] = []
+    for read, (tokens, delay) in enumerate(zip(ends, schedule, strict=True), start=1):
+        while len(looks) + delay <= tokens:
+            seen = next(word for word, end in enumerate(ends, start=1) if len(looks) + delay <= end)
+            looks.append(FirstLook(seen, read, delay))
+    return looks
+
+
+def best_symbol(logits: Tensor, may_end: bool) -> tuple[int, float]:
+    """Return the most likely symbol and its probability among all that may be written."""
+    allowed = [*range(len(SPECIAL_SYMBOLS), len(logits)), *([END] if may_end else [])]
+    probability, index = logits[allowed].softmax(-1).max(-1)
+    return allowed[int(index)], float(probability)
+
+
+def is_accepted(guesses: Sequence[int], probability: float, delay: int) -> bool:
+    """Return whether the last guess may be written before the whole source is read."""
+    index = DELAYS.index(delay)
+    agreement = AGREEMENTS[index]
+    return probability >= CONFIDENCES[index] or list(guesses[-agreement:]) == [guesses[-1]] * agreement
 
 
 def penalty_of(delay: int) -> float:

@@ -364,6 +364,37 @@ class TestFromTextToTranslation:
         described = Bundle(Path("full")).config
         assert (described.kind, described.delays, described.default_delay) == ("full-sentence", (), None)
 
+    def test_a_wait_k_model_is_exported_with_its_policies(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(folder)
+        data = Dataset.open(Path("data"))
+        sizes = {"width": 16, "inner": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+        config = SystemConfig("wait-k", data.source_tokenizer.size, data.target_tokenizer.size, sizes, delays=(1, 3))
+        save_model(build_model(config), config, Path("wait-k"), {})
+        command = f"export wait-k --data data --precision fp32 {LANGUAGES}"
+        one = "--agreement 2 --confidence 0.8"
+        finished = call(*f"{command} --output patient {one} --agreement 3 --confidence 1".split(), capture=capsys)
+        assert finished.returncode == 0, finished.stderr
+        described = Bundle(Path("patient")).config
+        assert (described.agreements, described.confidences) == ((2, 3), (0.8, 1.0))
+        assert "- policy: agreement 2, 3, confidence 0.8, 1.0\n" in Path("patient/README.md").read_text(
+            encoding="utf-8"
+        )
+        for options, mentioned in (
+            (one, ["1 agreements", "one for each delay", "1, 3"]),
+            (f"{one} --agreement 3", ["1 confidences", "one for each delay", "1, 3"]),
+            ("--agreement 2 --agreement 3", ["agreements and confidences", "together"]),
+            ("--confidence 1 --confidence 1", ["agreements and confidences", "together"]),
+            (
+                "--agreement 0 --agreement 3 --confidence 1 --confidence 1",
+                ["--agreement", "greater than or equal to 1"],
+            ),
+            (f"{one} --agreement 3 --confidence 1.2", ["confidence must be", "1.2"]),
+            (f"{one} --agreement 3 --confidence 0", ["confidence must be", "0"]),
+        ):
+            assert_refused(call(*f"{command} --output new {options}".split(), capture=capsys), 2, *mentioned)
+
     @pytest.mark.parametrize(
         ("arguments", "code", "mentioned"),
         [
@@ -374,6 +405,11 @@ class TestFromTextToTranslation:
             ("export run --data data --output new --default-delay 2", 2, ["default delay 2", "1, 3"]),
             ("export run --data data --output new --tune-penalty --blank-penalty 1", 2, ["--tune-penalty"]),
             ("export run --data data --output new --blank-penalty 1", 2, ["1 blank penalties", "1, 3"]),
+            (
+                "export run --data data --output new --agreement 2 --agreement 2 --confidence 1 --confidence 1",
+                2,
+                ["agreements and confidences need a wait-k model"],
+            ),
             ("export run --data data --output new --restarted-noun 1", 2, ["restarted_noun", "language en, not bb"]),
             ("export run --data data --output new --card missing.md", 1, ["missing.md"]),
             ("train config.toml --run new --set training.sed=2", 2, ["config.toml", "sed", "seed"]),

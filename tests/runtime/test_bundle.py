@@ -20,6 +20,7 @@ from simulmt.runtime.bundle import (
     Bundle,
     BundleConfig,
     Kind,
+    Policy,
     anonymous_blocks,
     find,
     huge_pages,
@@ -30,7 +31,7 @@ from simulmt.runtime.rules import RulesConfig, UnknownWord
 from simulmt.runtime.stream import load
 from simulmt.text import Tokenizer
 from simulmt.train.export import export
-from tiny_models import export_config, trained
+from tiny_models import export_config, trained, translator
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +146,8 @@ def test_an_unreadable_word_list_is_named(bundle: Path) -> None:
         ("rules", {"doubled_punctuation": 1}),
         ("rules", {"unknown_words": 1.0}),
         ("blank_penalties", [math.nan, 0.0, 0.0, 0.0]),
+        ("agreements", [2, 2, 2, 2]),  # it is a CTC bundle
+        ("confidences", [0.5, 0.5, 0.5, 0.5]),
     ],
 )
 def test_an_impossible_configuration_is_named(bundle: Path, key: str, value: Any) -> None:
@@ -247,6 +250,49 @@ def test_a_penalty_belongs_to_its_delay() -> None:
     assert (config.blank_penalty(1), config.blank_penalty(3)) == (0.5, 2.0)
     with pytest.raises(ConfigError, match="blank_penalties"):
         BundleConfig(1, "ctc", "en", "de", "fp32", 9, delays=(1, 3), default_delay=3, blank_penalties=(0.5,))
+
+
+WAIT_K = BundleConfig(1, "wait-k", "en", "de", "fp32", 9, delays=(1, 3), default_delay=3)
+
+
+def test_a_policy_belongs_to_its_delay() -> None:
+    config = replace(WAIT_K, agreements=(2, 3), confidences=(0.5, 1.0))
+    assert (config.policy(1), config.policy(3)) == (Policy(2, 0.5), Policy(3, 1.0))
+    assert WAIT_K.policy(1) == WAIT_K.policy(3) == Policy(agreement=1, confidence=1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"agreements": (2,), "confidences": (0.5,)}, "agreements must be one for each of the 2 delays"),
+        ({"agreements": (2, 2), "confidences": (0.5,)}, "confidences must be one for each of the 2 delays"),
+        ({"agreements": (2, 2)}, "agreements and confidences belong together"),
+        ({"confidences": (0.5, 0.5)}, "agreements and confidences belong together"),
+        ({"agreements": (2, 0), "confidences": (0.5, 0.5)}, "agreement must be at least 1, got 0"),
+        ({"agreements": (2, 2), "confidences": (0.5, 0.0)}, r"confidence must be above 0 and at most 1, got 0\.0"),
+        ({"agreements": (2, 2), "confidences": (1.2, 0.5)}, r"confidence must be above 0 and at most 1, got 1\.2"),
+        ({"agreements": (2, 2), "confidences": (math.nan, 0.5)}, "confidence must be above 0 and at most 1, got nan"),
+        ({"kind": "ctc", "agreements": (2, 2), "confidences": (0.5, 0.5)}, "agreements are for wait-k, not for ctc"),
+        ({"kind": "transducer", "confidences": (0.5, 0.5)}, "confidences are for wait-k, not for transducer"),
+        ({"kind": "full-sentence", "delays": (), "default_delay": None, "agreements": (2,)}, "not for full-sentence"),
+    ],
+)
+def test_impossible_policies_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(WAIT_K, **changes)
+
+
+def test_a_bundle_with_another_policy(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    network = trained("wait-k", source_tokenizer, target_tokenizer)
+    opened = translator(network, "wait-k", "fp32", tmp_path).bundle
+    changed = opened.with_policy(Policy(2, 0.7))
+    assert {changed.config.policy(delay) for delay in changed.config.delays} == {Policy(2, 0.7)}
+    assert not opened.config.agreements  # left as it is
+
+
+def test_a_policy_is_for_wait_k_only(bundle: Path) -> None:
+    with pytest.raises(ConfigError, match="agreements are for wait-k, not for ctc"):
+        Bundle(bundle).with_policy(Policy(2))
 
 
 def _trust_sizes(bundle: Path) -> None:

@@ -17,9 +17,11 @@ from simulmt.runtime.caches import Array, Binding
 from simulmt.runtime.decoding import Collapse
 from simulmt.runtime.stream import Commit, Stream, Translator
 from simulmt.text import BLANK, Tokenizer
-from tiny_models import facts, trained, translator
+from tiny_models import AGREEMENTS, CONFIDENCES, facts, trained, translator
 
 KINDS: tuple[Kind, ...] = ("ctc", "transducer", "wait-k", "full-sentence")
+POLICY = "policy"  # a wait-k model that reads on until predictions agree
+SYSTEMS = (*KINDS, POLICY)
 SPOKEN = [
     "the old bridge over the river was closed. nobody knows why",
     "河 and 大! the wind is getting colder",
@@ -31,9 +33,13 @@ SPOKEN = [
 @pytest.fixture(scope="module")
 def translators(
     source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
-) -> dict[Kind, Translator]:
+) -> dict[str, Translator]:
     folder = tmp_path_factory.mktemp("bundles")
-    return {kind: translator(trained(kind, source_tokenizer, target_tokenizer), kind, "fp32", folder) for kind in KINDS}
+    networks = {kind: trained(kind, source_tokenizer, target_tokenizer) for kind in KINDS}
+    made: dict[str, Translator] = {kind: translator(networks[kind], kind, "fp32", folder) for kind in KINDS}
+    policy = {"agreements": AGREEMENTS, "confidences": CONFIDENCES}
+    made[POLICY] = translator(networks["wait-k"], "wait-k", "fp32", folder, POLICY, **policy)
+    return made
 
 
 @contextmanager
@@ -52,13 +58,13 @@ def faults(seed: int, share: float) -> Iterator[None]:
         yield
 
 
-def share_for(kind: Kind) -> float:
-    return 0.03 if kind == "full-sentence" else 0.3  # a beam search is many runs in one step
+def share_for(system: str) -> float:
+    return 0.03 if system == "full-sentence" else 0.3  # a beam search is many runs in one step
 
 
-def opened(model: Translator, kind: Kind) -> list[Stream]:
-    delays = (None,) if kind == "full-sentence" else (1, 2, 3, 5)
-    beams = (1, 3) if kind == "full-sentence" else (1,)
+def opened(model: Translator, system: str) -> list[Stream]:
+    delays = (None,) if system == "full-sentence" else (1, 2, 3, 5)
+    beams = (1, 3) if system == "full-sentence" else (1,)
     return [model.stream(delays[n % len(delays)], beams[n % len(beams)]) for n in range(len(SPOKEN))]
 
 
@@ -83,28 +89,28 @@ def finish(stream: Stream) -> list[Commit]:
             return stream.finish()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("system", SYSTEMS)
 @given(seed=st.integers(0, 1_000))
 @settings(max_examples=8, deadline=None)
-def test_a_failed_step_can_be_repeated(translators: dict[Kind, Translator], kind: Kind, seed: int) -> None:
-    model = translators[kind]
-    found, alone = opened(model, kind), opened(model, kind)
+def test_a_failed_step_can_be_repeated(translators: dict[str, Translator], system: str, seed: int) -> None:
+    model = translators[system]
+    found, alone = opened(model, system), opened(model, system)
     for stream, text in zip(found, SPOKEN, strict=True):
         stream.accept(text)
         stream.accept_finish()
-    with faults(seed, share_for(kind)):
+    with faults(seed, share_for(system)):
         commits = drain(model, found, seed)
     for stream, text, written in zip(alone, SPOKEN, commits, strict=True):
         assert facts(written) == facts(stream.push(text) + stream.finish())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("system", SYSTEMS)
 @given(seed=st.integers(0, 1_000))
 @settings(max_examples=8, deadline=None)
-def test_a_call_that_fails_loses_nothing(translators: dict[Kind, Translator], kind: Kind, seed: int) -> None:
-    model = translators[kind]
-    found, alone, commits = opened(model, kind), opened(model, kind), [list[Commit]() for _ in SPOKEN]
-    with faults(seed, share_for(kind)):
+def test_a_call_that_fails_loses_nothing(translators: dict[str, Translator], system: str, seed: int) -> None:
+    model = translators[system]
+    found, alone, commits = opened(model, system), opened(model, system), [list[Commit]() for _ in SPOKEN]
+    with faults(seed, share_for(system)):
         for part in (slice(20), slice(20, 40), slice(40, None)):
             chunks = [(stream, text[part]) for stream, text in zip(found, SPOKEN, strict=True)]
             with suppress(RuntimeError):

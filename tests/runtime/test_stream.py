@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,16 +20,19 @@ from hypothesis import strategies as st
 from simulmt.errors import ConfigError, StreamError
 from simulmt.model.ctc import CTCModel
 from simulmt.runtime import rules
-from simulmt.runtime.bundle import Kind
+from simulmt.runtime.bundle import Kind, Policy
 from simulmt.runtime.decoding import Collapse, Written
 from simulmt.runtime.rules import Context, DecodingRules, RulesConfig, SourcePrefix
 from simulmt.runtime.stream import Commit, Lag, Stream, StreamState, Translator, load
-from simulmt.text import BLANK, END, Tokenizer, split_words
+from simulmt.text import BLANK, END, Detokenizer, Tokenizer, split_words
 from simulmt.text.words import SENTENCE_ENDS, ends_sentence
 from simulmt.train.export_checks import TrainedModel
 from tiny_models import (
+    AGREEMENTS,
+    CONFIDENCES,
     DELAYS,
     LONGEST,
+    by_policy,
     collapse,
     facts,
     joined,
@@ -50,6 +53,7 @@ SYSTEMS: list[tuple[Kind, str]] = [
     ("transducer", "full stops"),
     ("wait-k", "fp32"),
     ("wait-k", "int8"),
+    ("wait-k", "policy"),
     ("full-sentence", "fp32"),
     ("full-sentence", "int8"),
 ]
@@ -68,6 +72,7 @@ RULED = "河 河 河 河 河 河"  # where a rule changes the translation
 BLANK_DECIDES = (
     "waiter is from tickets knew"  # where at delay 3 the blank's own penalty decides what is written instead
 )
+PATIENT = "the quick waiter juggled five boxes of frozen pizza"  # where a policy reads on
 FULL_STOPS = frozenset("en")  # for the rule `early_full_stop`: the vocabulary has no full-width ones
 delays = st.sampled_from(DELAYS)
 fuzz = settings(max_examples=25, deadline=None)
@@ -105,6 +110,8 @@ def translators(
         made["transducer", "full stops"] = translator(
             networks["transducer"], "transducer", "fp32", folder, "full-stops", rules=stops
         )
+    policy = {"agreements": AGREEMENTS, "confidences": CONFIDENCES}
+    made["wait-k", "policy"] = translator(networks["wait-k"], "wait-k", "fp32", folder, "policy", **policy)
     return made
 
 
@@ -280,6 +287,39 @@ class TestAgainstPyTorch:
             expected = choose_by_rules(rules_of(network), scores, prefixes)
             assert written + joined(stream.finish()) == RULES.filter_text(network.target.decode(expected))
 
+    @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
+    @example(text=PATIENT, changes=[1], every=1)
+    @example(text=PATIENT, changes=[3], every=1)
+    @example(text=PATIENT, changes=[5, 1, 3], every=2)
+    @fuzz
+    def test_a_policy_with_changing_delays(
+        self,
+        translators: dict[tuple[str, str], Translator],
+        networks: dict[Kind, TrainedModel],
+        text: str,
+        changes: list[int],
+        every: int,
+    ) -> None:
+        """Text and words read are those of a plain implementation of the policy."""
+        words = [word for word in split_words(text) if not ends_sentence(word, "en")]
+        lengths = accumulate(len(networks["wait-k"].source.encode_word(word)) for word in words)
+        words = words[: sum(length < LONGEST for length in lengths)]  # a longer sentence would be cut
+        schedule = [changes[index // every % len(changes)] for index in range(len(words))]
+        stream, commits = open_stream(translators["wait-k", "policy"], changes[0]), list[Commit]()
+        for word, delay in zip(words, schedule, strict=True):
+            stream.set_delay(delay)
+            commits += stream.push(f"{word} ")
+        commits += stream.finish()
+        found = [(commit.text, commit.source_words) for commit in commits]
+        assert found == texts_by_policy(networks["wait-k"], words, schedule)
+
+    def test_agreement_and_confidence_change_something(self, translators: dict[tuple[str, str], Translator]) -> None:
+        bundle = translators["wait-k", "policy"].bundle
+        policies = (Policy(1), Policy(2), Policy(3), Policy(3, 0.08))
+        found = [facts(at_once(Translator(bundle.with_policy(each), threads=1), PATIENT, 3)) for each in policies]
+        assert all(one != other for one, other in combinations(found, 2))
+        assert found[3] == facts(at_once(translators["wait-k", "policy"], PATIENT, 3))
+
     @given(text=texts, beam=st.integers(2, 3))
     @settings(max_examples=10, deadline=None)
     def test_beam_search_of_whole_sentences(
@@ -309,6 +349,24 @@ def test_punctuation_is_held_back_if_doubled_punctuation_is_dropped(
     stream.commit([Written([stop], 0, 0), Written([comma], 1, 1)], 0.0, 0.0)
     assert written + joined(stream.take()) == in_all
     assert not stream.is_due
+
+
+def texts_by_policy(network: TrainedModel, words: Sequence[str], schedule: Sequence[int]) -> list[tuple[str, int]]:
+    """Return the texts that a wait-k network with a policy writes, each with the number of words read before it."""
+    read = list[tuple[list[int], int, int]]()  # tokens, delay and number of each word
+    for number, (word, delay) in enumerate(zip(words, schedule, strict=True), start=1):
+        tokens = network.source.encode_word(word)
+        read += [(part, delay, number) for part in network.source.split_to_word_tokens(tokens)]
+    if not read:
+        return []
+    parts, delays_of_parts, numbers = zip(*read, strict=True)
+    numbers = (*numbers, len(words))  # END comes after all words
+    detokenizer = Detokenizer(network.target)
+    written = [
+        (detokenizer.push(token), numbers[parts_read - 1])
+        for token, parts_read in by_policy(network, parts, delays_of_parts)
+    ]
+    return [(text, words_read) for text, words_read in written if text]
 
 
 def by_steps(network: TrainedModel, words: Sequence[str], schedule: Sequence[int]) -> str:

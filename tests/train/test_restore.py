@@ -26,7 +26,7 @@ from simulmt.train.export import export
 from simulmt.train.export_checks import TrainedModel
 from simulmt.train.graph import EMBEDDING_LEVELS, WEIGHT_LEVELS, Precision
 from simulmt.train.restore import initialise_from, load_bundle
-from simulmt.train.systems import System, SystemConfig, build_model
+from simulmt.train.systems import System, SystemConfig, build_model, save_model
 from tiny_models import export_config, reference, trained
 
 from .helpers import Recorder, run, same, snapshot, tiny
@@ -150,6 +150,87 @@ def test_a_sorted_run_has_its_translator_from_the_bundle(toy_data: Path, tmp_pat
     run(tiny(toy_data, "ctc+asn", model=TOY, max_updates=1), tmp_path / "other", scratch)
     assert same(under("translator.", recorder.weights[0]), snapshot(load_bundle("toy")[0]))
     assert same(under("sorter.", recorder.weights[0]), under("sorter.", scratch.weights[0]))
+
+
+# --- wait-k models that start from the encoder of another model ----------------------------------------------
+
+
+def wait_k_like(config: SystemConfig, **sizes: int) -> SystemConfig:
+    """Return the configuration of a wait-k model with the sizes of a CTC model or transducer, except for `sizes`."""
+    model = {name: config.model[name] for name in ("width", "inner", "heads")}
+    layers = {"encoder_layers": 2, "decoder_layers": 2}
+    return replace(config, system="wait-k", model=model | layers | sizes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "layers"), [("transducer", {}, 2), ("transducer", {}, 3), ("ctc", {"whole_words": True}, 1)]
+)
+def test_a_wait_k_model_has_the_first_layers_of_an_encoder(
+    kind: Kind, options: dict[str, bool], layers: int, exported: Export
+) -> None:
+    _, path = exported(kind, "fp32", **options)
+    other, config = load_bundle(path)
+    config = wait_k_like(config, encoder_layers=layers)
+    model = build_model(config)
+    before = snapshot(model)
+    initialise_from(model, path, config)
+    found, given = snapshot(model), under("encoder.", snapshot(other))
+    encoder = under("encoder.", found)
+    assert same(encoder, {name: given[name] for name in encoder})
+    assert not any(name.startswith(f"layers.{layers}.") for name in encoder)
+    assert not same(encoder, under("encoder.", before))
+    decoder = {name: tensor for name, tensor in found.items() if not name.startswith("encoder.")}
+    assert same(decoder, {name: before[name] for name in decoder})
+    assert {name.split(".")[0] for name in decoder} == {"layers", "final_norm", "target_embedding"}
+
+
+def test_a_wait_k_model_starts_from_the_encoder_of_a_run_with_sorting(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    sizes = {"width": 16, "inner": 24, "heads": 2, "layers": 2}
+    config = SystemConfig("ctc+asn", source_tokenizer.size, target_tokenizer.size, sizes)
+    other = build_model(config)
+    save_model(other, config, tmp_path / "run", {})
+    config = wait_k_like(config)
+    model = build_model(config)
+    initialise_from(model, tmp_path / "run", config)
+    encoder = under("encoder.", snapshot(model))
+    given = under("translator.encoder.", snapshot(other))
+    assert same(encoder, {name: given[name] for name in encoder})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 32, "heads": 4}, r"different sizes; .*width = 16 \(not 32\), heads = 2 \(not 4\)"),
+        ({"inner": 32}, r"different sizes; .*inner = 24 \(not 32\)"),
+        ({"encoder_layers": 4}, "encoder_layers = 4 is more than the 3 layers of this model"),
+    ],
+)
+def test_an_encoder_that_does_not_fit_is_an_error(change: dict[str, int], message: str, exported: Export) -> None:
+    _, path = exported("transducer", "fp32")
+    config = wait_k_like(load_bundle(path)[1], **change)
+    model = build_model(config)
+    before = snapshot(model)
+    with pytest.raises(CheckpointError, match=f"{path}: cannot initialise .*{message}"):
+        initialise_from(model, path, config)
+    assert same(snapshot(model), before)
+
+
+def test_an_encoder_of_another_vocabulary_is_an_error(exported: Export) -> None:
+    _, path = exported("transducer", "fp32")
+    config = wait_k_like(load_bundle(path)[1])
+    assert config.vocabulary_sha256 is not None
+    config = replace(config, vocabulary_sha256=("another", config.vocabulary_sha256[1]))
+    with pytest.raises(VocabularyError, match=f"{path}: .* source vocabulary that differs"):
+        initialise_from(build_model(config), path, config)
+
+
+def test_a_teacher_cannot_start_from_an_encoder_that_sees_no_later_words(exported: Export) -> None:
+    _, path = exported("transducer", "fp32")
+    config = replace(wait_k_like(load_bundle(path)[1]), system="teacher")
+    with pytest.raises(CheckpointError, match=f"{path}: cannot initialise teacher from transducer"):
+        initialise_from(build_model(config), path, config)
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

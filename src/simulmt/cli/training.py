@@ -211,7 +211,8 @@ def export(
     confidence: Annotated[
         list[float] | None,
         typer.Option(
-            help="Wait-k: write a token of this probability without waiting for agreement; once for each delay."
+            help="Wait-k: write a token of at least this probability (above 0, at most 1) without waiting for "
+            "agreement; give it once for each delay of the model."
         ),
     ] = None,
     context_weight: Annotated[

@@ -40,7 +40,7 @@ import onnxruntime as untyped_onnxruntime
 onnxruntime: Any = untyped_onnxruntime  # has no type information
 Session = Any  # an onnxruntime.InferenceSession
 
-FORMAT = 6  # incremented when older versions can no longer run new bundles
+FORMAT = 7  # incremented when older versions can no longer run new bundles
 SHIPPED = Path(__file__).parents[1] / "bundles"
 DEFAULT_BUNDLE = "en-zh"
 SYNTHETIC = "synthetic"  # source language of models trained on `simulmt synthetic`
@@ -101,6 +101,7 @@ class BundleConfig:
         require(self.has_frames or not self.whole_words, "whole_words is for ctc and transducer only")
         allowed = self.kind == "ctc" or (self.kind == "transducer" and not self.rules.on_scores)
         require(allowed or not self.rules.active, f"rules not supported by {self.kind}: {', '.join(self.rules.active)}")
+        self._check_policies()
         if self.kind == "full-sentence":
             require(not self.delays and self.default_delay is None, "a full-sentence model has no delays")
             return
@@ -112,15 +113,13 @@ class BundleConfig:
         )
         finite = all(map(math.isfinite, self.blank_penalties))
         require(finite, f"blank_penalties must be finite, got {self.blank_penalties}")
-        self._check_policies()
 
     def _check_policies(self) -> None:
+        for name, values in (("agreements", self.agreements), ("confidences", self.confidences)):
+            require(self.kind == "wait-k" or not values, f"{name} are for wait-k, not for {self.kind}")
+            count = len(self.delays)
+            require(len(values) in (0, count), f"{name} must be one for each of the {count} delays")
         require(len(self.agreements) == len(self.confidences), "agreements and confidences belong together")
-        require(self.kind == "wait-k" or not self.agreements, f"agreements are for wait-k, not for {self.kind}")
-        require(
-            len(self.agreements) in (0, len(self.delays)),
-            f"agreements must be one for each of the {len(self.delays)} delays",
-        )
         for delay in self.delays:
             self.policy(delay)  # raises ConfigError
 
@@ -193,6 +192,15 @@ class Bundle:
         """Return this bundle with some of its decoding rules switched off."""
         changed = copy.copy(self)
         changed.config = replace(self.config, rules=self.config.rules.without(*rules))
+        return changed
+
+    def with_policy(self, policy: Policy) -> Bundle:
+        """Return this wait-k bundle with one policy for all delays."""
+        count = len(self.config.delays)
+        changed = copy.copy(self)
+        changed.config = replace(
+            self.config, agreements=(policy.agreement,) * count, confidences=(policy.confidence,) * count
+        )
         return changed
 
     def _words(self) -> list[str]:

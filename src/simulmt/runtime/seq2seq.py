@@ -35,13 +35,15 @@ class Seq2SeqSentence(SentenceState):
     A token that the policy does not accept yet is predicted again after one more word. If the model predicts END before
     the source is read, it reads on as well: where translations are shorter than their sources, wait-k models learn to
     end early and would lose the rest. With `reads_on` False the translation ends there, as in the paper.
+
+    With `by_word` predictions see whole words, so that each sees a word more than the one before. Otherwise, as in the
+    paper, they see any number of tokens, and the next one sees a token more.
     """
 
     def __init__(self, beam: int, reads_on: bool = True, by_word: bool = False) -> None:
-        super().__init__()
+        super().__init__(whole_words=by_word)
         self.beam = beam
         self.reads_on = reads_on
-        self._by_word = by_word  # whether it reads on by a whole word or, as in the paper, by a token
         self.last = START
         self._ended = False
         self._needed = 0  # source tokens to read first
@@ -63,7 +65,7 @@ class Seq2SeqSentence(SentenceState):
             self._plan(len(self.tokens), delay=0)
         due = self.due[0]
         if due.visible < self._needed:
-            visible = self._word_ends[self._needed - 1] if self._by_word else self._needed
+            visible = self._word_ends[self._needed - 1] if self._whole_words else self._needed
             due = due._replace(visible=visible, trigger=max(due.trigger, visible - 1))
             self.due[0] = due
         return due

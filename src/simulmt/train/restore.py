@@ -41,6 +41,7 @@ from simulmt.train.systems import (
 )
 
 WORD_STARTS = "encoder.word_starts"  # tensor of models that see whole words
+ENCODER_SIZES = ("source_vocabulary", "target_vocabulary", "width", "inner", "heads")  # must agree to share an encoder
 
 
 def initialise_from(model: TrainableModel, path: Path, config: SystemConfig) -> None:
@@ -49,8 +50,10 @@ def initialise_from(model: TrainableModel, path: Path, config: SystemConfig) -> 
     `path` is a model, a finished run, a bundle or the name of a shipped one; `config` is that of the new model.
     """
     other, other_config = _load_initial(path)
-    if _shares_encoder(config, other_config):
-        _check_sizes(path, *(_encoder_sizes(each.network()) for each in (config, other_config)))
+    _check_vocabularies(path, config, other_config)
+    network, other_network = config.network(), other_config.network()
+    if isinstance(network, Seq2SeqConfig) and network.causal and isinstance(other_network, CTCConfig):
+        _check_encoder(path, network, other_network)
         _copy_encoder(translator_of(other), translator_of(model))
         return
     _check_fit(path, config, other_config)
@@ -81,18 +84,32 @@ def _load_initial(path: Path) -> tuple[TrainableModel, SystemConfig]:
     return load_model(path)
 
 
-def _check_fit(path: Path, config: SystemConfig, other: SystemConfig) -> None:
-    """Raise VocabularyError or CheckpointError unless a model can be initialised from another."""
+def _check_vocabularies(path: Path, config: SystemConfig, other: SystemConfig) -> None:
+    """Raise VocabularyError unless the model was trained with the vocabularies of the data."""
     if side := differing_side(config.vocabulary_sha256, other.vocabulary_sha256):
         vocabularies = "DIR" if has_model(path) else path
         raise VocabularyError(
             f"{path}: was trained with a {side} vocabulary that differs from that of the data; prepare the data "
             f"with the vocabularies of the model (simulmt prepare --vocabularies {vocabularies})"
         )
+
+
+def _check_fit(path: Path, config: SystemConfig, other: SystemConfig) -> None:
+    """Raise CheckpointError unless a model can have all weights of another."""
     network, other_network = config.network(), other.network()
     if type(network) is not type(other_network):
         raise CheckpointError(f"{path}: cannot initialise {config.system} from {other.system}; change `system`")
     _check_sizes(path, *(_whole_numbers(each) for each in (network, other_network)))
+
+
+def _check_encoder(path: Path, network: Seq2SeqConfig, other: CTCConfig) -> None:
+    """Raise CheckpointError unless a wait-k model can start from the encoder of a CTC model or a transducer."""
+    _check_sizes(path, *({name: getattr(each, name) for name in ENCODER_SIZES} for each in (network, other)))
+    if network.encoder_layers > other.layers:  # those above would silently stay untrained
+        raise CheckpointError(
+            f"{path}: cannot initialise the encoder: encoder_layers = {network.encoder_layers} is more than the "
+            f"{other.layers} layers of this model"
+        )
 
 
 def _whole_numbers(network: CTCConfig | Seq2SeqConfig) -> dict[str, int]:
@@ -103,17 +120,6 @@ def _check_sizes(path: Path, sizes: Mapping[str, int], other_sizes: Mapping[str,
     if differing := [name for name, size in sizes.items() if size != other_sizes[name]]:
         listed = ", ".join(f"{name} = {other_sizes[name]} (not {sizes[name]})" for name in differing)
         raise CheckpointError(f"{path}: cannot initialise from a model of different sizes; its [model] has {listed}")
-
-
-def _shares_encoder(config: SystemConfig, other: SystemConfig) -> bool:
-    """Return whether a wait-k model is to start from the encoder of a CTC model or a transducer."""
-    return config.system == "wait-k" and isinstance(other.network(), CTCConfig)
-
-
-def _encoder_sizes(network: CTCConfig | Seq2SeqConfig) -> dict[str, int]:
-    """Return the sizes that a wait-k model has in common with the model whose encoder it takes."""
-    names = ("source_vocabulary", "target_vocabulary", "width", "inner", "heads")
-    return {name: getattr(network, name) for name in names}
 
 
 def _copy_encoder(other: InferenceModel, model: InferenceModel) -> None:
