@@ -97,7 +97,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         systems = {"bigrams": ("ctc",), "risk": ("transducer", "wait-k")}.get(self.objective)
         if systems is not None:
-            named = " or ".join(systems)
+            named = " or ".join(f'"{system}"' for system in systems)
             require(self.system in systems, f'objective "{self.objective}" is for system {named}, got {self.system}')
             require(self.init is not None, f'objective "{self.objective}" needs init: a trained {self.system} model')
 
