@@ -238,16 +238,16 @@ def test_a_wait_k_gradient_is_that_of_the_sampled_tokens(monkeypatch: pytest.Mon
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_the_decoder_of_a_wait_k_model_samples_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_decoder_of_a_wait_k_model_samples_without_dropout() -> None:
     model, seen = _wait_k(dropout=0.5).train(), list[bool]()
-    decode = Seq2SeqModel.decode
-    monkeypatch.setattr(
-        Seq2SeqModel,
-        "decode",
-        lambda self, *arguments: seen.append(self.layers[0].training) or decode(self, *arguments),
-    )
+
+    def record(module: torch.nn.Module, *_: object) -> None:
+        seen.append(module.training)
+
+    model.layers[0].register_forward_hook(record)
     wait_k_risk_loss(model, _wait_k_batch(), 1, RiskConfig(likelihood_weight=0.3))
-    assert seen == [False, True]  # for the samples, for the likelihood
+    assert not any(seen[:-1])  # while sampling, and for the probabilities of the samples
+    assert seen[-1]  # for the likelihood
     assert model.layers[0].training
 
 
