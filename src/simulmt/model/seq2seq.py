@@ -94,15 +94,15 @@ class Seq2SeqModel(nn.Module):
         delay: int | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Return the logits of every target token given the previous ones; with `delay`, under wait-k."""
-        states = self._states(source, source_lengths, target, delay)
-        return states @ self.target_embedding.weight.T
+        H, mask = self._source_states(source, source_lengths)
+        check_tokens(target, self.target_embedding.num_embeddings, "target")
+        return self.decode(H, mask, target, delay) @ self.target_embedding.weight.T
 
     def loss(self, batch: Batch, delay: int | None = None, smoothing: float = 0.1) -> Loss:
         """Return the summed cross entropy of a batch."""
-        check_tokens(batch.source, self.encoder.embedding.num_embeddings, "source")
+        H, mask = self._source_states(batch.source, batch.source_lengths)
         check_tokens(batch.target, self.target_embedding.num_embeddings, "target")
-        mask = length_mask(batch.source_lengths, batch.source.shape[1], batch.source.device)
-        return self.loss_of_states(self.encoder(batch.source, mask), mask, batch, delay, smoothing)
+        return self.loss_of_states(H, mask, batch, delay, smoothing)
 
     def loss_of_states(
         self, H: Float[Tensor, "B S D"], source_mask: Tensor | None, batch: Batch, delay: int | None, smoothing: float
@@ -123,11 +123,11 @@ class Seq2SeqModel(nn.Module):
         tokens = torch.as_tensor(int(target_lengths.sum()), device=target.device)
         return Loss(total, negative, tokens, torch.zeros_like(tokens))
 
-    def _states(self, source: Tensor, source_lengths: Tensor, target: Tensor, delay: int | None) -> Tensor:
+    def _source_states(self, source: Tensor, lengths: Tensor) -> tuple[Float[Tensor, "B S D"], Tensor | None]:
+        """Encode whole sentences; return their states and their mask."""
         check_tokens(source, self.encoder.embedding.num_embeddings, "source")
-        check_tokens(target, self.target_embedding.num_embeddings, "target")
-        source_mask = length_mask(source_lengths, source.shape[1], source.device)
-        return self.decode(self.encoder(source, source_mask), source_mask, target, delay)
+        mask = length_mask(lengths, source.shape[1], source.device)
+        return self.encoder(source, mask), mask
 
     def decode(
         self, H: Float[Tensor, "B S D"], source_mask: Tensor | None, target: Int[Tensor, "B T"], delay: int | None
@@ -141,9 +141,7 @@ class Seq2SeqModel(nn.Module):
 
     def encode(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], positions: int) -> DecoderState:
         """Encode whole sentences; return the initial decoder state, with room for `positions` target tokens."""
-        check_tokens(source, self.encoder.embedding.num_embeddings, "source")
-        mask = length_mask(source_lengths, source.shape[1], source.device)
-        return self.start(self.encoder(source, mask), mask, positions)
+        return self.start(*self._source_states(source, source_lengths), positions)
 
     def start(self, H: Float[Tensor, "B S D"], source_mask: Tensor | None, positions: int) -> DecoderState:
         """Return the initial decoder state, given the source states."""

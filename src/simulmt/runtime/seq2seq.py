@@ -18,6 +18,7 @@ from simulmt.text import END, SPECIAL_SYMBOLS, START
 
 ENCODED = 512  # maximum positions per encoder call, over all rows
 NEVER = 1e9  # penalty larger than any score
+NEVER_WRITTEN = [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]
 WRITE_AT_ONCE = Policy()
 
 
@@ -132,7 +133,7 @@ class Seq2SeqDecoder:
         if not self.config.agreements:
             return [(symbol, 1.0) for symbol in self.predict(rows, "symbols").tolist()]
         scores = self.predict(rows, "scores")
-        scores[:, [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]] = -np.inf
+        scores[:, NEVER_WRITTEN] = -np.inf
         scores[[row for row, each in enumerate(rows) if each.due.position == 0], END] = -np.inf
         symbols = scores.argmax(-1)
         probabilities = np.exp(log_softmax(scores)[np.arange(len(rows)), symbols])
