@@ -40,8 +40,7 @@ from simulmt.eval.results import (
     write_instances,
     write_results,
 )
-from simulmt.files import cores, sha256
-from simulmt.provenance import commit, environment, timestamp
+from simulmt.files import commit, cores, environment, sha256, timestamp
 from simulmt.runtime.bundle import MANIFEST, Bundle, find
 from simulmt.runtime.stream import Commit, Translator
 from simulmt.text import split_words

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from simulmt.config import as_table
 from simulmt.data.store import TokenStore
 from simulmt.errors import CheckpointError, DataError, TrainingError
-from simulmt.files import lock, replacing_directory, write_whole
-from simulmt.provenance import commit, environment, timestamp
+from simulmt.files import commit, environment, lock, replacing_directory, timestamp, write_whole
 from simulmt.train.systems import SCRATCH, RunConfig, TrainingConfig
 from simulmt.train.world import World
 
