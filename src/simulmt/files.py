@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from simulmt import __version__
-
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file atomically, text as UTF-8; an earlier file stays until the new one is on disk."""
@@ -129,12 +127,11 @@ def commit() -> str | None:
 
 
 def environment(*packages: str) -> dict[str, str]:
-    """Return the versions of simulmt, Python and some packages, and the platform."""
+    """Return the versions of Python and some packages, and the platform."""
     import platform
     from importlib import metadata
 
     return {
-        "simulmt": __version__,
         "python": platform.python_version(),
         **{package: metadata.version(package) for package in packages},
         "machine": platform.platform(),

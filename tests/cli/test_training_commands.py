@@ -15,7 +15,7 @@ from cli.helpers import WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_af
 from simulmt import load
 from simulmt.cli import app
 from simulmt.data.corpus import read_lines
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.errors import BundleError
 from simulmt.runtime.bundle import SHIPPED, Bundle
 from simulmt.runtime.rules import RulesConfig

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.model.beam import beam_search
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.errors import ConfigError
 from simulmt.train.batches import DeviceStore
 from simulmt.train.decode import translate_store

@@ -13,7 +13,7 @@ import pytest
 
 from recipe.configurations import training_configurations
 from simulmt.data.corpus import ParallelFiles
-from simulmt.data.dataset import prepare_dataset
+from simulmt.data.store import prepare_dataset
 from simulmt.data.synthetic import write_corpus
 from simulmt.recipe.plan import Recipe
 from simulmt.text import VocabularySpec

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.errors import CheckpointError, ConfigError, TrainingError
 from simulmt.model.asn import SortedCTCModel
 from simulmt.model.ctc import CTCModel

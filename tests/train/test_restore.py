@@ -15,7 +15,7 @@ from torch import Tensor
 
 from conftest import ENGLISH
 from simulmt.data.corpus import ParallelFiles
-from simulmt.data.dataset import Dataset, prepare_dataset
+from simulmt.data.store import Dataset, prepare_dataset
 from simulmt.data.synthetic import write_corpus
 from simulmt.errors import BundleError, CheckpointError, VocabularyError
 from simulmt.runtime.bundle import SHIPPED, Bundle, Kind, write_description

@@ -14,8 +14,8 @@ from simulmt.cli.common import Device, UnitChoice, print_note, require_vocabular
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
-    from simulmt.data.derived import Progress
     from simulmt.data.speech_noise import Language
+    from simulmt.data.transforms import Progress
     from simulmt.model.beam import BeamConfig, SamplingConfig
 
 BATCH_TOKENS = {"cuda": 65_536, "cpu": 2_048}
@@ -198,7 +198,7 @@ def reorder(
     A word with several links follows the last one; a word without links stays behind its predecessor. In text written
     without spaces every ideograph is a word, unless --cut-chinese is given.
     """
-    from simulmt.data.reordering import align_and_reorder
+    from simulmt.data.transforms import align_and_reorder
 
     display = _Display()
     record = align_and_reorder(

@@ -92,8 +92,7 @@ def prepare(
     """
     from rich.console import Console
 
-    from simulmt.data.dataset import prepare_dataset
-    from simulmt.data.store import Filters
+    from simulmt.data.store import Filters, prepare_dataset
     from simulmt.files import cores
     from simulmt.text import VocabularySpec
 
@@ -326,8 +325,7 @@ def _find_vocabularies(name_or_path: Path) -> Path:
 def _corpora(
     source: Sequence[Path], target: Sequence[Path], tsv: Sequence[Path], tmx: Sequence[Path], languages: tuple[str, str]
 ) -> list[Corpus]:
-    from simulmt.data.corpus import ParallelFiles, TabSeparatedFile
-    from simulmt.data.formats import TranslationMemory
+    from simulmt.data.corpus import ParallelFiles, TabSeparatedFile, TranslationMemory
 
     if len(source) != len(target):
         raise ConfigError(f"{len(source)} --source files but {len(target)} --target files; give them in pairs")
@@ -339,8 +337,7 @@ def _corpora(
 
 def _development(source: Path | None, targets: Sequence[Path], xml: Path | None) -> tuple[Corpus, list[list[str]]]:
     """Return the development set with its first references, and the other reference sets."""
-    from simulmt.data.corpus import read_development
-    from simulmt.data.formats import WmtTestSet
+    from simulmt.data.corpus import WmtTestSet, read_development
 
     if xml is not None:
         if source or targets:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from simulmt import __version__
 from simulmt.config import require
 from simulmt.data.corpus import read_references, read_sentences
 from simulmt.errors import ConfigError, DataError
@@ -335,7 +336,11 @@ def _provenance() -> dict[str, Any]:
         "commit": commit(),
         "command": tuple(sys.argv),
         "date": timestamp(),
-        "environment": environment("onnxruntime", "sacrebleu", "sentencepiece") | {"cores": str(cores())},
+        "environment": {
+            "simulmt": __version__,
+            **environment("onnxruntime", "sacrebleu", "sentencepiece"),
+            "cores": str(cores()),
+        },
     }
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Batch

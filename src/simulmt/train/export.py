@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from simulmt.config import require
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.errors import BundleError
 from simulmt.files import replacing_directory
 from simulmt.model.ctc import CTCModel

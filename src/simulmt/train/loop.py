@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.errors import CheckpointError, TrainingError
 from simulmt.model.asn import SortedCTCModel
 from simulmt.model.bigrams import inference_path_loss

@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from simulmt import __version__
 from simulmt.config import as_table
 from simulmt.data.store import TokenStore
 from simulmt.errors import CheckpointError, DataError, TrainingError
@@ -318,6 +319,7 @@ def describe_run(config: RunConfig, world: World) -> dict[str, Any]:
         "data": {name: {"pairs": manifest.kept, "files": manifest.files} for name, manifest in manifests.items()},
         "commit": commit(),
         "environment": {
+            "simulmt": __version__,
             **environment("numpy", "sentencepiece"),
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",

@@ -32,7 +32,7 @@ from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from simulmt.config import as_table, as_toml, require
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.errors import CheckpointError, TrainingError
 from simulmt.files import lock
 from simulmt.model.asn import ASNConfig
