@@ -147,21 +147,21 @@ def compare(
 ) -> None:
     """Test differences between systems for significance (paired bootstrap, per delay)."""
     with needs_extra("simulmt compare", "eval"):
-        from simulmt.eval import compare as comparing
+        from simulmt.eval import quality
     from simulmt.cli.display import print_table
 
-    comparisons = comparing.compare(directories, baseline)
+    comparisons = quality.compare(directories, baseline)
     if output is not None:
-        output.write_text(comparing.markdown(comparisons), encoding="utf-8")
+        output.write_text(quality.markdown(comparisons), encoding="utf-8")
     if format is TableFormat.MARKDOWN:
-        typer.echo(comparing.markdown(comparisons), nl=False)
+        typer.echo(quality.markdown(comparisons), nl=False)
     elif format is TableFormat.JSON:
         for comparison in comparisons:
-            typer.echo(json.dumps(comparing.as_json(comparison), ensure_ascii=False))
+            typer.echo(json.dumps(quality.as_json(comparison), ensure_ascii=False))
     else:
-        print_table(comparing.HEADINGS, [comparison.cells() for comparison in comparisons])
-        typer.echo(f"* p < {comparing.SIGNIFICANT}")
-        typer.echo("\n".join(comparing.signatures(comparisons)))
+        print_table(quality.HEADINGS, [comparison.cells() for comparison in comparisons])
+        typer.echo(f"* p < {quality.SIGNIFICANT}")
+        typer.echo("\n".join(quality.signatures(comparisons)))
 
 
 def _print_results(results: Sequence[Result]) -> None:

@@ -15,7 +15,7 @@ from simulmt.errors import ConfigError, MissingExtraError, needs_extra
 if TYPE_CHECKING:
     from simulmt.data.alignment import Link, WordPair
     from simulmt.eval.order import OracleScore, SortedSentence
-    from simulmt.eval.report.examples import Aligner
+    from simulmt.eval.report.blocks import Aligner
     from simulmt.eval.run import TestSet
     from simulmt.train.analysis import Sorter
 

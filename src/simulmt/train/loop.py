@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from simulmt.data.store import Dataset
 from simulmt.errors import CheckpointError, TrainingError
 from simulmt.model.asn import SortedCTCModel
-from simulmt.model.bigrams import inference_path_loss
 from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Batch, DecoderLayer, EncoderLayer
 from simulmt.model.output import Loss
-from simulmt.model.risk import risk_loss, wait_k_risk_loss
+from simulmt.model.risk import inference_path_loss, risk_loss, wait_k_risk_loss
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
 from simulmt.train.analysis import sorting_statistics

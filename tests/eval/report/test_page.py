@@ -15,7 +15,7 @@ from eval.sentences import CHINESE, GERMAN
 from simulmt.cli import app, figures
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.order import Anticipation, OracleScore, SortedSentence
-from simulmt.eval.report import examples, plots
+from simulmt.eval.report import blocks, plots
 from simulmt.eval.report.page import ReportOptions, build_report
 from simulmt.eval.results import Result, read_results, write_records, write_results
 
@@ -83,7 +83,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "inline_svg", lambda _figure, _title: "<svg></svg>")
 
 
-def report(*directories: Path, aligner: examples.Aligner | None = None, **options: object) -> Outline:
+def report(*directories: Path, aligner: blocks.Aligner | None = None, **options: object) -> Outline:
     return Outline(build_report(directories, ReportOptions(**options), aligner).html)  # type: ignore[arg-type]
 
 
