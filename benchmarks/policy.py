@@ -24,7 +24,7 @@ from rich.table import Table
 from simulmt.eval.results import Result
 from simulmt.eval.run import Evaluator, TestSet, Timing, count_pieces, read_test_set
 from simulmt.runtime.bundle import DEFAULT_BUNDLE, Bundle, Policy, find
-from simulmt.runtime.caches import Array
+from simulmt.runtime.decoding import Array
 from simulmt.runtime.seq2seq import Row, Seq2SeqDecoder
 from simulmt.runtime.stream import Translator
 

@@ -19,8 +19,8 @@ from simulmt.model.ctc import CTCModel
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.bundle import Bundle
-from simulmt.runtime.caches import Array
 from simulmt.runtime.decoding import (
+    Array,
     CTCDecoder,
     CTCSentence,
     Due,
