@@ -74,7 +74,6 @@ def translate(
       recogniser | simulmt translate --input revisions
     """
     from simulmt.runtime.pipe import POLL, UNREADABLE, LineTranslator, RevisionTranslator, arrivals
-    from simulmt.speech.events import EventReader
 
     is_revised = kind is InputKind.REVISIONS
     with _opened(file) as descriptor:
@@ -84,11 +83,7 @@ def translate(
         if os.isatty(descriptor) and not is_revised:
             typer.echo("Type a sentence and Enter; Ctrl-D ends.", err=True)
         with closing(open_writer(style, utf8_output())) as writer:
-            lines = (
-                RevisionTranslator(translator, delay, writer, EventReader().read, beam)
-                if is_revised
-                else LineTranslator(translator, delay, writer, beam)
-            )
+            lines = (RevisionTranslator if is_revised else LineTranslator)(translator, delay, writer, beam)
             is_damaged = False
             for arrived in arrivals(descriptor, translator.clock, POLL if is_revised else None):
                 is_damaged |= any(UNREADABLE in part.text for part in arrived)

@@ -49,9 +49,9 @@ from simulmt.errors import ConfigError
 from simulmt.files import lock, write_whole
 from simulmt.model.beam import BeamConfig, Sampler, SamplingConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.speech.audio import random_voice, synthesise
 from simulmt.speech.live import transcribe
 from simulmt.speech.recogniser import open_recogniser
-from simulmt.speech.synthesis import random_voice, synthesise
 from simulmt.text import BACK_TRANSLATED, END, PAD, Tokenizer
 from simulmt.train.batches import cut_by_length
 from simulmt.train.loop import precision
