@@ -104,8 +104,7 @@ def write_toy(folder: Path) -> Bundle:
     import torch
 
     from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
-    from simulmt.train.export import ExportConfig, export
-    from simulmt.train.export_checks import TrainedModel
+    from simulmt.train.export import ExportConfig, TrainedModel, export
 
     shipped = Bundle(find(DEFAULT_BUNDLE))
     source, target = shipped.source, shipped.target

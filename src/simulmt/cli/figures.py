@@ -171,7 +171,7 @@ def analyse(
         from simulmt.eval.results import write_records
         from simulmt.eval.run import read_test_set
         from simulmt.train.analysis import Sorter
-        from simulmt.train.world import join_world
+        from simulmt.train.run import join_world
     from simulmt.cli.display import print_table
 
     texts = read_test_set(source, reference, test_set, limit)
@@ -205,7 +205,7 @@ def _align(
         return align(choice, pairs, more, priors)
     with needs_extra("--aligner asn or identity", "train"):
         from simulmt.train.analysis import Sorter, align_words
-        from simulmt.train.world import join_world
+        from simulmt.train.run import join_world
     with join_world(device) as world:
         sorter = Sorter.load(Path(run), data, world.device)
         return align_words(sorter, pairs, _checked_delay(sorter, delay), identity=kind == "identity")

@@ -364,7 +364,7 @@ def _translate(
     back: bool = False,
 ) -> None:
     from simulmt.train.rewrite import TranslationConfig, translate_corpus
-    from simulmt.train.world import join_world
+    from simulmt.train.run import join_world
 
     require_vocabularies(data)
     with join_world(device) as world:

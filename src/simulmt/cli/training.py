@@ -137,9 +137,8 @@ def train(
     with needs_extra("simulmt train", "train"):
         from simulmt.train.loop import train as train_run
         from simulmt.train.monitor import Monitor
-        from simulmt.train.run import exclusive, record_run
+        from simulmt.train.run import exclusive, join_world, record_run
         from simulmt.train.systems import RunConfig
-        from simulmt.train.world import join_world
 
     settings = RunConfig.read(require_file(config), assignments or ())
     with join_world(device) as world, exclusive(run) if world.is_first else nullcontext():

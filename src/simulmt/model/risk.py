@@ -37,14 +37,17 @@ from torch.autograd.function import once_differentiable
 
 from simulmt.config import require
 from simulmt.model.ctc import Alignments, CTCModel
-from simulmt.model.layers import Batch, check_tokens, compiled_on_gpu, length_mask
-from simulmt.model.output import (
+from simulmt.model.layers import (
     FRAMES_PER_CHUNK,
+    Batch,
     GradientsInForward,
     Loss,
     at_least_float32,
     autocast_disabled,
+    check_tokens,
+    compiled_on_gpu,
     first_occurrences,
+    length_mask,
     sentence_chunks,
     softmax_rows,
 )
@@ -429,7 +432,7 @@ class _LabelsAndSame(torch.autograd.Function):
 
         p_i(v) * (g_i p_{i+1}(v) + g_{i-1} p_{i-1}(v) - s_i),   s_i = g_i same_i + g_{i-1} same_{i-1} + d_i summed
 
-    where g is the gradient by `same`, and d, added in the label columns, the one by those. As in model/output.py the
+    where g is the gradient by `same`, and d, added in the label columns, the one by those. As in model/layers.py the
     label columns are taken in fp32, apart from the rest.
     """
 

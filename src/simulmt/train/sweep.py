@@ -39,9 +39,8 @@ from simulmt.model.asn import ASNConfig
 from simulmt.runtime.bundle import shipped_names
 from simulmt.train.loop import system_config, train
 from simulmt.train.monitor import Monitor
-from simulmt.train.run import differences, flat, open_to_lock, record_run
+from simulmt.train.run import World, differences, flat, join_world, open_to_lock, record_run
 from simulmt.train.systems import RunConfig
-from simulmt.train.world import World, join_world
 
 STUDY = "sweep"
 LOCK = "sweep.lock"
