@@ -13,7 +13,7 @@ import pytest
 import sacrebleu
 
 import simulmt
-from simulmt.eval.flaws import is_negated
+from simulmt.eval.quality import is_negated
 from simulmt.eval.run import Evaluator, Timing, read_test_set
 from simulmt.runtime import demo
 from simulmt.runtime.bundle import shipped_names

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from simulmt.cli.common import Device, UnitChoice, print_note, require_vocabularies
+from simulmt.cli.evaluation import UnitChoice
+from simulmt.cli.training import Device, print_note, require_vocabularies
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.cli.common import Device, print_note, require_file, require_vocabularies
 from simulmt.errors import ConfigError, DataError, needs_extra
 
 if TYPE_CHECKING:
     from simulmt.data.corpus import Corpus
     from simulmt.text import Normalization
 
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.seed=2; repeatable."),
 ]
 RULES = "Decoding rules: errors to suppress"
+
+print_note = partial(typer.echo, err=True)
 
 
 class Precision(StrEnum):
@@ -352,3 +355,17 @@ def _read_card(card: Path) -> str:
         return card.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{card}: cannot be read as text: {error}") from None
+
+
+def require_file(path: Path) -> Path:
+    """Return the path if it is a file; raise DataError otherwise."""
+    if path.is_file():
+        return path
+    raise DataError(f"{path}: is a directory, expected a file" if path.is_dir() else f"{path}: no such file")
+
+
+def require_vocabularies(data: Path) -> None:
+    """Raise DataError unless --data is a directory with two vocabularies."""
+    for name in ("source.model", "target.model"):
+        if not (data / name).is_file():
+            raise DataError(f"--data {data}: no {name}; expected a data directory written by simulmt prepare")

@@ -19,7 +19,6 @@ from simulmt import __version__
 from simulmt.config import require
 from simulmt.data.corpus import read_references, read_sentences
 from simulmt.errors import ConfigError, DataError
-from simulmt.eval.flaws import FactChecker, Lexicon, repeated_words
 from simulmt.eval.latency import (
     Instance,
     TimedSentence,
@@ -30,7 +29,7 @@ from simulmt.eval.latency import (
     split_units,
     unit_delays,
 )
-from simulmt.eval.quality import QualityScorer
+from simulmt.eval.quality import FactChecker, Lexicon, QualityScorer, repeated_words
 from simulmt.eval.results import (
     INSTANCES,
     Result,
