@@ -121,7 +121,7 @@ class HttpApi:
             "/languages": _languages(self._infos),
             "/v1/models": Models(self._infos),
             "/v1/schema": protocol.schema(),
-            "/json": openapi_document(self._infos),
+            "/openapi.json": openapi_document(self._infos),
             "/health": Status("ok"),
         }
         return [
