@@ -24,7 +24,7 @@ from rich.table import Table
 from simulmt.eval.results import Result
 from simulmt.eval.run import Evaluator, TestSet, Timing, count_pieces, read_test_set
 from simulmt.runtime.bundle import DEFAULT_BUNDLE, Bundle, Policy, find
-from simulmt.runtime.caches import Array
+from simulmt.runtime.decoding import Array
 from simulmt.runtime.seq2seq import Row, Seq2SeqDecoder
 from simulmt.runtime.stream import Translator
 
@@ -104,8 +104,7 @@ def write_toy(folder: Path) -> Bundle:
     import torch
 
     from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
-    from simulmt.train.export import ExportConfig, export
-    from simulmt.train.export_checks import TrainedModel
+    from simulmt.train.export import ExportConfig, TrainedModel, export
 
     shipped = Bundle(find(DEFAULT_BUNDLE))
     source, target = shipped.source, shipped.target

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simulmt.data.corpus import read_lines
-from simulmt.eval.flaws import Lexicon
+from simulmt.eval.quality import Lexicon
 from simulmt.eval.run import Evaluation, Evaluator, TestSet, Timing, read_test_set
 from simulmt.runtime.bundle import WORDS, Bundle, find
 from simulmt.runtime.stream import Translator

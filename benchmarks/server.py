@@ -62,13 +62,13 @@ RAY = """
 import sys, time
 import ray
 from ray import serve
-from simulmt.serve.ray_app import build
+from simulmt.serve.app import ray_app
 
 model, port, replicas = sys.argv[1:]
 ray.init(num_cpus=int(replicas), include_dashboard=False, log_to_driver=False)
 serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
 sizes = {"least_replicas": replicas, "most_replicas": replicas, "streams_per_replica": "1000"}
-serve.run(build({"models": model, **sizes}))
+serve.run(ray_app({"models": model, **sizes}))
 time.sleep(1e9)
 """
 

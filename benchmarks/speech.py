@@ -22,10 +22,9 @@ from rich.table import Table
 import simulmt
 from simulmt.config import as_table
 from simulmt.eval.speech import CAUSES, Recording, SpeechScores, score_speech
-from simulmt.speech import moonshine
-from simulmt.speech.audio import RATE, read_audio
+from simulmt.speech import recogniser as recognisers
+from simulmt.speech.audio import RATE, Voice, read_audio, synthesise
 from simulmt.speech.recogniser import Recogniser, open_recogniser
-from simulmt.speech.synthesis import Voice, synthesise
 from simulmt.text.words import Unit
 
 VOICES = ("en-us", "en-gb", "en-us+f2", "en-us+m3", "en-gb+f3")
@@ -86,7 +85,7 @@ def main() -> None:
     parser.add_argument("--delay", type=int, nargs="+", default=[1], help="one or more delays")
     parser.add_argument("--recogniser", default="moonshine")
     parser.add_argument(
-        "--interval", type=float, default=moonshine.UPDATE_SECONDS, help="seconds between hypotheses of moonshine"
+        "--interval", type=float, default=recognisers.UPDATE_SECONDS, help="seconds between hypotheses of moonshine"
     )
     parser.add_argument("--seconds", type=float, help="use only the beginning of the sample, to try the benchmark")
     parser.add_argument("--threads", type=int, default=1)
@@ -99,7 +98,7 @@ def main() -> None:
     if arguments.source and arguments.reference:
         name = f"{arguments.source.stem}, {arguments.sentences} synthesised"
         recordings[name] = synthesised_recording(arguments.source, arguments.reference, arguments.sentences)
-    with patch.object(moonshine, "UPDATE_SECONDS", arguments.interval):
+    with patch.object(recognisers, "UPDATE_SECONDS", arguments.interval):
         found = {
             f"{name}, k = {delay}": measure(recording, recogniser, arguments.model, delay, arguments.threads)
             for name, recording in recordings.items()

@@ -25,7 +25,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from simulmt.config import as_table, as_toml
-from simulmt.data.formats import read_elements
+from simulmt.data.corpus import read_elements
 from simulmt.errors import DataError
 from simulmt.files import lock
 from simulmt.train.systems import TrainingConfig

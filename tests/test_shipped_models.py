@@ -13,11 +13,11 @@ import pytest
 import sacrebleu
 
 import simulmt
+from simulmt.eval.quality import is_negated
 from simulmt.eval.run import Evaluator, Timing, read_test_set
 from simulmt.runtime import demo
 from simulmt.runtime.bundle import shipped_names
 from simulmt.runtime.stream import Translator
-from simulmt.text.negation import is_negated
 from simulmt.text.numbers import find_numbers, unmatched
 
 ENGLISH_CHINESE = {

@@ -20,8 +20,7 @@ from simulmt.runtime.bundle import Kind
 from simulmt.runtime.stream import Commit, Translator, load
 from simulmt.text import BLANK, END, MASK, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train import export as exporting
-from simulmt.train.export import ExportConfig, export
-from simulmt.train.export_checks import TrainedModel
+from simulmt.train.export import ExportConfig, TrainedModel, export
 from simulmt.train.graph import Precision
 
 DELAYS = (1, 2, 3, 5)

@@ -1,4 +1,4 @@
-"""Operating-system utilities: atomic writes, checksums, file locks, available cores, peak memory."""
+"""Files and the machine: atomic writes, checksums, locks, cores, memory, and the provenance of results."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -111,3 +112,34 @@ def peak_memory_mb() -> float | None:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # in bytes, on macOS
+
+
+@cache
+def commit() -> str | None:
+    """Return the commit of the running code, marked if there are uncommitted changes; None outside a checkout."""
+    import subprocess  # translation needs none of the modules imported here and below
+
+    command = ["git", "-C", os.fspath(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def environment(*packages: str) -> dict[str, str]:
+    """Return the versions of Python and some packages, and the platform."""
+    import platform
+    from importlib import metadata
+
+    return {
+        "python": platform.python_version(),
+        **{package: metadata.version(package) for package in packages},
+        "machine": platform.platform(),
+    }
+
+
+def timestamp() -> str:
+    """Return the current time in UTC, to the second."""
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).isoformat(timespec="seconds")

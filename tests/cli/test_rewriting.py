@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from cli.helpers import WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_after
 from simulmt.cli import app
 from simulmt.data.corpus import ParallelFiles
-from simulmt.data.dataset import prepare_dataset
+from simulmt.data.store import prepare_dataset
 from simulmt.data.synthetic import write_corpus
 from simulmt.text import VocabularySpec
 from simulmt.train.systems import System, SystemConfig, build_model, save_model

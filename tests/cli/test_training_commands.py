@@ -15,12 +15,12 @@ from cli.helpers import WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_af
 from simulmt import load
 from simulmt.cli import app
 from simulmt.data.corpus import read_lines
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.errors import BundleError
 from simulmt.runtime.bundle import SHIPPED, Bundle
 from simulmt.runtime.rules import RulesConfig
 from simulmt.text import Tokenizer
-from simulmt.train.decode import bleu
+from simulmt.train.analysis import bleu
 from simulmt.train.systems import SystemConfig, build_model, save_model
 
 CONFIG = """
@@ -347,7 +347,7 @@ class TestFromTextToTranslation:
             checked.extend(source for source, _ in arguments[3])
             raise BundleError("enough")
 
-        monkeypatch.setattr("simulmt.train.export_checks._check_bleu", refuse)
+        monkeypatch.setattr("simulmt.train.export._check_bleu", refuse)
         call(*f"export run --data data-upper --output upper --development 5 {LANGUAGES}".split(), capture=capsys)
         assert checked == sources[:5]
 

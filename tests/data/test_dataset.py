@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from simulmt.data.corpus import ParallelFiles, TabSeparatedFile
-from simulmt.data.dataset import Dataset, prepare_dataset
-from simulmt.data.store import Filters
+from simulmt.data.store import Dataset, Filters, prepare_dataset
 from simulmt.data.synthetic import write_corpus
 from simulmt.errors import DataError, SimulmtError, VocabularyError
 from simulmt.text import END, START, Tokenizer, VocabularySpec

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulmt.data.corpus import Pair, ParallelFiles, read_references, read_sentences
-from simulmt.data.formats import TranslationMemory, WmtTestSet
+from simulmt.data.corpus import Pair, ParallelFiles, TranslationMemory, WmtTestSet, read_references, read_sentences
 from simulmt.errors import DataError
 
 MEMORY = """<?xml version="1.0" encoding="UTF-8"?>

@@ -2,18 +2,26 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulmt.data import transforms
 from simulmt.data.speech_noise import unpunctuated
 from simulmt.data.transforms import (
+    Dropped,
     HeldOut,
+    Job,
     JoinedSet,
+    Progress,
+    Rewritten,
     SpeechConfig,
     WeighingConfig,
     filter_corpus,
@@ -21,12 +29,145 @@ from simulmt.data.transforms import (
     join_corpora,
     max_repetitions,
     numbers_disagree,
+    reorder_corpus,
     speech_corpus,
     weigh_corpus,
+    write_once,
+    write_pairs,
 )
 from simulmt.errors import ConfigError, DataError
 
 from .helpers import lines, unchanged_texts, write
+
+LINES: list[Rewritten] = [("a", "A"), Dropped("short"), ("b\u2028c", "B"), Dropped("odd", 40), Dropped("short")]
+
+
+class PowerCutError(Exception):
+    pass
+
+
+def job(folder: Path, overwrite: bool = False, what: str = "test") -> Job:
+    return Job(folder / "out", {"what": what}, [folder / "input"], overwrite)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def fail() -> Iterator[Rewritten]:
+    yield "a", "A"
+    raise PowerCutError
+
+
+class TestWriting:
+    def test_the_files_by_hand(self, tmp_path: Path) -> None:
+        told: list[Progress] = []
+        record = write_pairs(job(tmp_path), lambda: LINES, told.append)
+        assert (tmp_path / "out.source").read_text(encoding="utf-8") == "a\nb\u2028c\n"
+        assert (tmp_path / "out.target").read_text(encoding="utf-8") == "A\nB\n"
+        assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8")) == record
+        assert list(record) == ["identity", "what", "lines", "kept", "left"]
+        assert (record["what"], record["lines"], record["kept"]) == ("test", 5, 2)
+        assert record["left"] == {"short": [2, 5], "odd": [40]}
+        assert sorted(files(tmp_path)) == ["out.json", "out.source", "out.target"]
+        assert [progress.lines for progress in told] == [5]
+
+    def test_a_finished_job_is_not_repeated(self, tmp_path: Path) -> None:
+        first = write_pairs(job(tmp_path), lambda: LINES)
+        assert write_pairs(job(tmp_path), lambda: pytest.fail("done again")) == first
+
+    def test_files_of_other_jobs_are_replaced_only_on_request(self, tmp_path: Path) -> None:
+        write_pairs(job(tmp_path, what="other"), lambda: LINES)
+        before = files(tmp_path)
+        with pytest.raises(DataError, match=r"out\.json: exists.*--overwrite"):
+            write_pairs(job(tmp_path), lambda: LINES[:1])
+        assert files(tmp_path) == before
+        write_pairs(job(tmp_path, overwrite=True), lambda: LINES[:1])
+        assert (tmp_path / "out.source").read_text() == "a\n"
+
+    def test_a_failure_leaves_nothing(self, tmp_path: Path) -> None:
+        with pytest.raises(PowerCutError):
+            write_pairs(job(tmp_path), fail)
+        assert files(tmp_path) == {}
+
+    @pytest.mark.parametrize("cut", ["out.json", "out.source", "out.target"])
+    def test_a_killed_job_is_repeated(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
+        """A killed job is repeated, whichever file was published last."""
+        replace = Path.replace
+
+        def cut_short(self: Path, target: Path) -> Path:
+            if target.name == cut:
+                raise PowerCutError
+            return replace(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", cut_short)
+            with pytest.raises(PowerCutError):
+                write_pairs(job(tmp_path), lambda: LINES)
+        write_pairs(job(tmp_path), lambda: LINES)
+        assert (tmp_path / "out.target").read_text() == "A\nB\n"
+
+
+class TestWriteOnce:
+    """`write_once` makes a file once, and never touches the file of another command."""
+
+    @staticmethod
+    def write_once(folder: Path, text: str, overwrite: bool = False) -> str:
+        path = write_once(folder / "out.links", {"text": text}, overwrite, lambda: [f"{text} {time.monotonic_ns()}"])
+        return path.read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_it_is_made_once(self, tmp_path: Path, overwrite: bool) -> None:
+        first = self.write_once(tmp_path, "a", overwrite)
+        assert first.startswith("a ")
+        assert self.write_once(tmp_path, "a", overwrite) == first
+
+    def test_a_file_from_another_text_is_replaced_only_on_request(self, tmp_path: Path) -> None:
+        first = self.write_once(tmp_path, "a")
+        with pytest.raises(DataError, match=r"out\.links: exists.*--overwrite"):
+            self.write_once(tmp_path, "b")
+        assert self.write_once(tmp_path, "a") == first
+        assert self.write_once(tmp_path, "b", overwrite=True).startswith("b ")
+
+    @pytest.mark.parametrize("record", [None, "", "[]", "{}", "its own"])
+    def test_a_file_of_unknown_origin_is_replaced_only_on_request(self, tmp_path: Path, record: str | None) -> None:
+        path, beside = tmp_path / "out.links", tmp_path / "out.links.json"
+        if record == "its own":
+            self.write_once(tmp_path, "a")
+        elif record is not None:
+            beside.write_text(record, encoding="utf-8")
+        path.write_text("gold\n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"out\.links: exists.*--overwrite"):
+            self.write_once(tmp_path, "a")
+        assert path.read_text(encoding="utf-8") == "gold\n"
+        assert self.write_once(tmp_path, "a", overwrite=True).startswith("a ")
+
+    def test_a_failure_replaces_nothing(self, tmp_path: Path) -> None:
+        def fail() -> list[str]:
+            raise PowerCutError
+
+        first = self.write_once(tmp_path, "a")
+        with pytest.raises(PowerCutError):
+            write_once(tmp_path / "out.links", {"text": "b"}, True, fail)
+        assert self.write_once(tmp_path, "a") == first
+
+    @pytest.mark.parametrize("cut", ["out.links.json", "out.links"])
+    def test_the_file_of_a_killed_job_is_recognised(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str
+    ) -> None:
+        replace = Path.replace
+
+        def cut_short(self: Path, target: Path) -> Path:
+            if target.name == cut:
+                raise PowerCutError
+            return replace(self, target)
+
+        self.write_once(tmp_path, "a")
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", cut_short)
+            with pytest.raises(PowerCutError):
+                self.write_once(tmp_path, "b", overwrite=True)
+        assert self.write_once(tmp_path, "b").startswith("b ")
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -330,3 +471,126 @@ def test_many_pairs_are_filtered_by_several_processes(tmp_path: Path, monkeypatc
     assert made["left"] == {"numbers": [7, 14, 21, 28]}
     kept = [f"house {number}" for number in range(30) if number % 7 != 6]
     assert (tmp_path / "out.target").read_text(encoding="utf-8").splitlines() == kept
+
+
+class TestReordering:
+    @pytest.mark.parametrize(
+        ("source", "target", "links", "expected"),
+        [
+            # the verb at the end of the German clause comes where English has it
+            ("I have seen the boat", "ich habe das Boot gesehen", "0-0 1-1 2-4 3-2 4-3", "ich habe gesehen das Boot"),
+            # "not" has no link and stays behind its predecessor, which moves
+            ("a b c", "C not A", "2-0 0-2", "A C not"),
+            # unaligned at the beginning: stays there; a word with two links waits for the later one
+            ("a b c", "oh BC A", "1-1 2-1 0-2", "oh A BC"),
+            ("a b", "B A", "", "B A"),
+        ],
+    )
+    def test_words_by_hand(self, tmp_path: Path, source: str, target: str, links: str, expected: str) -> None:
+        assert reordered(tmp_path, source, target, links) == expected
+
+    @pytest.mark.parametrize(
+        ("target", "links", "unit", "expected"),
+        [
+            ("船我看见", "1-0 0-1 2-2", "char", "我船看见"),
+            ("船 我 看见", "1-0 0-1 2-2", "word", "我船看见"),  # cut into words: those stay whole, spaces go
+            ("用 Python 写程序", "2-0 0-1 1-2", "char", "Python 写程序用"),
+            ("用Python写程序", "2-0 0-1 1-2", "char", "Python写程序用"),
+            ("在 New York，等", "2-0 0-1 0-2 1-3", "char", "New York，等在"),
+            ("New 等York", "2-0 0-1 1-2", "char", "等York New"),
+        ],
+    )
+    def test_ideographs_by_hand(self, tmp_path: Path, target: str, links: str, unit: Any, expected: str) -> None:
+        assert reordered(tmp_path, "one two three", target, links, unit) == expected
+
+    @settings(deadline=None, max_examples=30)
+    @given(
+        corpus=st.lists(
+            st.tuples(
+                st.integers(1, 6),
+                st.lists(st.text("abc,.", min_size=1, max_size=3), min_size=1, max_size=6),
+                st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5))),
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def test_no_word_is_lost_and_what_is_in_order_stays(
+        self, corpus: list[tuple[int, list[str], set[tuple[int, int]]]], tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        folder = tmp_path_factory.mktemp("reorder")
+        sources = [" ".join(["x"] * words) for words, _, _ in corpus]
+        links = [[(i, j) for i, j in sorted(each) if i < words and j < len(target)] for words, target, each in corpus]
+        paths = (
+            write(folder / "text.source", sources),
+            write(folder / "text.target", [" ".join(target) for _, target, _ in corpus]),
+            write(folder / "text.links", [" ".join(f"{i}-{j}" for i, j in each) for each in links]),
+        )
+        reorder_corpus(*paths, folder / "out")
+        assert lines(folder / "out.source") == sources
+        for (_, target, _), each, line in zip(corpus, links, lines(folder / "out.target"), strict=True):
+            assert Counter(line.split(" ")) == Counter(target)
+            needed = {j: max(i for i, other in each if other == j) for _, j in each}
+            if [needed[j] for j in sorted(needed)] == sorted(needed.values()):
+                assert line == " ".join(target)  # nothing to do
+
+    def test_empty_sides_are_left_out_of_both_files(self, tmp_path: Path) -> None:
+        paths = (
+            write(tmp_path / "text.source", ["a b", "", "a"]),
+            write(tmp_path / "text.target", ["B A", "X", " "]),
+            write(tmp_path / "text.links", ["0-1 1-0", "", ""]),
+        )
+        made = reorder_corpus(*paths, tmp_path / "out")
+        assert made["left"] == {"empty": [2, 3]}
+        assert (lines(tmp_path / "out.source"), lines(tmp_path / "out.target")) == (["a b"], ["A B"])
+
+    @pytest.mark.parametrize(
+        ("links", "message"),
+        [
+            (
+                ["0-0", "0-2"],
+                r"text\.links:2: links source unit 1 to target unit 3, .* has 2 and 2; give the text that was aligned",
+            ),
+            (["2-0", "0-0"], r"text\.links:1: links source unit 3"),
+            (["0-0"], r"text\.links: has fewer lines than .*text\.source"),
+            (["0-0", "", ""], r"text\.links: has more lines than .*text\.source"),
+            (["0-0", "x"], r"text\.links:2: alignment link 'x'"),
+        ],
+    )
+    def test_links_that_do_not_fit_are_named_by_file_and_line(
+        self, tmp_path: Path, links: list[str], message: str
+    ) -> None:
+        paths = (
+            write(tmp_path / "text.source", ["a b", "c d"]),
+            write(tmp_path / "text.target", ["A B", "C D"]),
+            write(tmp_path / "text.links", links),
+        )
+        with pytest.raises(DataError, match=message):
+            reorder_corpus(*paths, tmp_path / "out")
+        assert not (tmp_path / "out.target").exists()
+
+
+def reordered(folder: Path, source: str, target: str, links: str, unit: Any = "word") -> str:
+    paths = write(folder / "source", [source]), write(folder / "target", [target]), write(folder / "links", [links])
+    reorder_corpus(*paths, folder / "out", ("word", unit))
+    (line,) = lines(folder / "out.target")
+    return line
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+class TestInputsOfReordering:
+    """No rewriting replaces its own input, even with `overwrite`."""
+
+    @pytest.fixture(autouse=True)
+    def texts(self, tmp_path: Path) -> Iterator[None]:
+        write(tmp_path / "other.links", [])
+        with unchanged_texts(tmp_path, "mine.source", "mine.target", "other.source", "other.target"):
+            yield
+
+    @pytest.mark.parametrize("read", [0, 1, 2])
+    def test_of_reordering(self, tmp_path: Path, read: int, overwrite: bool) -> None:
+        paths = [tmp_path / f"other.{name}" for name in ("source", "target", "links")]
+        paths[read] = tmp_path / "mine.target"
+        source, target, links = paths
+        with pytest.raises(ConfigError, match=r"mine: would replace its own input .*mine\.target"):
+            reorder_corpus(source, target, links, tmp_path / "mine", overwrite=overwrite)

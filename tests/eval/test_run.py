@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import tiny_models
 from eval.sentences import CHINESE, ENGLISH, GERMAN
 from simulmt.errors import ConfigError, DataError, StreamError
-from simulmt.eval.flaws import Lexicon
 from simulmt.eval.latency import CompleteWords, Instance, split_units
+from simulmt.eval.quality import Lexicon
 from simulmt.eval.results import INSTANCES, SCORES, read_instances, read_results, write_instances
 from simulmt.eval.run import (
     Evaluation,

@@ -24,8 +24,7 @@ from simulmt.eval.speech import (
 )
 from simulmt.runtime.revisions import Hypothesis
 from simulmt.runtime.stream import Translator
-from simulmt.speech import synthesis
-from simulmt.speech.audio import RATE, Samples
+from simulmt.speech.audio import RATE, Samples, synthesise
 from simulmt.speech.live import SpeechClock
 
 SAID = ("the old bridge was closed.", "nobody is listening.")
@@ -160,7 +159,7 @@ def test_the_command(
     model: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(speech, "open_recogniser", lambda _: FakeRecogniser())
-    monkeypatch.setattr(synthesis, "synthesise", lambda _: np.zeros(2 * RATE, np.float32))
+    monkeypatch.setattr(speech, "synthesise", lambda _: np.zeros(2 * RATE, np.float32))
     source, reference = tmp_path / "dev.en", tmp_path / "dev.de"
     source.write_text("\n".join(SAID) + "\n", encoding="utf-8")
     reference.write_text("\n".join(model.translate(text, 2) for text in SAID) + "\n", encoding="utf-8")
@@ -179,6 +178,6 @@ def test_the_command(
 
 
 def test_synthesis_names_a_missing_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthesis, "COMMAND", "espeak-that-is-not-there")
+    monkeypatch.setattr("simulmt.speech.audio.ESPEAK", "espeak-that-is-not-there")
     with pytest.raises(Exception, match="espeak-that-is-not-there is not installed"):
-        synthesis.synthesise("hello")
+        synthesise("hello")

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from simulmt.errors import ConfigError, VocabularyError
 from simulmt.model.ctc import Alignments, CTCConfig, CTCModel, alignment_likelihood, ctc_loss
-from simulmt.model.layers import Batch
-from simulmt.model.output import Loss, at_least_float32
+from simulmt.model.layers import Batch, Loss, at_least_float32
 from simulmt.text import BLANK, END
 
 from .helpers import Allocations, assert_same, gradients, pad, parameter_count, randomise, sum_gradients

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from simulmt.model.asn import ASNConfig, SortedCTCModel, sinkhorn
-from simulmt.model.bigrams import bigram_loss
 from simulmt.model.ctc import Alignments, CTCConfig, CTCModel, alignment_likelihood, ctc_loss
-from simulmt.model.layers import Batch
-from simulmt.model.output import Loss, softmax_rows
-from simulmt.model.risk import policy_gradient
+from simulmt.model.layers import Batch, Loss, softmax_rows
+from simulmt.model.risk import bigram_loss, policy_gradient
 from simulmt.model.transducer import Lattice, forward_backward, transducer_loss
 
 pytestmark = [

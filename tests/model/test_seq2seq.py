@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from simulmt.errors import ConfigError, VocabularyError
-from simulmt.model.layers import Batch
-from simulmt.model.output import project_and_loss
+from simulmt.model.layers import Batch, project_and_loss
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.text import END, START
 

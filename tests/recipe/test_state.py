@@ -333,4 +333,4 @@ def test_a_change_to_the_report_leaves_trained_models_alone(tmp_path: Path) -> N
     copy = shutil.copytree(ROOT, tmp_path / "simulmt")
     (copy / "eval" / "report" / "report.html.jinja").write_text("another")
     assert code_hash("simulmt.cli.training", "train", copy) == code_hash("simulmt.cli.training", "train")
-    assert code_hash("simulmt.cli.figures", "report", copy) != code_hash("simulmt.cli.figures", "report")
+    assert code_hash("simulmt.cli.evaluation", "report", copy) != code_hash("simulmt.cli.evaluation", "report")

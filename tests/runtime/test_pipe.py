@@ -19,7 +19,6 @@ from simulmt.runtime import pipe
 from simulmt.runtime.captions import Format, open_writer
 from simulmt.runtime.pipe import Arrival, LineTranslator, RevisionTranslator, arrivals
 from simulmt.runtime.stream import Commit, Translator
-from simulmt.speech.events import EventReader
 
 
 def translation(model: Translator, text: str, delay: int | None = None) -> str:
@@ -120,7 +119,7 @@ def test_input_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_the_lag_of_recognition_counts_from_the_first_appearance(model: Translator) -> None:
     output = io.StringIO()
-    lines, now = RevisionTranslator(model, 1, open_writer(Format.JSONL, output), EventReader().read), model.clock()
+    lines, now = RevisionTranslator(model, 1, open_writer(Format.JSONL, output)), model.clock()
     lines.push([Arrival('{"partial": "the old"}\n{"par', now - 0.5)])
     lines.push([Arrival('tial": "the old bridge"}\n', now - 0.3), Arrival('{"text": "the old bridge"}\n', now)])
     lines.finish()

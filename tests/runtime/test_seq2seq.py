@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulmt.runtime.bundle import Policy
-from simulmt.runtime.caches import Array
-from simulmt.runtime.decoding import ROWS, log_softmax
+from simulmt.runtime.decoding import ROWS, Array, log_softmax
 from simulmt.runtime.seq2seq import BeamSearch, Row, Seq2SeqDecoder, Seq2SeqSentence
 from simulmt.text import END, SPECIAL_SYMBOLS, Tokenizer
 from tiny_models import AGREEMENTS, CONFIDENCES, facts, trained, translator

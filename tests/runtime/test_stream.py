@@ -26,7 +26,7 @@ from simulmt.runtime.rules import Context, DecodingRules, RulesConfig, SourcePre
 from simulmt.runtime.stream import Commit, Lag, Stream, StreamState, Translator, load
 from simulmt.text import BLANK, END, Detokenizer, Tokenizer, split_words
 from simulmt.text.words import SENTENCE_ENDS, ends_sentence
-from simulmt.train.export_checks import TrainedModel
+from simulmt.train.export import TrainedModel
 from tiny_models import (
     AGREEMENTS,
     CONFIDENCES,

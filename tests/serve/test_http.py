@@ -19,10 +19,9 @@ from schemathesis.specs.openapi.checks import unsupported_method
 from starlette.exceptions import HTTPException
 
 from simulmt.runtime.stream import Translator
-from simulmt.serve.access import ApiKeys
+from simulmt.serve.access import ApiKeys, Counted
 from simulmt.serve.app import Settings, create_app
 from simulmt.serve.http import Detector, HttpApi, base_code
-from simulmt.serve.peers import Counted
 
 from .helpers import PATIENCE, Served, eventually, get, post, synthetic_text
 

@@ -18,8 +18,7 @@ from simulmt.errors import BundleError, ConfigError
 from simulmt.runtime.bundle import SHIPPED
 from simulmt.runtime.stream import Translator
 from simulmt.serve.access import Limits
-from simulmt.serve.metrics import Metrics
-from simulmt.serve.models import load_models
+from simulmt.serve.models import Metrics, load_models
 from simulmt.serve.server import listen
 
 from .helpers import PATIENCE, Served, eventually, free_port, get, post, synthetic_text, text_of

@@ -8,10 +8,8 @@ import weakref
 
 import pytest
 
-from simulmt.serve.access import Limits
-from simulmt.serve.metrics import Metrics
-from simulmt.serve.models import load_models
-from simulmt.serve.peers import Counters
+from simulmt.serve.access import Counters, Limits
+from simulmt.serve.models import Metrics, load_models
 from simulmt.serve.protocol import RefusedError, Remedy, Source
 from simulmt.serve.sessions import Session, Sessions
 

@@ -19,10 +19,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from simulmt.runtime.stream import Commit, Stream, Translator
-from simulmt.serve.access import FIRST_PENALTY, ApiKeys, Authenticator, Limits
+from simulmt.serve.access import FIRST_PENALTY, ApiKeys, Authenticator, Counted, Counters, Limits, Peers
 from simulmt.serve.app import Settings
-from simulmt.serve.metrics import Metrics
-from simulmt.serve.peers import Counted, Counters, Peers
+from simulmt.serve.models import Metrics
 from simulmt.serve.server import RepeatFilter, listen, log_address
 from simulmt.serve.transport import ConnectionLimiter
 

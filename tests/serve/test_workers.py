@@ -18,8 +18,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from simulmt.runtime.stream import Translator
+from simulmt.serve.access import Peers
 from simulmt.serve.client import LiveTranslation
-from simulmt.serve.peers import Peers
 from simulmt.serve.protocol import Commit, Error, Room, parse_room
 
 from .helpers import PATIENCE, Served, eventually, free_port, get, synthetic_text

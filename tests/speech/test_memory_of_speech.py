@@ -8,7 +8,7 @@ import pytest
 
 from simulmt.speech.audio import read_audio
 from simulmt.speech.live import Listener
-from simulmt.speech.moonshine import MoonshineRecogniser
+from simulmt.speech.recogniser import MoonshineRecogniser
 
 ROUNDS = 82  # of 44 seconds
 WARM_UP = 8

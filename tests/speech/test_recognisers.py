@@ -14,11 +14,10 @@ import pytest
 
 from simulmt.errors import ConfigError, MissingExtraError, SpeechError
 from simulmt.runtime.revisions import Hypothesis
-from simulmt.speech import moonshine
+from simulmt.speech import recogniser as recognisers
 from simulmt.speech.audio import RATE, Samples, read_audio, read_whole
 from simulmt.speech.live import Listener
-from simulmt.speech.moonshine import MoonshineRecognition
-from simulmt.speech.recogniser import open_recogniser
+from simulmt.speech.recogniser import MoonshineRecognition, open_recogniser
 
 SECOND: Samples = np.zeros(RATE, np.float32)
 
@@ -217,7 +216,7 @@ class _FakeStream:
         )
 
 
-class FakeModel(moonshine.MoonshineModel):
+class FakeModel(recognisers.MoonshineModel):
     """Recognises one word per second, and records the length of each draft."""
 
     def __init__(self) -> None:
@@ -233,7 +232,7 @@ class FakeModel(moonshine.MoonshineModel):
 
 class TestMoonshine:
     def test_streams_are_restarted_in_a_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(moonshine, "RESTART_AFTER", 10.0)
+        monkeypatch.setattr(recognisers, "RESTART_AFTER", 10.0)
         detector = FakeDetector()
         recognition = MoonshineRecognition(FakeModel(), detector.open_stream)
         finals = [found for _ in range(60) for found in recognition.push(SECOND) if found.is_final]
@@ -245,7 +244,7 @@ class TestMoonshine:
         assert 50 < starts[-1] < 60
 
     def test_a_stream_is_finally_restarted_in_mid_speech(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(moonshine, "RESTART_AT_LATEST", 5.0)
+        monkeypatch.setattr(recognisers, "RESTART_AT_LATEST", 5.0)
         detector = FakeDetector()
         recognition = MoonshineRecognition(FakeModel(), detector.open_stream)
         for _ in range(30):
@@ -272,7 +271,7 @@ class TestMoonshine:
 
     def test_a_model_that_is_broken(self, tmp_path: Path) -> None:
         pytest.importorskip("moonshine_voice")
-        for name in (moonshine.ENCODER, moonshine.DECODER, moonshine.TOKENS):
+        for name in (recognisers.ENCODER, recognisers.DECODER, recognisers.TOKENS):
             (tmp_path / name).write_bytes(b"broken")
         with pytest.raises(SpeechError, match="ONNX Runtime cannot load it"):
             open_recogniser(f"moonshine:{tmp_path}")
@@ -280,7 +279,7 @@ class TestMoonshine:
     def test_any_draft_gives_the_same_tokens(self) -> None:
         library = pytest.importorskip("moonshine_voice")
         assets = Path(library.__file__).parent / "assets"
-        model = moonshine.MoonshineModel(assets / "tiny-en", "en")
+        model = recognisers.MoonshineModel(assets / "tiny-en", "en")
         samples = read_whole(assets / "two_cities.wav")[RATE : 4 * RATE]
         tokens = model.transcribe(samples)
         assert model.text(tokens).startswith("It was the best of times")

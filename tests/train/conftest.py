@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from simulmt.data.corpus import ParallelFiles
-from simulmt.data.dataset import Dataset, prepare_dataset
+from simulmt.data.store import Dataset, prepare_dataset
 from simulmt.data.synthetic import write_corpus
 from simulmt.text import VocabularySpec
 

@@ -20,9 +20,8 @@ from simulmt.model.asn import ASNConfig, SortingStatistics
 from simulmt.train.batches import BatchPlan
 from simulmt.train.loop import Outcome, train
 from simulmt.train.monitor import Monitor, UpdateReport
-from simulmt.train.run import RunProgress
+from simulmt.train.run import RunProgress, World
 from simulmt.train.systems import RunConfig, System, TrainingConfig
-from simulmt.train.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
 SIZES = {"width": 16, "inner": 32, "heads": 2, "dropout": 0.1}

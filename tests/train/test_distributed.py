@@ -15,15 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.errors import ConfigError
+from simulmt.train.analysis import translate_store
 from simulmt.train.batches import DeviceStore
-from simulmt.train.decode import translate_store
 from simulmt.train.loop import system_config, train
 from simulmt.train.monitor import UpdateReport
-from simulmt.train.run import CheckpointFolder, RunProgress
+from simulmt.train.run import CheckpointFolder, RunProgress, World, join_world
 from simulmt.train.systems import RunConfig, System, build_model, load_model, translator_of
-from simulmt.train.world import World, join_world
 
 from .helpers import Recorder, fork, outcome_of, run, snapshot, tiny
 

@@ -14,10 +14,9 @@ from simulmt.model.ctc import CTCModel
 from simulmt.runtime.bundle import Bundle, Kind
 from simulmt.runtime.rules import Context, RulesConfig, SourcePrefix
 from simulmt.text import Tokenizer
+from simulmt.train import export as export_module
 from simulmt.train import export as module
-from simulmt.train import export_checks
-from simulmt.train.export import ExportConfig, export
-from simulmt.train.export_checks import TOLERANCE, TrainedModel
+from simulmt.train.export import TOLERANCE, ExportConfig, TrainedModel, export
 from simulmt.train.graph import Graph, Precision, build_graph
 from tiny_models import export_config, trained
 
@@ -186,7 +185,7 @@ def test_int8_that_loses_bleu_is_not_written(
     network: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter([20.0, 19.0])
-    monkeypatch.setattr(export_checks, "bleu", lambda *_: next(scores))
+    monkeypatch.setattr(export_module, "bleu", lambda *_: next(scores))
     with pytest.raises(BundleError, match=r"export failed: int8 loses 1\.00 BLEU"):
         export(network, tmp_path / "bundle", export_config("ctc", "int8"), development=DEVELOPMENT)
     assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from simulmt.runtime import decoding
 from simulmt.runtime.bundle import Bundle
-from simulmt.runtime.caches import Array
-from simulmt.runtime.decoding import CTCDecoder, CTCSentence, Due, Written
+from simulmt.runtime.decoding import Array, CTCDecoder, CTCSentence, Due, Written
 from simulmt.text import Tokenizer
 from simulmt.train.export import export
 from simulmt.train.graph import Precision, quantise

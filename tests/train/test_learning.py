@@ -13,13 +13,13 @@ import pytest
 
 from recipe.configurations import training_configurations
 from simulmt.data.corpus import ParallelFiles
-from simulmt.data.dataset import prepare_dataset
+from simulmt.data.store import prepare_dataset
 from simulmt.data.synthetic import write_corpus
 from simulmt.recipe.plan import Recipe
 from simulmt.text import VocabularySpec
 from simulmt.train.loop import train
 from simulmt.train.monitor import Monitor
-from simulmt.train.world import join_world
+from simulmt.train.run import join_world
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "toy.toml"
 PLAIN, SORTED = "ctc-k1", "asn-from-scratch"  # stages of it

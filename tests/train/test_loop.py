@@ -12,15 +12,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.errors import CheckpointError, ConfigError, TrainingError
 from simulmt.model.asn import SortedCTCModel
 from simulmt.model.ctc import CTCModel
-from simulmt.model.output import Loss
+from simulmt.model.layers import Loss
 from simulmt.train import loop
-from simulmt.train.analysis import sorting_statistics
+from simulmt.train.analysis import sorting_statistics, translate_store
 from simulmt.train.batches import BatchPlan, DeviceStore
-from simulmt.train.decode import translate_store
 from simulmt.train.loop import batches_in_update, learning_rate, update_size_warning
 from simulmt.train.monitor import Monitor
 from simulmt.train.run import CheckpointFolder, RunState

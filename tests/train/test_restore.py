@@ -15,15 +15,14 @@ from torch import Tensor
 
 from conftest import ENGLISH
 from simulmt.data.corpus import ParallelFiles
-from simulmt.data.dataset import Dataset, prepare_dataset
+from simulmt.data.store import Dataset, prepare_dataset
 from simulmt.data.synthetic import write_corpus
 from simulmt.errors import BundleError, CheckpointError, VocabularyError
 from simulmt.runtime.bundle import SHIPPED, Bundle, Kind, write_description
 from simulmt.runtime.stream import load
 from simulmt.text import Tokenizer
-from simulmt.train.decode import bleu
-from simulmt.train.export import export
-from simulmt.train.export_checks import TrainedModel
+from simulmt.train.analysis import bleu
+from simulmt.train.export import TrainedModel, export
 from simulmt.train.graph import EMBEDDING_LEVELS, WEIGHT_LEVELS, Precision
 from simulmt.train.restore import initialise_from, load_bundle
 from simulmt.train.systems import System, SystemConfig, build_model, save_model

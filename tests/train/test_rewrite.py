@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.helpers import lines, unchanged_texts, write
-from simulmt.data import derived
-from simulmt.data.dataset import Dataset
-from simulmt.data.derived import Dropped, Job, Progress, Rewritten, exclusive_lock
+from simulmt.data import transforms
+from simulmt.data.store import Dataset
+from simulmt.data.transforms import Dropped, Job, Progress, Rewritten, exclusive_lock
 from simulmt.errors import ConfigError, DataError, VocabularyError
 from simulmt.model.beam import BeamConfig, Sampler, SamplingConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
@@ -544,7 +544,7 @@ def test_a_result_finished_meanwhile_is_accepted(
     tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process finishes the job just after this one has checked."""
-    look = derived.finished
+    look = transforms.finished
 
     def look_too_early(looked: Job) -> dict[str, Any] | None:
         monkeypatch.setattr(rewriting, "finished", look)

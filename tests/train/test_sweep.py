@@ -26,10 +26,9 @@ from simulmt.model.asn import ASNConfig
 from simulmt.train import sweep as sweep_module
 from simulmt.train.loop import Outcome
 from simulmt.train.monitor import Monitor
-from simulmt.train.run import CheckpointFolder
+from simulmt.train.run import CheckpointFolder, World
 from simulmt.train.sweep import NAMES, UNPRUNED_TRIALS, SearchSpace, SweepConfig, run_toml, sweep, with_parameters
 from simulmt.train.systems import RunConfig, TrainingConfig
-from simulmt.train.world import World
 
 from .helpers import fork, same, tiny
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from simulmt import __version__
-from simulmt.cli import evaluation, figures, live, models, recipes, rewriting, serve, training
+from simulmt.cli import evaluation, live, recipes, rewriting, training
 from simulmt.errors import ConfigError, SimulmtError
 
 # Typer has moved this class between versions; find it by a subclass that has not moved.
@@ -30,7 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = {
-    "Translate": (live.translate, live.demo, live.bench, live.listen, serve.serve, models.app),
+    "Translate": (live.translate, live.demo, live.bench, live.listen, live.serve, live.models_app),
     "Train": (
         training.synthetic,
         training.prepare,
@@ -43,10 +43,10 @@ COMMANDS = {
     "Measure": (
         evaluation.evaluate,
         evaluation.compare,
-        figures.plot,
-        figures.report,
-        figures.anticipation,
-        figures.analyse,
+        evaluation.plot,
+        evaluation.report,
+        evaluation.anticipation,
+        evaluation.analyse,
     ),
 }
 for panel, commands in COMMANDS.items():

@@ -1,4 +1,4 @@
-"""The commands translate, demo, bench and listen."""
+"""The commands that translate: translate, demo, bench, listen, serve and models."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from simulmt.errors import ConfigError, DataError, StreamError
+from simulmt.errors import BundleError, ConfigError, DataError, StreamError, needs_extra
 from simulmt.runtime.captions import Format, Writer, open_writer
 
 if TYPE_CHECKING:
+    from simulmt.runtime.bundle import Bundle
     from simulmt.runtime.revisions import Word
     from simulmt.runtime.stream import Translator
+    from simulmt.serve.access import Limits
     from simulmt.speech.audio import Samples
     from simulmt.speech.live import LiveSpeech, SpeechClock
     from simulmt.speech.recogniser import Recogniser
@@ -37,6 +39,11 @@ Delay = Annotated[
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads, at most one per core; 0 uses all cores.")]
 TextFile = Annotated[Path | None, typer.Option("--text", help="Text file to use, one sentence per line.")]
+Name = Annotated[str, typer.Argument(help="Name of a shipped model, or path of a bundle.", show_default=False)]
+
+LISTED = ("model", "languages", "kind", "size", "delays", "default")
+
+models_app = typer.Typer(name="models", invoke_without_command=True)
 
 
 class InputKind(StrEnum):
@@ -74,7 +81,6 @@ def translate(
       recogniser | simulmt translate --input revisions
     """
     from simulmt.runtime.pipe import POLL, UNREADABLE, LineTranslator, RevisionTranslator, arrivals
-    from simulmt.speech.events import EventReader
 
     is_revised = kind is InputKind.REVISIONS
     with _opened(file) as descriptor:
@@ -84,11 +90,7 @@ def translate(
         if os.isatty(descriptor) and not is_revised:
             typer.echo("Type a sentence and Enter; Ctrl-D ends.", err=True)
         with closing(open_writer(style, utf8_output())) as writer:
-            lines = (
-                RevisionTranslator(translator, delay, writer, EventReader().read, beam)
-                if is_revised
-                else LineTranslator(translator, delay, writer, beam)
-            )
+            lines = (RevisionTranslator if is_revised else LineTranslator)(translator, delay, writer, beam)
             is_damaged = False
             for arrived in arrivals(descriptor, translator.clock, POLL if is_revised else None):
                 is_damaged |= any(UNREADABLE in part.text for part in arrived)
@@ -221,6 +223,144 @@ def listen(
             typer.echo("simulmt: no speech was recognised", err=True)
 
 
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME_OR_DIR",
+            help="Name of a shipped model, or path of a bundle; repeatable.",
+            show_default="all shipped models",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to bind; 0 for a free one.")] = 8000,
+    api_keys_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File of API keys, one per line. Default: no key needed."),
+    ] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Allowed origin of web pages, such as https://example.org; repeatable."),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="Change a limit, such as streams=500; docs/protocol.md lists them."),
+    ] = None,
+    open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")] = False,
+    room_keys: Annotated[bool, typer.Option("--room-keys", help="Require an API key from viewers of rooms.")] = False,
+    recogniser: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[LANGUAGE=]NAME[:DIR]",
+            help="Recognise speech: moonshine, moonshine:DIR, de=vosk:DIR, de=sherpa:DIR, or none; repeatable.",
+            show_default="moonshine, if it is installed",
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Worker processes.", show_default="one per core on Linux, else 1")
+    ] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads of each worker.", show_default="the cores, divided by the workers")
+    ] = 0,
+) -> None:
+    """Serve live translation: a web page, a WebSocket for programs, an HTTP API.
+
+    Ctrl-C or SIGTERM lets open streams finish first; a second one ends them at once.
+
+    \b
+    Examples:
+      simulmt serve
+      simulmt serve --model en-zh --model ./my-bundle --port 9000
+      simulmt serve --host 0.0.0.0 --api-keys-file keys.txt --limit streams=500
+    """
+    from simulmt.files import cores
+
+    with needs_extra("simulmt serve", "serve"):
+        from simulmt.runtime.bundle import default_names
+        from simulmt.serve.access import ApiKeys
+        from simulmt.serve.app import Settings
+        from simulmt.serve.audio import find_recognisers
+        from simulmt.serve.server import run, set_up_logging
+
+    set_up_logging()
+    workers = workers or (cores() if sys.platform == "linux" else 1)  # others do not balance SO_REUSEPORT
+    settings = Settings(
+        models=tuple(model or default_names()),
+        host=host,
+        limits=_limits(limit or []),
+        keys=ApiKeys.read(api_keys_file) if api_keys_file else ApiKeys(),
+        origins=tuple(origin or ()),
+        threads=threads or max(1, cores() // workers),
+        open_metrics=open_metrics,
+        room_keys=room_keys,
+        recognisers=find_recognisers(recogniser or []),
+    )
+    run(settings, port, workers)
+
+
+@models_app.callback()
+def models(context: typer.Context) -> None:
+    """List the installed models; show or verify one.
+
+    \b
+    Examples:
+      simulmt models
+      simulmt models show en-zh
+      simulmt models verify ./my-bundle
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from simulmt.runtime.bundle import SHIPPED, Bundle, shipped_names
+
+    if context.invoked_subcommand:
+        return
+    names = shipped_names()
+    if not names:
+        typer.echo("no models installed; create one with simulmt export", err=True)
+        return
+    table = Table(*LISTED, box=None)
+    for name in names:
+        try:
+            properties = _properties(Bundle(SHIPPED / name))
+        except BundleError as error:  # still list the others
+            typer.echo(f"simulmt: {error}", err=True)
+        else:
+            table.add_row(*(properties[label] for label in LISTED))
+    Console().print(table)
+
+
+@models_app.command()
+def show(name: Name) -> None:
+    """Show a model's properties and its card."""
+    from simulmt.runtime.bundle import CARD, Bundle, find
+
+    bundle = Bundle(find(name))
+    for label, value in _properties(bundle).items():
+        typer.echo(f"{label:<16}{value}")
+    card = bundle.directory / CARD
+    if card.exists():
+        typer.echo(f"\n{card.read_text(encoding='utf-8').rstrip()}")
+
+
+@models_app.command()
+def verify(name: Name) -> None:
+    """Verify the checksums of a model's files."""
+    from simulmt.runtime.bundle import Bundle, find
+
+    bundle = Bundle(find(name))
+    bundle.verify()
+    typer.echo(f"{bundle.name}: all checksums match")
+
+
+@models_app.command()
+def path(name: Name) -> None:
+    """Print the directory of a model."""
+    from simulmt.runtime.bundle import find
+
+    typer.echo(str(find(name)))
+
+
 def load_translator(model: str | Path | None, delay: int | None, threads: int, beam: int = 1) -> Translator:
     """Load a model and check the delay and the beam size."""
     import simulmt
@@ -318,3 +458,29 @@ def _check_language(recogniser: Recogniser, name: str, translator: Translator) -
             f"--recogniser {name} is for {language}, but {translator.bundle.name} translates from {wanted}: "
             "give another --model, or --recogniser vosk:DIR or sherpa:DIR"
         )
+
+
+def _limits(assignments: list[str]) -> Limits:
+    from simulmt.config import build, override
+    from simulmt.serve.access import Limits
+
+    for assignment in assignments:
+        if "=" not in assignment:
+            raise ConfigError(f"--limit {assignment}: expected NAME=NUMBER, for example streams=500")
+    return build(Limits, override({}, assignments), "--limit")
+
+
+def _properties(bundle: Bundle) -> dict[str, str]:
+    config = bundle.config
+    size = sum(path.stat().st_size for path in bundle.directory.iterdir() if path.is_file())
+    return {
+        "model": bundle.name,
+        "languages": f"{config.source_language} to {config.target_language}",
+        "kind": f"{config.kind} {config.precision}",
+        "size": f"{size / 1e6:.1f} MB",
+        "delays": ", ".join(map(str, config.delays)) or "full sentences",
+        "default": str(config.default_delay or "-"),
+        "look-ahead": "whole words" if config.whole_words else "pieces",
+        "vocabularies": f"{bundle.source.size} and {bundle.target.size} pieces",
+        "directory": str(bundle.directory),
+    }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from simulmt.cli.common import require_file
+from simulmt.cli.training import require_file
 from simulmt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

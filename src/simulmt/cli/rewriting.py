@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from simulmt.cli.common import Device, UnitChoice, print_note, require_vocabularies
+from simulmt.cli.evaluation import UnitChoice
+from simulmt.cli.training import Device, print_note, require_vocabularies
 from simulmt.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
-    from simulmt.data.derived import Progress
     from simulmt.data.speech_noise import Language
+    from simulmt.data.transforms import Progress
     from simulmt.model.beam import BeamConfig, SamplingConfig
 
 BATCH_TOKENS = {"cuda": 65_536, "cpu": 2_048}
@@ -198,7 +199,7 @@ def reorder(
     A word with several links follows the last one; a word without links stays behind its predecessor. In text written
     without spaces every ideograph is a word, unless --cut-chinese is given.
     """
-    from simulmt.data.reordering import align_and_reorder
+    from simulmt.data.transforms import align_and_reorder
 
     display = _Display()
     record = align_and_reorder(
@@ -364,7 +365,7 @@ def _translate(
     back: bool = False,
 ) -> None:
     from simulmt.train.rewrite import TranslationConfig, translate_corpus
-    from simulmt.train.world import join_world
+    from simulmt.train.run import join_world
 
     require_vocabularies(data)
     with join_world(device) as world:

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulmt.cli.common import Device, print_note, require_file, require_vocabularies
 from simulmt.errors import ConfigError, DataError, needs_extra
 
 if TYPE_CHECKING:
     from simulmt.data.corpus import Corpus
     from simulmt.text import Normalization
 
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.seed=2; repeatable."),
 ]
 RULES = "Decoding rules: errors to suppress"
+
+print_note = partial(typer.echo, err=True)
 
 
 class Precision(StrEnum):
@@ -92,8 +95,7 @@ def prepare(
     """
     from rich.console import Console
 
-    from simulmt.data.dataset import prepare_dataset
-    from simulmt.data.store import Filters
+    from simulmt.data.store import Filters, prepare_dataset
     from simulmt.files import cores
     from simulmt.text import VocabularySpec
 
@@ -138,9 +140,8 @@ def train(
     with needs_extra("simulmt train", "train"):
         from simulmt.train.loop import train as train_run
         from simulmt.train.monitor import Monitor
-        from simulmt.train.run import exclusive, record_run
+        from simulmt.train.run import exclusive, join_world, record_run
         from simulmt.train.systems import RunConfig
-        from simulmt.train.world import join_world
 
     settings = RunConfig.read(require_file(config), assignments or ())
     with join_world(device) as world, exclusive(run) if world.is_first else nullcontext():
@@ -326,8 +327,7 @@ def _find_vocabularies(name_or_path: Path) -> Path:
 def _corpora(
     source: Sequence[Path], target: Sequence[Path], tsv: Sequence[Path], tmx: Sequence[Path], languages: tuple[str, str]
 ) -> list[Corpus]:
-    from simulmt.data.corpus import ParallelFiles, TabSeparatedFile
-    from simulmt.data.formats import TranslationMemory
+    from simulmt.data.corpus import ParallelFiles, TabSeparatedFile, TranslationMemory
 
     if len(source) != len(target):
         raise ConfigError(f"{len(source)} --source files but {len(target)} --target files; give them in pairs")
@@ -339,8 +339,7 @@ def _corpora(
 
 def _development(source: Path | None, targets: Sequence[Path], xml: Path | None) -> tuple[Corpus, list[list[str]]]:
     """Return the development set with its first references, and the other reference sets."""
-    from simulmt.data.corpus import read_development
-    from simulmt.data.formats import WmtTestSet
+    from simulmt.data.corpus import WmtTestSet, read_development
 
     if xml is not None:
         if source or targets:
@@ -356,3 +355,17 @@ def _read_card(card: Path) -> str:
         return card.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{card}: cannot be read as text: {error}") from None
+
+
+def require_file(path: Path) -> Path:
+    """Return the path if it is a file; raise DataError otherwise."""
+    if path.is_file():
+        return path
+    raise DataError(f"{path}: is a directory, expected a file" if path.is_dir() else f"{path}: no such file")
+
+
+def require_vocabularies(data: Path) -> None:
+    """Raise DataError unless --data is a directory with two vocabularies."""
+    for name in ("source.model", "target.model"):
+        if not (data / name).is_file():
+            raise DataError(f"--data {data}: no {name}; expected a data directory written by simulmt prepare")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 from unicodedata import normalize
 
-from simulmt.text.numbers.english import MULTIPLIERS, ONES, TENS
+from simulmt.text.numbers import EN_MULTIPLIERS, EN_ONES, EN_TENS
 from simulmt.text.words import combining_marks
 
 Language = Literal["en"]
@@ -33,14 +33,14 @@ DROPPED = frozenset({"the", "a", "an", "of", "that", "have", "as", "to", "at"})
 NEGATIONS = frozenset({"no", "not", "nor", "none", "never", "nothing", "nobody", "nowhere", "neither", "without"})
 CUT_OFF = 3  # letters that a broken-off word keeps
 
-_ONES = ("zero", *ONES)
-_TENS = ("", "", *TENS)
+_ONES = ("zero", *EN_ONES)
+_TENS = ("", "", *EN_TENS)
 _ORDINALS = {
     "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
     "twelve": "twelfth",
 }  # fmt: skip
 _COUNTING = frozenset(
-    (*_ONES, *_TENS[2:], *MULTIPLIERS, *_ORDINALS.values(), "half", "quarter", "once", "twice", "dozen")
+    (*_ONES, *_TENS[2:], *EN_MULTIPLIERS, *_ORDINALS.values(), "half", "quarter", "once", "twice", "dozen")
 )
 _WORD_TO_NUMBER = {word: number for number, word in enumerate(_ONES) if number >= 10} | {
     f"{tens}-{ones}" if ones != "zero" else tens: 10 * ten + one
@@ -183,7 +183,7 @@ def spell_number(number: int) -> str:
     if number < 100:
         tens, ones = divmod(number, 10)
         return _TENS[tens] + (f" {_ONES[ones]}" if ones else "")
-    scale, size = next(each for each in reversed(MULTIPLIERS.items()) if number >= each[1])
+    scale, size = next(each for each in reversed(EN_MULTIPLIERS.items()) if number >= each[1])
     count, rest = divmod(number, size)
     return f"{spell_number(count)} {scale}" + (f" {spell_number(rest)}" if rest else "")
 
@@ -202,7 +202,7 @@ def _spell_numbers(words: Sequence[str]) -> list[str]:
     """Spell out the numbers, except in "$5 million", where the order of words would change."""
     spelled: list[str] = []
     for word, following in zip(words, (*words[1:], ""), strict=False):
-        is_scaled = word[0] == "$" and following.rstrip(".,;:!?").lower() in MULTIPLIERS
+        is_scaled = word[0] == "$" and following.rstrip(".,;:!?").lower() in EN_MULTIPLIERS
         spelled += _spelled(word).split() if _DIGIT.search(word) and not is_scaled else [word]
     return spelled
 

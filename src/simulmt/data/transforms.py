@@ -1,42 +1,247 @@
-"""Derive training text line by line: filtering, speech noise, weighting, concatenation.
+"""Derive training text line by line: filter, make noisy as speech, weigh, join, and reorder it.
 
-`filter_corpus`, `speech_corpus`, `weigh_corpus` and `join_corpora` write PREFIX.source, PREFIX.target and PREFIX.json,
-the record of inputs, settings and dropped lines (see simulmt.data.derived), and return the record.
+Each transform is a job that writes three files atomically, and returns the record:
+
+    PREFIX.source, PREFIX.target   the pairs, one sentence per line
+    PREFIX.json                    the record: inputs, settings and dropped lines
+
+A finished job is not repeated. Files of another job are replaced only on request.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
 import random
 import re
+import shutil
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from simulmt.config import as_table, require
-from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, map_chunks, read_lines
-from simulmt.data.derived import EMPTY, Dropped, Job, Report, Rewritten, write_pairs
+from simulmt.data import alignment
+from simulmt.data.alignment import Link, UnitChoice, alignment_words, find_unit
+from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, map_chunks, read_lines, writing
 from simulmt.data.speech_noise import Language, SpeechNoise, learn_misheard, unpunctuated
 from simulmt.errors import ConfigError, DataError
-from simulmt.files import cores
+from simulmt.files import cores, lock, replacing, write_whole
 from simulmt.text import BACK_TRANSLATED
 from simulmt.text.numbers import find_numbers, unmatched
-from simulmt.text.words import HAN, guess_language
+from simulmt.text.words import HAN, Unit, guess_language, is_spaceless
 
-NUMBERS, REPEATS, HELD_OUT = "numbers", "repeats", "held_out"  # reasons to drop a pair
+SIDES = ("source", "target")
+_OUTPUT_SUFFIXES = (*SIDES, "json", "shards")  # suffixes of the files a job may replace
+EMPTY = "empty"  # reason to drop a line
+_LINES_BETWEEN_REPORTS = SHARD_LINES = 65_536
+_NUMBERS, _REPEATS, _HELD_OUT = "numbers", "repeats", "held_out"  # reasons to drop a pair
 CHUNK_PAIRS = 4096  # about a second of work
-LONGEST_PHRASE = 12  # words or ideographs; longer repeated phrases are not searched for
-LONG_PHRASE = 4  # repeating a phrase of this length twice is an error; shorter ones may be meant, as in "very, very"
-SHARED_WORDS = 10  # length of the n-grams that count as overlap with a test set
-SHORTEST_SENTENCE = 4  # words; shorter test sentences are too common to count as overlap
+_LONGEST_PHRASE = 12  # words or ideographs; longer repeated phrases are not searched for
+_LONG_PHRASE = 4  # repeating a phrase of this length twice is an error; shorter ones may be meant, as in "very, very"
+_SHARED_WORDS = 10  # length of the n-grams that count as overlap with a test set
+_SHORTEST_SENTENCE = 4  # words; shorter test sentences are too common to count as overlap
 
 _UNIT = re.compile(rf"[{HAN}]|[^\W_{HAN}]+")
 _ONE = frozenset({Fraction(1)})  # often an article of the other language
+
+
+class Dropped(NamedTuple):
+    """Why a line was dropped, and its number if it differs from its index in the job."""
+
+    reason: str
+    line: int = 0
+
+
+Rewritten = tuple[str, str] | Dropped  # result of a line
+
+
+class Progress(NamedTuple):
+    """Progress of a job: lines done by all processes, and the speed of this one."""
+
+    lines: int
+    sentences_per_second: float
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job: its output prefix, inputs and settings."""
+
+    prefix: Path
+    metadata: Mapping[str, Any]  # settings and checksums of the inputs
+    inputs: Sequence[Path]  # never replaced, not even with `overwrite`
+    overwrite: bool = False
+    shard_lines: int = SHARD_LINES  # of a sharded job; part of the identity of every job
+
+    def __post_init__(self) -> None:
+        refuse_to_overwrite_inputs(self.prefix, self.inputs)
+
+    @staticmethod
+    def on_files(
+        prefix: Path,
+        name: str,
+        settings: Any,
+        inputs: Mapping[str, Path],
+        overwrite: bool = False,
+        shard_lines: int = SHARD_LINES,
+    ) -> Job:
+        """Return the job `name`, which depends on its settings and on the contents of its input files."""
+        checksums = {each: file_sha256(path) for each, path in inputs.items()}
+        metadata = {"rewrite": name, "settings": settings, "inputs": checksums}
+        return Job(prefix, metadata, [*inputs.values()], overwrite, shard_lines)
+
+    def path(self, suffix: str) -> Path:
+        return self.prefix.with_name(f"{self.prefix.name}.{suffix}")
+
+    @property
+    def identity(self) -> str:
+        metadata = {**self.metadata, "shard_lines": self.shard_lines}
+        return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
+
+
+def refuse_to_overwrite_inputs(prefix: Path, inputs: Iterable[Path], written: Sequence[str] = _OUTPUT_SUFFIXES) -> None:
+    """Raise ConfigError if an output file is also an input, or a directory that contains one."""
+    replaced = [prefix.with_name(f"{prefix.name}.{suffix}") for suffix in written]
+    for path in inputs:
+        if any(_is_same_file(place, own) for place in (path, *path.resolve().parents) for own in replaced):
+            raise ConfigError(f"--output {prefix}: would replace its own input {path}; choose another prefix")
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    with suppress(OSError):  # such as a missing file
+        return one.samefile(other)
+    return False
+
+
+def write_pairs(
+    job: Job, results: Callable[[], Iterable[Rewritten]], report: Report = lambda _: None
+) -> dict[str, Any]:
+    """Run a job line by line in constant memory, unless it is finished, and return its record."""
+    with writing(job.prefix), exclusive_lock(job.prefix):
+        record = finished(job)
+        if record is None:
+            remove_previous(job)
+            with publishing(job) as (record, source, target):
+                _stream(results(), record, source, target, report)
+    return record
+
+
+def _stream(
+    results: Iterable[Rewritten], record: dict[str, Any], source: BinaryIO, target: BinaryIO, report: Report
+) -> None:
+    began, line = time.perf_counter(), 0
+    for line, result in enumerate(results, start=1):
+        if isinstance(result, Dropped):
+            record["left"].setdefault(result.reason, []).append(result.line or line)
+        else:
+            source.write(f"{result[0]}\n".encode())
+            target.write(f"{result[1]}\n".encode())
+            record["kept"] += 1
+        if line % _LINES_BETWEEN_REPORTS == 0:
+            report(Progress(line, line / (time.perf_counter() - began)))
+    record["lines"] = line
+    report(Progress(line, line / (time.perf_counter() - began)))
+
+
+def finished(job: Job) -> dict[str, Any] | None:
+    """Return the record if the result exists and is intact."""
+    record = _read_table(job.path("json"))
+    is_intact = record.get("identity") == job.identity and all(job.path(side).is_file() for side in SIDES)
+    return record if is_intact else None
+
+
+def remove_previous(job: Job) -> None:
+    """Remove the files of other jobs if `overwrite` is set; otherwise raise DataError."""
+    shards = job.path("shards")
+    begun = list(shards.iterdir()) if shards.is_dir() else []
+    foreign = [path for path in begun if path.name != job.identity]
+    if not begun and _read_table(job.path("json")).get("identity") != job.identity:  # otherwise this job was killed
+        foreign += [path for path in map(job.path, ("json", *SIDES)) if path.exists()]
+    if foreign and not job.overwrite:
+        raise _exists_error(foreign[0])
+    for path in foreign:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@contextmanager
+def publishing(job: Job) -> Iterator[tuple[dict[str, Any], BinaryIO, BinaryIO]]:
+    """Yield the record to fill in and two files; publish all three atomically if the block succeeds.
+
+    Earlier files are removed and the record is written first, so that files next to a record belong to it.
+    """
+    record = {"identity": job.identity, **job.metadata, "lines": 0, "kept": 0, "left": {}}
+    with replacing(job.path("source")) as source, replacing(job.path("target")) as target:
+        yield record, source, target
+        for side in SIDES:
+            job.path(side).unlink(missing_ok=True)
+        write_whole(job.path("json"), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def exclusive_lock(prefix: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a prefix; the lock file is removed afterwards."""
+    path = prefix.with_name(f".{prefix.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with path.open("w") as file:
+            lock(file)
+            if not _is_still_at(path, file):  # the previous holder removed the file while we waited
+                continue
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
+
+
+def _is_still_at(path: Path, file: TextIO) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    return False
+
+
+def write_once(path: Path, metadata: Mapping[str, Any], overwrite: bool, make: Callable[[], Iterable[str]]) -> Path:
+    """Write a file of lines once, holding `exclusive_lock`; replace it only with `overwrite`.
+
+    PATH.json records its inputs and checksum, to recognise files of other origin.
+    """
+    record_path = path.with_name(f"{path.name}.json")
+    if path.exists():
+        if _read_table(record_path) == {**metadata, "sha256": file_sha256(path)}:
+            return path
+        if not overwrite:
+            raise _exists_error(path)
+    text = "".join(line + "\n" for line in make())
+    path.unlink(missing_ok=True)  # so that it is never next to the record of another file
+    write_whole(record_path, json.dumps({**metadata, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
+    write_whole(path, text)
+    return path
+
+
+def _exists_error(path: Path) -> DataError:
+    return DataError(
+        f"{path}: exists and was not made by this command from the same text and settings; "
+        "choose another --output, or replace it with --overwrite"
+    )
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    """Return the contents of a JSON file, or an empty table if it cannot be read."""
+    with suppress(OSError, ValueError):
+        table = json.loads(path.read_bytes())
+        return table if isinstance(table, dict) else {}
+    return {}
 
 
 def filter_corpus(
@@ -73,11 +278,11 @@ class HeldOut:
 
     def __init__(self, lines: Iterable[str]) -> None:
         sentences = [tuple(_words(line)) for line in lines]
-        self._sentences = {sentence for sentence in sentences if len(sentence) >= SHORTEST_SENTENCE}
+        self._sentences = {sentence for sentence in sentences if len(sentence) >= _SHORTEST_SENTENCE}
         self._passages = {passage for sentence in sentences for passage in _passages(sentence)}
 
     def __contains__(self, text: str) -> bool:
-        """Return whether a text is one of the sentences, or shares SHARED_WORDS consecutive words with one."""
+        """Return whether a text is one of the sentences, or shares _SHARED_WORDS consecutive words with one."""
         words = tuple(_words(text))
         return words in self._sentences or not self._passages.isdisjoint(_passages(words))
 
@@ -87,7 +292,7 @@ def _words(text: str) -> list[str]:
 
 
 def _passages(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    return (words[start : start + SHARED_WORDS] for start in range(len(words) - SHARED_WORDS + 1))
+    return (words[start : start + _SHARED_WORDS] for start in range(len(words) - _SHARED_WORDS + 1))
 
 
 def _filter_pairs(languages: tuple[str, str], held_out: HeldOut, pairs: Sequence[Pair]) -> list[Rewritten]:
@@ -98,12 +303,12 @@ def _filter_pairs(languages: tuple[str, str], held_out: HeldOut, pairs: Sequence
 
 def _reason_to_drop(pair: Pair, languages: tuple[str, str], held_out: HeldOut) -> str | None:
     if pair.source in held_out or pair.target in held_out:
-        return HELD_OUT
+        return _HELD_OUT
     if has_repetition(pair.target, pair.source):
-        return REPEATS
+        return _REPEATS
     if pair.source.startswith(BACK_TRANSLATED) and has_repetition(pair.source, pair.target):
-        return REPEATS
-    return NUMBERS if numbers_disagree(pair.source, pair.target, languages) else None
+        return _REPEATS
+    return _NUMBERS if numbers_disagree(pair.source, pair.target, languages) else None
 
 
 def numbers_disagree(source: str, target: str, languages: tuple[str, str]) -> bool:
@@ -120,12 +325,12 @@ def has_repetition(target: str, source: str) -> bool:
 def max_repetitions(words: Sequence[str]) -> int:
     """Return how often a phrase is repeated in a row, at most; twice counts for long phrases only."""
     most = 1
-    for length in range(1, min(LONGEST_PHRASE, len(words) // 2) + 1):
+    for length in range(1, min(_LONGEST_PHRASE, len(words) // 2) + 1):
         same = 0
         for word, later in zip(words, islice(words, length, None)):  # noqa: B905 (the second is shorter)
             same = same + 1 if word == later else 0
             times = same // length + 1
-            if times > (1 if length >= LONG_PHRASE else 2):
+            if times > (1 if length >= _LONG_PHRASE else 2):
                 most = max(most, times)
     return most
 
@@ -254,3 +459,109 @@ def join_corpora(
     files = [path for each in sets for path in (each.source, each.target)]
     job = Job(prefix, {"rewrite": "join", "settings": settings, "inputs": inputs}, files, overwrite)
     return write_pairs(job, lambda: chain.from_iterable(each.pairs() for each in sets), report)
+
+
+def align_and_reorder(
+    source: Path,
+    target: Path,
+    prefix: Path,
+    *,
+    links: Path | None = None,
+    units: tuple[UnitChoice, UnitChoice] = ("auto", "auto"),
+    cut_chinese: bool = False,
+    overwrite: bool = False,
+    report: Report = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Reorder a corpus, aligning it with eflomal first unless `links` are given.
+
+    Links are saved as PREFIX.links, since eflomal is not deterministic. `cut_chinese` segments the target into words,
+    saved as PREFIX.words.
+    """
+    refuse_to_overwrite_inputs(prefix, (source, target), (*_OUTPUT_SUFFIXES, "words", "links"))
+    with writing(prefix), exclusive_lock(prefix):
+        if cut_chinese:
+            target = _segment_target(target, prefix.with_name(f"{prefix.name}.words"), overwrite)
+            units = units[0], "word"
+        found = find_unit(source, units[0]), find_unit(target, units[1])
+        aligned = links or _align(source, target, found, prefix.with_name(f"{prefix.name}.links"), overwrite, log)
+    return reorder_corpus(source, target, aligned, prefix, found, overwrite, report)
+
+
+def _segment_target(target: Path, words: Path, overwrite: bool) -> Path:
+    metadata = {"target": file_sha256(target)}
+    return write_once(words, metadata, overwrite, lambda: map(" ".join, alignment.cut_chinese(read_lines(target))))
+
+
+def _align(
+    source: Path, target: Path, units: tuple[Unit, Unit], links: Path, overwrite: bool, log: Callable[[str], None]
+) -> Path:
+    def align() -> Iterator[str]:
+        log(f"{links}: aligning with eflomal ...")
+        words = alignment.read_word_pairs(source, target, units)
+        return map(alignment.format_pharaoh, alignment.align_with_eflomal(words))
+
+    metadata = {"source": file_sha256(source), "target": file_sha256(target), "units": [*units]}
+    return write_once(links, metadata, overwrite, align)
+
+
+def reorder_corpus(
+    source: Path,
+    target: Path,
+    links: Path,
+    prefix: Path,
+    units: tuple[Unit, Unit] = ("word", "word"),
+    overwrite: bool = False,
+    report: Report = lambda _: None,
+) -> dict[str, Any]:
+    """Reorder a corpus with the given alignments.
+
+    `links` holds 0-based Pharaoh alignments of units: "word" for space-separated words, or "char" for text without
+    spaces, where each ideograph is a unit. To keep Chinese words together, segment the text first.
+    """
+    inputs = {"source": source, "target": target, "links": links}
+    job = Job.on_files(prefix, "reorder", {"units": list(units)}, inputs, overwrite)
+
+    def reordered() -> Iterator[Rewritten]:
+        alignments = alignment.read_alignments(links, alignment.parse_pharaoh)
+        pairs = ParallelFiles(source, target).pairs_with(links, alignments)
+        return (_reorder(pair, aligned, links, units) for pair, aligned in pairs)
+
+    return write_pairs(job, reordered, report)
+
+
+def _reorder(pair: Pair, links: set[Link], path: Path, units: tuple[Unit, Unit]) -> Rewritten:
+    source, target = alignment_words(pair.source, units[0]), alignment_words(pair.target, units[1])
+    if not source or not target:
+        return Dropped(EMPTY)
+    alignment.check_links(path, pair.line, links, (source, target))
+    order = alignment.reorder_target(range(len(target)), links)
+    return pair.source, _write_units(target, order, pair.target)
+
+
+def _write_units(units: Sequence[str], order: Sequence[int], text: str) -> str:
+    """Join reordered units with spaces as in running text.
+
+    Ideographs are joined without a space, other characters with one; between the two there is a space if the original
+    text has one on that side.
+    """
+    spaces = _spaces(units, text)
+    written = units[order[0]]
+    for left, right in pairwise(order):
+        ideographs = is_spaceless(units[left][-1]), is_spaceless(units[right][0])
+        if ideographs[0] == ideographs[1]:
+            spaced = not ideographs[0]
+        else:
+            spaced = spaces[right] if ideographs[0] else spaces[left + 1]
+        written += f" {units[right]}" if spaced else units[right]
+    return written
+
+
+def _spaces(units: Sequence[str], text: str) -> list[bool]:
+    """Return whether white space precedes each unit; ends with False."""
+    spaces, end = [], 0
+    for unit in units:
+        start = text.index(unit, end)
+        spaces.append(0 < end < start)
+        end = start + len(unit)
+    return [*spaces, False]

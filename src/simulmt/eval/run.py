@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from simulmt import __version__
 from simulmt.config import require
 from simulmt.data.corpus import read_references, read_sentences
 from simulmt.errors import ConfigError, DataError
-from simulmt.eval.flaws import FactChecker, Lexicon, repeated_words
 from simulmt.eval.latency import (
     Instance,
     TimedSentence,
@@ -29,7 +29,7 @@ from simulmt.eval.latency import (
     split_units,
     unit_delays,
 )
-from simulmt.eval.quality import QualityScorer
+from simulmt.eval.quality import FactChecker, Lexicon, QualityScorer, repeated_words
 from simulmt.eval.results import (
     INSTANCES,
     Result,
@@ -40,8 +40,7 @@ from simulmt.eval.results import (
     write_instances,
     write_results,
 )
-from simulmt.files import cores, sha256
-from simulmt.provenance import commit, environment, timestamp
+from simulmt.files import commit, cores, environment, sha256, timestamp
 from simulmt.runtime.bundle import MANIFEST, Bundle, find
 from simulmt.runtime.stream import Commit, Translator
 from simulmt.text import split_words
@@ -336,7 +335,11 @@ def _provenance() -> dict[str, Any]:
         "commit": commit(),
         "command": tuple(sys.argv),
         "date": timestamp(),
-        "environment": environment("onnxruntime", "sacrebleu", "sentencepiece") | {"cores": str(cores())},
+        "environment": {
+            "simulmt": __version__,
+            **environment("onnxruntime", "sacrebleu", "sentencepiece"),
+            "cores": str(cores()),
+        },
     }
 
 

@@ -28,8 +28,7 @@ from simulmt.eval.run import Job, TestSet
 from simulmt.files import peak_memory_mb, write_whole
 from simulmt.runtime.revisions import Word
 from simulmt.runtime.stream import Commit, Translator
-from simulmt.speech import synthesis
-from simulmt.speech.audio import BLOCK, RATE, Samples, read_whole
+from simulmt.speech.audio import BLOCK, ESPEAK, RATE, Samples, read_whole, synthesise
 from simulmt.speech.live import LiveSpeech, SpeechClock, transcribe
 from simulmt.speech.recogniser import Recogniser, open_recogniser
 from simulmt.text.words import Unit
@@ -208,8 +207,8 @@ def run_speech_jobs(
 
 def read_audio(audio: str, test_set: TestSet) -> Iterator[Samples]:
     """Yield the audio of each sentence, synthesised or from a directory."""
-    if audio == synthesis.COMMAND:
-        yield from map(synthesis.synthesise, test_set.sources)
+    if audio == ESPEAK:
+        yield from map(synthesise, test_set.sources)
         return
     files = sorted(Path(audio).glob("*.wav"))
     if len(files) < len(test_set.sources):

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from simulmt.config import require
 from simulmt.model.ctc import CTCModel
-from simulmt.model.layers import Batch, DecoderLayer, NormPlacement, check_tokens, compiled_on_gpu, length_mask
-from simulmt.model.output import Loss
+from simulmt.model.layers import Batch, DecoderLayer, Loss, NormPlacement, check_tokens, compiled_on_gpu, length_mask
 from simulmt.text import END, MASK, PAD
 
 

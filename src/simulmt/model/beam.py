@@ -19,8 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from simulmt.config import require
-from simulmt.model.layers import KeysValues, compiled_on_gpu
-from simulmt.model.output import at_least_float32
+from simulmt.model.layers import KeysValues, at_least_float32, compiled_on_gpu
 from simulmt.model.seq2seq import DecoderState, Pace, Seq2SeqModel
 from simulmt.text import END, PAD, SPECIAL_SYMBOLS, START
 

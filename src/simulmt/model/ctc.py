@@ -1,7 +1,7 @@
 """The CTC translator: causal encoder, length projection, and a CTC loss that never stores frames x V.
 
 The loss needs only the normaliser of a frame and the columns of the blank and of the sentence's own labels, which
-output.py computes.
+layers.py computes.
 
 Axis letters: B batch, S source, T target, U = S * mu frames, D width, V vocabulary, C = T + 1 columns.
 """
@@ -18,8 +18,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from simulmt.config import require
-from simulmt.model.layers import Batch, Embedding, Encoder, check_sizes, check_tokens, length_mask
-from simulmt.model.output import FRAMES_PER_CHUNK, Loss, at_least_float32, project_and_loss
+from simulmt.model.layers import (
+    FRAMES_PER_CHUNK,
+    Batch,
+    Embedding,
+    Encoder,
+    Loss,
+    at_least_float32,
+    check_sizes,
+    check_tokens,
+    length_mask,
+    project_and_loss,
+)
 from simulmt.text import BLANK
 
 

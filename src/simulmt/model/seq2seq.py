@@ -23,13 +23,15 @@ from simulmt.model.layers import (
     Encoder,
     KeysValues,
     KeyValueBuffer,
+    Loss,
+    at_least_float32,
     check_delay,
     check_sizes,
     check_tokens,
     length_mask,
     look_ahead_mask,
+    project_and_loss,
 )
-from simulmt.model.output import Loss, at_least_float32, project_and_loss
 from simulmt.text import START
 
 

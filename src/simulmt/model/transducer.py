@@ -28,12 +28,14 @@ from torch import Tensor, nn
 
 from simulmt.config import require
 from simulmt.model.ctc import CTCConfig, CTCModel
-from simulmt.model.layers import Batch, Encoder, compiled_on_gpu
-from simulmt.model.output import (
+from simulmt.model.layers import (
+    Batch,
+    Encoder,
     GradientsInForward,
     Loss,
     at_least_float32,
     autocast_disabled,
+    compiled_on_gpu,
     first_occurrences,
     sentence_chunks,
 )
@@ -207,7 +209,7 @@ class _TransducerLoss(GradientsInForward):
 
         sum over u of gamma(t, u) p(v | t, u)  -  (1 - eps) * posterior(t, v)  -  eps / V
 
-    and that of b_u(v) likewise. As in output.py the label columns are computed separately, in fp32.
+    and that of b_u(v) likewise. As in layers.py the label columns are computed separately, in fp32.
     """
 
     @staticmethod

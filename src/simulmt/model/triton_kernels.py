@@ -229,7 +229,7 @@ def _softmax_kernel(logits, weights, softmax, normalisers, columns, BLOCK: tl.co
 
 
 def softmax_rows(logits: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """See simulmt.model.output.softmax_rows."""
+    """See simulmt.model.layers.softmax_rows."""
     rows, columns = logits.shape
     softmax, normalisers = torch.empty_like(logits), torch.empty_like(weights)
     block = triton.next_power_of_2(columns)

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from itertools import islice
+from typing import Any
 
 from simulmt.runtime.decoding import ROWS
 from simulmt.runtime.stream import Commit, Stream, Translator, Undone
@@ -171,3 +172,15 @@ class AsyncStream:
     async def _advance(self) -> None:
         while self.stream.is_due:
             await self._translator.advance(self.stream, self._background)
+
+
+@asynccontextmanager
+async def running(*coroutines: Coroutine[Any, Any, Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Run coroutines as tasks; at the end of the block cancel them and wait until they have ended."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

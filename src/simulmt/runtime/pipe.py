@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from simulmt.errors import DataError
 from simulmt.runtime.captions import Writer
-from simulmt.runtime.revisions import Hypothesis, Stabiliser, feed
+from simulmt.runtime.revisions import EventReader, Stabiliser, feed
 from simulmt.runtime.stream import LINES_PER_BATCH, Commit, Stream, StreamState, Translator
 
 CHUNK = 4096  # bytes per read
@@ -20,8 +20,6 @@ UNREADABLE = "\ufffd"  # replaces bytes that are not UTF-8
 POLL = 0.1  # seconds between checks for time-outs of words that a recogniser may revise
 LONGEST_EVENT = 1 << 20  # characters
 AHEAD = 4  # chunks read ahead of translation; the rest stays in the pipe (back-pressure)
-
-EventParser = Callable[[str], Iterable[Hypothesis]]  # from a line of a recogniser's output
 
 
 class Arrival(NamedTuple):
@@ -135,15 +133,13 @@ class SentenceLines:
 
 
 class RevisionTranslator:
-    """Translates words of revised text as they become stable."""
+    """Translates the events of a speech recogniser: its words, as they become stable."""
 
-    def __init__(
-        self, translator: Translator, delay: int | None, writer: Writer, read: EventParser, beam: int = 1
-    ) -> None:
+    def __init__(self, translator: Translator, delay: int | None, writer: Writer, beam: int = 1) -> None:
         self._translator = translator
         self._stream = translator.stream(delay, beam)
         self._stabiliser = Stabiliser()
-        self._read_event = read
+        self._events = EventReader()
         self._lines = SentenceLines(writer)
         self._open = ""  # an incomplete event
         self._number = 0  # of the last event
@@ -171,7 +167,7 @@ class RevisionTranslator:
     def _read(self, line: str, time: float) -> None:
         self._number += 1
         try:
-            hypotheses = self._read_event(line)
+            hypotheses = self._events.read(line)
         except DataError as error:
             raise DataError(f"line {self._number}: {error}") from None
         for hypothesis in hypotheses:

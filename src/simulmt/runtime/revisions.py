@@ -7,26 +7,40 @@
 A word is stable when two consecutive updates agree on it (local agreement), when the recogniser declares it final, or
 when it has not changed for a while. The last word of an open segment is held back: it may be incomplete, and its
 punctuation is a guess.
+
+Hypotheses also come as JSON events of a recogniser, one object per line, which `EventReader` parses:
+
+    WhisperLiveKit   {"lines": [{"text", "speaker", ...}], "buffer_transcription": ...}
+    Vosk             {"partial": ...}, then {"text": ...}
+    Moonshine        {"text", "line_id", "is_complete", "start_time", "duration"}
+    sherpa-onnx      {"text", "segment", "is_final"}
+    plain            {"text", "final", "segment"?}
+
+Status messages and other events without text are ignored.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simulmt.config import require
+from simulmt.errors import DataError
 from simulmt.runtime.stream import Stream
 from simulmt.text.words import CLOSING, SENTENCE_ENDS
 
 MARKS = f"{SENTENCE_ENDS},;:，、；："
 _ENDS, _MARKS = tuple(SENTENCE_ENDS), tuple(MARKS)
 _DOUBLED = re.compile(",{2,}")
-MOST_DROPPED = 2  # stable words that a revised hypothesis may lack; allowing more would repeat words
+_MOST_DROPPED = 2  # stable words that a revised hypothesis may lack; allowing more would repeat words
 WINDOW = 48  # stable words that a revised hypothesis is aligned with
+_SHAPES = "WhisperLiveKit, Vosk, Moonshine, sherpa-onnx or {text, final}"
+LONGEST_QUOTE = 80  # characters of an invalid line
 
 
 @dataclass(frozen=True)
@@ -189,7 +203,7 @@ def _position(stable: Sequence[str], keys: Sequence[str]) -> int:
         for n, other in enumerate(rest, start=1):
             cost = min(diagonal + _difference(key, other), costs[n] + 1, costs[n - 1] + 1)
             diagonal, costs[n] = costs[n], cost
-    fewest = min(max(0, len(tail) - MOST_DROPPED), len(rest))
+    fewest = min(max(0, len(tail) - _MOST_DROPPED), len(rest))
     candidates = range(fewest, len(costs))
     return anchor + min(candidates, key=lambda n: (costs[n], rest[n - 1 : n] != tail[-1:], abs(n - len(tail))))
 
@@ -197,3 +211,105 @@ def _position(stable: Sequence[str], keys: Sequence[str]) -> int:
 def _difference(one: str, other: str) -> float:
     """Return the substitution cost: less than a deletion for similar words, more for others."""
     return 0.0 if one == other else 1.5 - SequenceMatcher(None, one, other).ratio()
+
+
+class EventReader:
+    """Converts events to hypotheses; numbers the segments of recognisers that do not."""
+
+    def __init__(self) -> None:
+        self._segment = 0
+        self._complete: int | str | None = None  # the line that was completed last
+        self._words = 0  # of WhisperLiveKit, in finished segments
+
+    def read(self, line: str) -> list[Hypothesis]:
+        """Parse one event; raise DataError if its format is unknown."""
+        if not line.strip():
+            return []
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise DataError(f"expected a JSON object of {_SHAPES}, got {_quote(line)}")
+        for key, read in self._readers().items():
+            if key in record:
+                try:
+                    return read(record)
+                except (AttributeError, KeyError, TypeError, ValueError):
+                    break
+        if "text" not in record and ("type" in record or "status" in record):
+            return []
+        raise DataError(f"expected an event of {_SHAPES}, got {_quote(line)}")
+
+    def _readers(self) -> Mapping[str, Callable[[dict[str, Any]], list[Hypothesis]]]:
+        """Return the parsers by a key that identifies the recogniser; the first match counts."""
+        return {
+            "line_id": self._read_moonshine,
+            "lines": self._read_whisper,
+            "partial": self.read_vosk,
+            "is_final": self._read_sherpa,
+            "final": self._read_plain,
+            "text": self.read_vosk,
+        }
+
+    def _read_moonshine(self, record: Mapping[str, Any]) -> list[Hypothesis]:
+        """Parse a transcript line; lines that were already completed are ignored."""
+        line, is_final = record["line_id"], bool(record["is_complete"])
+        if line == self._complete:
+            return []
+        if is_final:
+            self._complete = line
+        start = float(record["start_time"])
+        end = start + float(record["duration"])
+        return [Hypothesis(_text(record["text"]), is_final, line, start=start, end=end)]
+
+    def read_vosk(self, record: Mapping[str, Any]) -> list[Hypothesis]:
+        """Parse a partial or final result; either may be empty."""
+        if "partial" in record:
+            text = _text(record["partial"])
+            return [Hypothesis(text, segment=self._segment)] if text else []
+        text = _text(record["text"])
+        words = record.get("result") or []
+        start, end = (float(words[0]["start"]), float(words[-1]["end"])) if words else (None, None)
+        self._segment += 1
+        return [Hypothesis(text, True, self._segment - 1, start=start, end=end)] if text else []
+
+    def _read_whisper(self, record: Mapping[str, Any]) -> list[Hypothesis]:
+        """Parse a full update: all confirmed lines so far, and the unconfirmed buffer.
+
+        Lines are joined, since diarization may split them differently later; a line without text is a silence, which
+        ends the segment.
+        """
+        lines = [_text(line.get("text")) for line in record["lines"]]
+        confirmed = " ".join(lines).split()[self._words :]
+        buffer = _text(record.get("buffer_transcription")).split()
+        is_final = bool(lines) and not lines[-1] and not buffer
+        segment = self._segment
+        if is_final:
+            self._words += len(confirmed)
+            self._segment += bool(confirmed)
+        text = " ".join(confirmed + buffer)
+        return [Hypothesis(text, is_final, segment, stable=len(confirmed))] if text else []
+
+    def _read_sherpa(self, record: Mapping[str, Any]) -> list[Hypothesis]:
+        text = _text(record["text"])
+        return [Hypothesis(text, bool(record["is_final"]), int(record.get("segment", 0)))] if text else []
+
+    def _read_plain(self, record: Mapping[str, Any]) -> list[Hypothesis]:
+        is_final = bool(record["final"])
+        segment = record.get("segment", self._segment)
+        if not isinstance(segment, int | str):
+            raise TypeError(segment)
+        self._segment += is_final
+        return [Hypothesis(_text(record["text"]), is_final, segment)]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str | None):
+        raise TypeError(value)
+    return " ".join((value or "").split())
+
+
+def _quote(line: str) -> str:
+    short = line.strip()
+    return repr(short if len(short) <= LONGEST_QUOTE else f"{short[:LONGEST_QUOTE]}...")

@@ -12,8 +12,19 @@ from typing import NamedTuple
 import numpy as np
 
 from simulmt.runtime.bundle import Bundle, Policy
-from simulmt.runtime.caches import Array, Caches, GraphRunner, Slot
-from simulmt.runtime.decoding import ROWS, Due, SentenceState, Written, batches, last_tokens, log_softmax
+from simulmt.runtime.decoding import (
+    ROWS,
+    Array,
+    Caches,
+    Due,
+    GraphRunner,
+    SentenceState,
+    Slot,
+    Written,
+    batches,
+    last_tokens,
+    log_softmax,
+)
 from simulmt.text import END, SPECIAL_SYMBOLS, START
 
 ENCODED = 512  # maximum positions per encoder call, over all rows

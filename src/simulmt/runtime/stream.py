@@ -30,8 +30,7 @@ from typing import Any, NamedTuple, Protocol
 from simulmt.config import require
 from simulmt.errors import StreamError
 from simulmt.runtime.bundle import Bundle, Kind, find
-from simulmt.runtime.caches import Caches
-from simulmt.runtime.decoding import CTCDecoder, SentenceState, TransducerDecoder, Written
+from simulmt.runtime.decoding import Caches, CTCDecoder, SentenceState, TransducerDecoder, Written
 from simulmt.runtime.rules import DoubledPunctuation
 from simulmt.runtime.seq2seq import Seq2SeqDecoder
 from simulmt.text import Detokenizer, WordSplitter

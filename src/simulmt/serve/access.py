@@ -1,4 +1,4 @@
-"""Access control: resource limits, API keys, and the origins that browsers may connect from."""
+"""Access control: limits, API keys, allowed origins, and the counts by client address that all workers share."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ import dataclasses
 import hashlib
 import hmac
 import ipaddress
+import mmap
 import socket
 from asyncio import sleep
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum, auto
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 from starlette.datastructures import Headers
+from websockets.asyncio.client import connect, unix_connect
 
 from simulmt.config import require
 from simulmt.errors import ConfigError, DataError
-from simulmt.serve.peers import Counted, Counters
 from simulmt.serve.protocol import ErrorCode, RefusedError
 
-BEARER = "bearer "
-ANY_ORIGIN = "*"
-LOCALHOST = "localhost"
-FIRST_PENALTY, LONGEST_PENALTY = 0.25, 8.0  # seconds before a wrong key is answered
-WRONG_KEY_MEMORY = 60.0  # seconds for which a wrong key counts
+_BEARER = "bearer "
+_ANY_ORIGIN = "*"
+_LOCALHOST = "localhost"
+FIRST_PENALTY, _LONGEST_PENALTY = 0.25, 8.0  # seconds before a wrong key is answered
+_WRONG_KEY_MEMORY = 60.0  # seconds for which a wrong key counts
+ADDRESS_HEADER = "x-simulmt-address"  # client address on whose behalf a worker connects; trusted only from workers
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,8 @@ class Authenticator:
             return True
         failures = self._counters.of(Counted.WRONG_KEYS, address)
         self._counters.add(Counted.WRONG_KEYS, address)
-        asyncio.get_running_loop().call_later(WRONG_KEY_MEMORY, self._counters.add, Counted.WRONG_KEYS, address, -1)
-        await sleep(min(FIRST_PENALTY * 2.0 ** min(failures, 10), LONGEST_PENALTY))
+        asyncio.get_running_loop().call_later(_WRONG_KEY_MEMORY, self._counters.add, Counted.WRONG_KEYS, address, -1)
+        await sleep(min(FIRST_PENALTY * 2.0 ** min(failures, 10), _LONGEST_PENALTY))
         return False
 
 
@@ -135,7 +139,7 @@ class Origins:
     def admit(self, headers: Headers) -> bool:
         """Return whether a request comes from an allowed origin, or has none."""
         origin = headers.get("origin")
-        if origin is None or origin in self.allowed or ANY_ORIGIN in self.allowed:
+        if origin is None or origin in self.allowed or _ANY_ORIGIN in self.allowed:
             return True
         try:
             parts = urlsplit(origin.lower())
@@ -155,7 +159,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _checked_origin(origin: str) -> str:
-    if origin == ANY_ORIGIN:
+    if origin == _ANY_ORIGIN:
         return origin
     try:
         parts = urlsplit(origin)
@@ -171,13 +175,101 @@ def _is_loopback_name(name: str) -> bool:
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
-        return name == LOCALHOST or name.endswith(f".{LOCALHOST}")
+        return name == _LOCALHOST or name.endswith(f".{_LOCALHOST}")
 
 
 def _bearer(headers: Headers) -> str:
     value = headers.get("authorization", "")
-    return value[len(BEARER) :] if value.lower().startswith(BEARER) else ""
+    return value[len(_BEARER) :] if value.lower().startswith(_BEARER) else ""
 
 
 def _hash(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+@dataclass(frozen=True)
+class Peers:
+    """All workers of a server, seen from one of them; without a directory it is the only one."""
+
+    worker: int = 0
+    workers: int = 1
+    directory: Path | None = None  # of the Unix sockets; private
+
+    def socket_path(self, worker: int) -> Path:
+        assert self.directory is not None
+        return self.directory / f"worker-{worker}.sock"
+
+    def home(self, name: str) -> int:
+        """Return the worker that is responsible for a room."""
+        return _bucket(name, self.workers)
+
+    def session_name(self, token: str) -> str:
+        """Return a session id that includes the number of this worker."""
+        return f"{self.worker}.{token}"
+
+    def owner(self, session: str) -> int:
+        """Return the worker that has a session; this one for an id without a worker."""
+        worker, dot, _ = session.partition(".")
+        is_worker = bool(dot) and worker.isascii() and worker.isdigit() and len(worker) < 5
+        return int(worker) if is_worker and int(worker) < self.workers else self.worker
+
+    def connect(self, worker: int, path: str, address: str = "") -> connect:
+        """Open a WebSocket to another worker, on behalf of a client address."""
+        file, uri, headers = str(self.socket_path(worker)), f"ws://localhost{path}", {ADDRESS_HEADER: address}
+        return unix_connect(file, uri, additional_headers=headers, compression=None, ping_interval=None, max_size=None)
+
+
+ALONE = Peers()
+
+
+class Counted(IntEnum):
+    """What is counted, most of it by client address."""
+
+    CONNECTIONS = 0
+    STREAMS = auto()
+    REQUESTS = auto()
+    VIEWERS = auto()
+    WRONG_KEYS = auto()
+    AUDIO = auto()
+    ROOMS = auto()
+
+
+class Counters:
+    """Counts by client address, shared by all worker processes of a server.
+
+    Every worker writes only its own row and reads the sum of all rows, so no lock is needed. Addresses are hashed into
+    buckets; two addresses that fall into the same bucket are counted together.
+    """
+
+    BUCKETS = 16_384
+
+    def __init__(self, peers: Peers = ALONE) -> None:
+        shape = (peers.workers, len(Counted), self.BUCKETS + 1)  # the last column is the total
+        size = int(np.prod(shape)) * np.dtype(np.int32).itemsize
+        if peers.directory is None:
+            memory = mmap.mmap(-1, size)
+        else:
+            with (peers.directory / "counters").open("a+b") as file:
+                file.truncate(size)
+                memory = mmap.mmap(file.fileno(), size)
+        self._counts = np.frombuffer(memory, np.int32).reshape(shape)
+        self._own = self._counts[peers.worker]
+
+    def add(self, kind: Counted, address: str, count: int = 1) -> None:
+        self._own[kind, _bucket(address, self.BUCKETS)] += count
+        self._own[kind, -1] += count
+
+    def total(self, kind: Counted) -> int:
+        return int(self._counts[:, kind, -1].sum())
+
+    def of(self, kind: Counted, address: str) -> int:
+        return int(self._counts[:, kind, _bucket(address, self.BUCKETS)].sum())
+
+    def reset(self) -> None:
+        """Reset the counts of this worker, or of the worker it replaces."""
+        self._own[:] = 0
+
+
+def _bucket(text: str, buckets: int) -> int:
+    # Not hash(), which differs from process to process.
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) % buckets

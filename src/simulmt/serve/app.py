@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -19,13 +20,12 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from simulmt.runtime.bundle import find
-from simulmt.serve.access import ApiKeys, Authenticator, Limits, Origins
+from simulmt.config import build, require
+from simulmt.runtime.bundle import default_names, find
+from simulmt.serve.access import ALONE, ApiKeys, Authenticator, Counters, Limits, Origins, Peers
 from simulmt.serve.audio import RecogniserPool
 from simulmt.serve.http import HttpApi, error_response
-from simulmt.serve.metrics import Metrics
-from simulmt.serve.models import load_models
-from simulmt.serve.peers import ALONE, Counters, Peers
+from simulmt.serve.models import Metrics, load_models
 from simulmt.serve.rooms import Rooms
 from simulmt.serve.sessions import Sessions
 from simulmt.serve.websocket import StreamConnection, ViewerConnection, publish
@@ -142,3 +142,54 @@ async def _page(name: str, _: Request) -> Response:
 async def _error_handler(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return error_response(error.detail, error.status_code)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """The arguments of `ray_app`."""
+
+    models: tuple[str, ...] = ()  # names or paths, separated by commas; empty for all shipped models
+    streams_per_replica: int = 100  # target; above it Ray starts another replica
+    least_replicas: int = 1
+    most_replicas: int = 4
+    cpus: int = 1  # of a replica
+
+    def __post_init__(self) -> None:
+        require(self.streams_per_replica >= 1, f"streams_per_replica must be 1 or more, got {self.streams_per_replica}")
+        least, most = self.least_replicas, self.most_replicas
+        require(1 <= least <= most, f"least_replicas must be in 1..most_replicas, got {least} and {most}")
+        require(self.cpus >= 1, f"cpus must be 1 or more, got {self.cpus}")
+
+
+def ray_app(arguments: dict[str, str]) -> Any:
+    """Build the application for a Ray cluster, scaled by the number of streams (extra `ray`).
+
+        serve run simulmt.serve.app:ray_app models=en-zh streams_per_replica=100 most_replicas=8
+
+    Every replica is a whole server. A client that loses its connection may reach another replica, which does not know
+    its session; it then starts again and sends its messages again, as after a restart.
+    """
+    from ray import serve
+
+    names = [name for name in arguments.get("models", "").split(",") if name]
+    numbers = {key: int(value) for key, value in arguments.items() if key != "models"}
+    config = build(ClusterConfig, {"models": names, **numbers}, "serve run")
+    deployment = serve.deployment(
+        name="simulmt",
+        # An open WebSocket is an ongoing request, so this scales by live streams.
+        autoscaling_config={
+            "min_replicas": config.least_replicas,
+            "max_replicas": config.most_replicas,
+            "target_ongoing_requests": config.streams_per_replica,
+        },
+        max_ongoing_requests=2 * config.streams_per_replica,
+        ray_actor_options={"num_cpus": config.cpus},
+        graceful_shutdown_timeout_s=Limits().drain_seconds,
+        health_check_period_s=5,
+    )
+    return deployment(serve.ingress(lambda: _replica(config))()).bind()
+
+
+def _replica(config: ClusterConfig) -> Starlette:
+    limits = Limits(streams=2 * config.streams_per_replica, streams_per_address=2 * config.streams_per_replica)
+    return create_app(Settings(config.models or tuple(default_names()), limits=limits, threads=config.cpus))

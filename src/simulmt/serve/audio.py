@@ -17,9 +17,8 @@ import numpy as np
 
 from simulmt.errors import ConfigError
 from simulmt.runtime.revisions import Word
-from simulmt.serve.access import Limits, check_limit
-from simulmt.serve.metrics import Metrics
-from simulmt.serve.peers import Counted, Counters
+from simulmt.serve.access import Counted, Counters, Limits, check_limit
+from simulmt.serve.models import Metrics
 from simulmt.serve.protocol import Ack, ErrorCode, RefusedError, Transcript
 from simulmt.speech.audio import RATE, Samples
 from simulmt.speech.live import Listener

@@ -22,7 +22,7 @@ from contextlib import suppress
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from simulmt.serve.flow import running
+from simulmt.runtime.aio import running
 from simulmt.serve.protocol import (
     Commit,
     Delay,

@@ -1,17 +1,21 @@
-"""The HTTP API, compatible with LibreTranslate: translate text and HTML, detect languages, describe the server."""
+"""The HTTP API, compatible with LibreTranslate: translate text and HTML, detect languages, describe the server.
+
+Requests and responses are structs, which the OpenAPI document is generated from.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import html
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec import Meta
 from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
 from python_multipart.exceptions import FormParserError
 from starlette.exceptions import HTTPException
@@ -20,11 +24,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from simulmt.serve import openapi, protocol
-from simulmt.serve.flow import running
+from simulmt import __version__
+from simulmt.runtime.aio import running
+from simulmt.serve import protocol
+from simulmt.serve.access import Counted
 from simulmt.serve.models import Model, ModelInfo, log_failure
-from simulmt.serve.openapi import Detection, DetectRequest, Language, TranslateRequest, TranslateResponse
-from simulmt.serve.peers import Counted
 
 if TYPE_CHECKING:
     from simulmt.serve.app import Service
@@ -38,7 +42,70 @@ LONGEST_SAMPLE = 2_000  # characters that language detection looks at
 UNTRANSLATED = {"script", "style", "code"}  # HTML elements
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 
+AUTO = "auto"  # detect the source language
+JSON, _URL_ENCODED, _MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
+
 T = TypeVar("T")
+ApiKey = Annotated[str | None, Meta(description="or send the header Authorization: Bearer KEY")]
+
+
+class TranslateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /translate."""
+
+    q: Annotated[str | list[str], Meta(description="a text or several; each line is translated separately")]
+    source: Annotated[str, Meta(description="a language, or auto to detect it")]
+    target: str
+    format: Literal["text", "html"] = "text"
+    delay: Annotated[int | None, Meta(description="one of the model's delays; by default the largest")] = None
+    api_key: ApiKey = None
+    alternatives: Annotated[int, Meta(description="accepted for compatibility and ignored")] = 0
+
+
+class DetectRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /detect."""
+
+    q: Annotated[str, Meta(description="a text")]
+    api_key: ApiKey = None
+
+
+class Detection(msgspec.Struct, frozen=True):
+    """A language that a text may be in."""
+
+    language: str
+    confidence: Annotated[float, Meta(description="in percent", ge=0, le=100)]
+
+
+class TranslateResponse(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A translation for a text, a list of translations for a list of texts."""
+
+    translated_text: str | list[str]
+    detected_language: Annotated[Detection | None, Meta(description="only if the source was auto")] = None
+
+
+class Language(msgspec.Struct, frozen=True):
+    """A source language and what it can be translated to."""
+
+    code: str
+    name: str
+    targets: list[str]
+
+
+class Models(msgspec.Struct, frozen=True):
+    """The models of this server."""
+
+    models: list[ModelInfo]
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The state of the server."""
+
+    status: str
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    """An error message, for people."""
+
+    error: str
 
 
 class HttpApi:
@@ -52,10 +119,10 @@ class HttpApi:
     def routes(self) -> list[Route]:
         documents = {
             "/languages": _languages(self._infos),
-            "/v1/models": openapi.Models(self._infos),
+            "/v1/models": Models(self._infos),
             "/v1/schema": protocol.schema(),
-            "/openapi.json": openapi.document(self._infos),
-            "/health": openapi.Status("ok"),
+            "/openapi.json": openapi_document(self._infos),
+            "/health": Status("ok"),
         }
         return [
             Route("/translate", self.translate, methods=["POST"]),
@@ -67,7 +134,7 @@ class HttpApi:
 
     async def translate(self, request: Request) -> Response:
         try:
-            response = json_response(await self._translate(request))
+            response = _json_response(await self._translate(request))
         except HTTPException as error:
             response = error_response(error.detail, error.status_code)
         self._service.metrics.requests.labels(str(response.status_code)).inc()
@@ -122,7 +189,7 @@ class HttpApi:
             model.info.source: model for model in self._service.models.values() if model.info.target == target
         }
         detection = None
-        if source == openapi.AUTO and candidates:
+        if source == AUTO and candidates:
             detection = await self._detect_source(" ".join(texts), candidates)
             source = detection.language
         if source not in candidates:
@@ -144,7 +211,7 @@ class HttpApi:
     async def detect(self, request: Request) -> Response:
         body = await self._parse(request, DetectRequest)
         await self._authenticate(request, body.api_key)
-        return json_response(await asyncio.to_thread(self._detector.detect, body.q))
+        return _json_response(await asyncio.to_thread(self._detector.detect, body.q))
 
     async def _authenticate(self, request: Request, key: str | None) -> None:
         if not self._service.origins.admit(request.headers):
@@ -157,10 +224,10 @@ class HttpApi:
         body = await self._body(request)
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            if media_type == openapi.URL_ENCODED:
+            if media_type == _URL_ENCODED:
                 pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True, errors="strict")
                 fields = _fields(pairs)
-            elif media_type == openapi.MULTIPART:
+            elif media_type == _MULTIPART:
                 fields = _fields(await _multipart(request, body))
             else:
                 fields = msgspec.json.decode(body)
@@ -178,8 +245,8 @@ class HttpApi:
 
     async def ready(self, _: Request) -> Response:
         if self._service.sessions.is_draining:
-            return json_response(openapi.Status("draining"), 503)
-        return json_response(openapi.Status("ready"))
+            return _json_response(Status("draining"), 503)
+        return _json_response(Status("ready"))
 
     async def metrics(self, request: Request) -> Response:
         admit = self._service.authenticator.admit
@@ -190,17 +257,17 @@ class HttpApi:
         return Response(self._service.metrics.text(), media_type=PROMETHEUS)
 
 
-def json_response(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type=openapi.JSON)
+def _json_response(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type=JSON)
 
 
 def error_response(message: str, status: int) -> Response:
     """Return an error in the format of LibreTranslate."""
-    return json_response(openapi.ErrorResponse(message), status)
+    return _json_response(ErrorResponse(message), status)
 
 
 async def _document(content: Any, _: Request) -> Response:
-    return json_response(content)
+    return _json_response(content)
 
 
 def _languages(models: Iterable[ModelInfo]) -> list[Language]:
@@ -347,3 +414,103 @@ class _Splitter(HTMLParser):
 
     def _keep(self, markup: str) -> None:
         self.parts.append((markup, False))
+
+
+_STRUCTS = (TranslateRequest, TranslateResponse, DetectRequest, Detection, Language, Models, Status, ErrorResponse)
+_TRANSLATE_ERRORS = {
+    400: "The request is invalid, or no model translates these languages.",
+    403: "The API key is missing or invalid, or the origin is not allowed.",
+    413: "The request is too long.",
+    429: "Too many translations at once.",
+    500: "Internal server error.",
+    503: "The server is shutting down, or has too many connections.",
+}
+_DETECT_ERRORS = {status: _TRANSLATE_ERRORS[status] for status in (400, 403, 413, 503)}
+
+
+def openapi_document(models: Collection[ModelInfo]) -> dict[str, Any]:
+    """Return the OpenAPI document of a server with these models."""
+    _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template="#/components/schemas/{name}")
+    _restrict(schemas["TranslateRequest"], models)
+    forms = {name: _as_form(schemas[name]) for name in ("TranslateRequest", "DetectRequest")}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "simulmt",
+            "version": __version__,
+            "description": "Simultaneous translation. Live streams use the WebSocket /v1/stream, see /v1/schema.",
+        },
+        "components": {"schemas": {**schemas, **{f"{name}Form": form for name, form in forms.items()}}},
+        "paths": {
+            "/translate": _post(
+                "Translate whole texts.", "TranslateRequest", _ref("TranslateResponse"), _TRANSLATE_ERRORS
+            ),
+            "/detect": _post("Detect the language of a text.", "DetectRequest", _list("Detection"), _DETECT_ERRORS),
+            "/languages": _get("The source languages and their targets.", _list("Language")),
+            "/v1/models": _get("The models.", _ref("Models")),
+            "/v1/schema": _get("The JSON Schema of the WebSocket messages.", {"type": "object"}),
+            "/health": _get("Whether the process is alive.", _ref("Status")),
+            "/ready": _get("Whether new streams are accepted.", _ref("Status"), {503: "The server is shutting down."}),
+            "/metrics": {
+                "get": {
+                    "summary": "Metrics for Prometheus.",
+                    "responses": {
+                        "200": {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+                        "403": _response("The API key is missing or invalid.", _ref("ErrorResponse")),
+                    },
+                }
+            },
+        },
+    }
+
+
+def _restrict(request: dict[str, Any], models: Collection[ModelInfo]) -> None:
+    """Restrict the schema of a request to the languages and delays of this server."""
+    fields = request["properties"]
+    fields["source"]["enum"] = [AUTO, *sorted({model.source for model in models})]
+    fields["target"]["enum"] = sorted({model.target for model in models})
+    fields["delay"]["enum"] = [*sorted({delay for model in models for delay in model.delays}), None]
+
+
+def _as_form(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of the same request as a form, which has neither null nor empty lists."""
+    fields = {name: _without_null(field) for name, field in request["properties"].items()}
+    return {**request, "title": f"{request['title']}Form", "properties": fields}
+
+
+def _without_null(field: dict[str, Any]) -> dict[str, Any]:
+    field = {name: value for name, value in field.items() if name != "default"}
+    if "enum" in field:
+        field["enum"] = [value for value in field["enum"] if value is not None]
+    if "anyOf" in field:
+        kinds = [kind for kind in field["anyOf"] if kind != {"type": "null"}]
+        field["anyOf"] = [{**kind, "minItems": 1} if kind["type"] == "array" else kind for kind in kinds]
+    return field
+
+
+def _post(summary: str, request: str, response: dict[str, Any], errors: dict[int, str]) -> dict[str, Any]:
+    form = {"schema": _ref(f"{request}Form")}
+    content = {JSON: {"schema": _ref(request)}, _URL_ENCODED: form, _MULTIPART: form}
+    responses = {
+        "200": _response(summary, response),
+        **{str(status): _response(meaning, _ref("ErrorResponse")) for status, meaning in errors.items()},
+    }
+    return {"post": {"summary": summary, "requestBody": {"required": True, "content": content}, "responses": responses}}
+
+
+def _get(summary: str, schema: dict[str, Any], others: dict[int, str] | None = None) -> dict[str, Any]:
+    meanings = {200: summary, **(others or {})}
+    responses = {str(status): _response(meaning, schema) for status, meaning in meanings.items()}
+    return {"get": {"summary": summary, "responses": responses}}
+
+
+def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {JSON: {"schema": schema}}}
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _list(name: str) -> dict[str, Any]:
+    return {"type": "array", "items": _ref(name)}

@@ -24,10 +24,9 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import CloseCode
 
-from simulmt.serve.access import Limits, check_limit
-from simulmt.serve.flow import running
+from simulmt.runtime.aio import running
+from simulmt.serve.access import Counted, Counters, Limits, Peers, check_limit
 from simulmt.serve.models import ModelInfo
-from simulmt.serve.peers import Counted, Counters, Peers
 from simulmt.serve.protocol import (
     Closed,
     Commit,

@@ -32,10 +32,9 @@ from prometheus_client import multiprocess
 from starlette.applications import Starlette
 
 from simulmt.errors import ConfigError, SimulmtError
-from simulmt.serve.access import Limits, is_loopback
+from simulmt.serve.access import Counters, Limits, Peers, is_loopback
 from simulmt.serve.app import Service, Settings, create_app
-from simulmt.serve.metrics import METRICS_DIRECTORY
-from simulmt.serve.peers import Counters, Peers
+from simulmt.serve.models import METRICS_DIRECTORY
 from simulmt.serve.transport import ConnectionLimiter, HttpProtocol, WebSocketProtocol
 
 logger = logging.getLogger("simulmt.serve")

@@ -12,12 +12,9 @@ import secrets
 from dataclasses import dataclass
 
 from simulmt.runtime.revisions import feed
-from simulmt.serve.access import Limits, check_limit
+from simulmt.serve.access import ALONE, Counted, Counters, Limits, Peers, check_limit
 from simulmt.serve.audio import Audio, RecogniserPool, SpeechInput
-from simulmt.serve.flow import Budget, Outbox, Throttle
-from simulmt.serve.metrics import Metrics
-from simulmt.serve.models import CHUNK_CHARACTERS, Model, chunks, log_failure
-from simulmt.serve.peers import ALONE, Counted, Counters, Peers
+from simulmt.serve.models import CHUNK_CHARACTERS, Metrics, Model, chunks, log_failure
 from simulmt.serve.protocol import (
     Commit,
     Delay,
@@ -37,6 +34,7 @@ from simulmt.serve.protocol import (
     Undone,
 )
 from simulmt.serve.rooms import Publisher
+from simulmt.serve.transport import Budget, Outbox, Throttle
 from simulmt.speech.audio import RATE
 
 MESSAGE_COST = 64  # characters that a message counts for, besides its text

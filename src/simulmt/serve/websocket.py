@@ -15,10 +15,9 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import CloseCode
 
-from simulmt.serve.access import check_limit
+from simulmt.runtime.aio import running
+from simulmt.serve.access import ADDRESS_HEADER, Counted, check_limit
 from simulmt.serve.audio import Audio
-from simulmt.serve.flow import running
-from simulmt.serve.peers import ADDRESS_HEADER, Counted
 from simulmt.serve.protocol import (
     ROOM_NAME,
     ClientMessage,

@@ -1,9 +1,12 @@
-"""Read audio from WAV files, pipes and microphones: mono samples at 16 kHz, one block at a time."""
+"""Audio as mono samples at 16 kHz: read from WAV files, pipes and microphones, or synthesised by espeak-ng."""
 
 from __future__ import annotations
 
+import io
 import math
+import random
 import struct
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from simulmt.config import require
 from simulmt.errors import MissingExtraError, SpeechError
 
 RATE = 16_000  # samples per second
@@ -27,6 +31,8 @@ OTHER_FORMATS = (b"OggS", b"fLaC", b"ID3", b"\xff\xfb", b"\x1aE", b"FORM")  # OG
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 
 Samples = NDArray[np.float32]
+ESPEAK = "espeak-ng"
+VOICES = ("en-us", "en-gb", "en-gb-x-rp", "en-us+f2", "en-us+f4", "en-us+m3", "en-us+m7", "en-gb+f3", "en-gb+m5")
 
 
 @dataclass(frozen=True)
@@ -233,3 +239,36 @@ def _microphone_error(sounddevice: Any, device: str | None, error: Exception) ->
         return "no microphone found or permitted; give a WAV file instead"
     reason = str(error).splitlines()[0]
     return f"microphone {device or '(default)'}: {reason}; choose with --device: {', '.join(inputs)}"
+
+
+@dataclass(frozen=True)
+class Voice:
+    """An espeak-ng voice."""
+
+    name: str = "en-us"
+    words_per_minute: int = 150
+    pitch: int = 50
+
+    def __post_init__(self) -> None:
+        require(80 <= self.words_per_minute <= 450, f"words_per_minute must be in 80..450, got {self.words_per_minute}")
+        require(0 <= self.pitch <= 99, f"pitch must be in 0..99, got {self.pitch}")
+
+
+def random_voice(seed: str) -> Voice:
+    """Return a random English voice, speed and pitch."""
+    generator = random.Random(seed)
+    return Voice(generator.choice(VOICES), generator.randint(130, 190), generator.randint(30, 70))
+
+
+def synthesise(text: str, voice: Voice | None = None) -> Samples:
+    """Synthesise a sentence."""
+    voice = voice or Voice()
+    options = ["-v", voice.name, "-s", str(voice.words_per_minute), "-p", str(voice.pitch), "--stdin", "--stdout"]
+    try:
+        done = subprocess.run([ESPEAK, *options], input=text.encode(), capture_output=True, check=False)
+    except FileNotFoundError:
+        raise SpeechError(f"{ESPEAK} is not installed (apt-get install {ESPEAK})") from None
+    if done.returncode:
+        reason = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it failed"]
+        raise SpeechError(f"{ESPEAK}: {reason[0]}")
+    return np.concatenate([np.zeros(0, np.float32), *read_audio(io.BytesIO(done.stdout), ESPEAK)])

@@ -1,23 +1,27 @@
 """Export a trained model to a bundle that runs without PyTorch, after checking that their outputs match.
 
-The checks are in simulmt.train.export_checks.
+The fp32 bundle must match the log-probabilities of the trained model, which verifies the graphs. An int8 bundle must
+choose the same symbols for most frames and, given development text, reach nearly the same BLEU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import torch
 
 from simulmt.config import require
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.errors import BundleError
 from simulmt.files import replacing_directory
 from simulmt.model.ctc import CTCModel
+from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.bundle import (
     FORMAT,
@@ -30,11 +34,31 @@ from simulmt.runtime.bundle import (
     write_description,
     write_system_configs,
 )
-from simulmt.runtime.rules import DecodingRules, RulesConfig, frequent_words
-from simulmt.train.decode import tune_blank_penalties
-from simulmt.train.export_checks import TrainedModel, check_fp32, check_int8
+from simulmt.runtime.decoding import (
+    Array,
+    CTCDecoder,
+    CTCSentence,
+    Due,
+    History,
+    TransducerDecoder,
+    Written,
+    after,
+    log_softmax,
+)
+from simulmt.runtime.rules import NO_RULES, DecodingRules, RulesConfig, frequent_words
+from simulmt.runtime.seq2seq import Row, Seq2SeqDecoder, Seq2SeqSentence
+from simulmt.runtime.stream import Translator
+from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
+from simulmt.train.analysis import bleu, tune_blank_penalties
 from simulmt.train.graph import Precision, build_graph
 from simulmt.train.systems import InferenceModel, check_vocabularies, load_model, translator_of
+
+TOLERANCE = 1e-4  # of log-probabilities between PyTorch and onnxruntime in fp32, see `_rounding`
+_RANDOM_SENTENCES = 8
+_LONGEST_RANDOM = 48
+_BATCH_SIZE = 6  # sentences compared in one batch
+
+_TokenPair = tuple[list[int], list[int]]  # a source sentence and its translation, each with END
 
 
 @dataclass(frozen=True)
@@ -56,6 +80,30 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         require(0 <= self.least_agreement <= 1, f"least_agreement must be in 0..1, got {self.least_agreement}")
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained model in eval mode, its vocabularies and, for the rule unknown_word, its lexicon."""
+
+    model: InferenceModel
+    source: Tokenizer
+    target: Tokenizer
+    words: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        sizes = (self.model.encoder.embedding.num_embeddings, self.model.target_embedding.num_embeddings)
+        require(
+            sizes == (self.source.size, self.target.size),
+            f"the model has vocabularies of {sizes[0]} and {sizes[1]} pieces, "
+            f"got {self.source.size} and {self.target.size}",
+        )
+        require(self.source.spaced, "the source vocabulary must be trained with spaced = true")
+        starts = self.model.encoder.word_starts
+        require(
+            starts is None or starts.bool().tolist() == self.source.word_starts,
+            "the model sees whole words of another source vocabulary; use the one it was trained with",
+        )
 
 
 @torch.inference_mode()
@@ -114,7 +162,7 @@ def export_run(
         model.context.table.data.mul_(context_weight)
     else:
         require(context_weight == 1.0, "a context weight needs a transducer")
-    words = target_lexicon(dataset) if config.rules.unknown_word else []
+    words = _target_lexicon(dataset) if config.rules.unknown_word else []
     if tune_penalty and isinstance(model, CTCModel):
         rules = DecodingRules.of(config.rules, dataset.source_tokenizer, dataset.target_tokenizer, words)
         config = replace(config, blank_penalties=tune_blank_penalties(model, dataset, config.delays, rules, report))
@@ -125,7 +173,7 @@ def export_run(
     return described
 
 
-def target_lexicon(dataset: Dataset) -> list[str]:
+def _target_lexicon(dataset: Dataset) -> list[str]:
     """Return the words that are too frequent in the training targets to be errors.
 
     Targets without spaces have no lexicon: their Latin words are copied from the source, whose words are always known,
@@ -224,3 +272,199 @@ def _card(described: BundleConfig, text: str) -> str:
 
 def _setting(value: float | bool) -> str:
     return "on" if value is True else f"{value:g}"
+
+
+def check_fp32(trained: TrainedModel, bundle: Bundle) -> dict[str, Any]:
+    """Check that all log-probabilities of random streams match the trained model."""
+    largest = worst = 0.0
+    for delay in bundle.config.delays or (None,):
+        for expected, found in _log_probabilities(trained, bundle, _random_pairs(trained, bundle), delay):
+            errors = np.abs(expected - found).max(-1)
+            largest = float(np.maximum(largest, errors.max()))  # unlike max(), propagates NaN
+            worst = float(np.maximum(worst, (errors / _rounding(expected)).max()))
+    if not worst <= TOLERANCE:
+        allowed = TOLERANCE * largest / worst
+        raise BundleError(
+            f"export failed: onnxruntime differs from the trained model by {largest:.1e}, more than {allowed:.1e}"
+        )
+    _check_symbols(trained, bundle)
+    return {"fp32_largest_difference": largest}
+
+
+def _rounding(log_probs: Array) -> Array:
+    """Return the factor by which the tolerance of each row [V] grows, since fp32 rounding grows with magnitude.
+
+    Log-probabilities are usually about -10, but those of a very confident model are about -60 for most symbols.
+    """
+    return np.maximum(np.abs(log_probs).max(-1) / 10, 1)
+
+
+def _check_symbols(trained: TrainedModel, bundle: Bundle) -> None:
+    """Check that greedy streams of a CTC model choose its symbols, except for near ties."""
+    if not isinstance(trained.model, CTCModel):
+        return
+    decoder = CTCDecoder(bundle, threads=0)
+    decoder.rules = NO_RULES  # rules are not part of the graph
+    sources = [source for source, _ in _random_pairs(trained, bundle)]
+    for delay in bundle.config.delays:
+        symbols = _ctc_found(decoder, trained.source, sources, delay, scores=False)
+        for tokens, found in zip(sources, symbols, strict=True):
+            expected = _ctc_expected(trained.model, tokens, delay, bundle.config.blank_penalty(delay))
+            second, best = np.partition(expected, -2)[:, -2:].T
+            if np.any((expected.argmax(-1) != found) & (best - second > TOLERANCE * _rounding(expected))):
+                raise BundleError(f"export failed: at delay {delay} onnxruntime and the model choose different symbols")
+
+
+def check_int8(
+    trained: TrainedModel,
+    exact: Bundle,
+    small: Bundle,
+    development: Sequence[tuple[str, str]],
+    least_agreement: float,
+    most_bleu_lost: float,
+) -> dict[str, Any]:
+    """Check the symbols that int8 chooses, and its BLEU on development text, against full precision."""
+    delay = small.config.default_delay
+    pairs = _encoded(trained, development, small.config.longest) or _random_pairs(trained, small)
+    compared = _log_probabilities(trained, small, pairs, delay)
+    alike = np.concatenate([expected.argmax(-1) == found.argmax(-1) for expected, found in compared])
+    agreement = float(alike.mean())
+    if agreement < least_agreement:
+        raise BundleError(
+            f"export failed: int8 and the trained model agree on {agreement:.1%} of the symbols, "
+            f"less than {least_agreement:.1%}; export in fp32"
+        )
+    checks: dict[str, Any] = {"int8_agreement": agreement, "int8_symbols_compared": len(alike)}
+    return checks | _check_bleu(trained, exact, small, development, most_bleu_lost) if development else checks
+
+
+def _check_bleu(
+    trained: TrainedModel, exact: Bundle, small: Bundle, development: Sequence[tuple[str, str]], most_bleu_lost: float
+) -> dict[str, Any]:
+    sources, references = zip(*development, strict=True)
+    scores = {}
+    for name, bundle in (("fp32", exact), ("int8", small)):
+        hypotheses = Translator(bundle).translate("\n".join(sources), bundle.config.default_delay).split("\n")
+        scores[name] = bleu(hypotheses, [references], trained.target)
+    lost = scores["fp32"] - scores["int8"]
+    if lost > most_bleu_lost:
+        raise BundleError(
+            f"export failed: int8 loses {lost:.2f} BLEU on the development text, "
+            f"more than {most_bleu_lost}; export in fp32"
+        )
+    return {f"{name}_bleu": score for name, score in scores.items()}
+
+
+def _encoded(trained: TrainedModel, development: Sequence[tuple[str, str]], longest: int) -> list[_TokenPair]:
+    return [
+        ([*trained.source.encode(source)[: longest - 1], END], [*trained.target.encode(reference)[:longest], END])
+        for source, reference in development
+    ]
+
+
+def _random_pairs(trained: TrainedModel, bundle: Bundle) -> list[_TokenPair]:
+    generator = np.random.default_rng(0)
+
+    def sentence(vocabulary: int) -> list[int]:
+        length = generator.integers(1, min(bundle.config.longest, _LONGEST_RANDOM))
+        return [*generator.integers(len(SPECIAL_SYMBOLS), vocabulary, length).tolist(), END]
+
+    return [(sentence(trained.source.size), sentence(trained.target.size)) for _ in range(_RANDOM_SENTENCES)]
+
+
+def _log_probabilities(
+    trained: TrainedModel, bundle: Bundle, pairs: Sequence[_TokenPair], delay: int | None
+) -> Iterator[tuple[Array, Array]]:
+    """Yield the log-probabilities of each sentence by the trained model and by the bundle."""
+    model = trained.model
+    if isinstance(model, Seq2SeqModel):
+        return _seq2seq_log_probabilities(model, Seq2SeqDecoder(bundle, threads=0), pairs, delay)
+    assert delay is not None, "a CTC model has a delay"
+    sources = [source for source, _ in pairs]
+    compared = _ctc_log_probabilities(model, CTCDecoder(bundle, threads=0), trained.source, sources, delay)
+    if isinstance(model, TransducerModel):
+        return _with_context(model, TransducerDecoder(bundle, threads=0), compared)
+    return compared
+
+
+def _ctc_log_probabilities(
+    model: CTCModel, decoder: CTCDecoder, tokenizer: Tokenizer, sources: Sequence[list[int]], delay: int
+) -> Iterator[tuple[Array, Array]]:
+    for start in range(0, len(sources), _BATCH_SIZE):
+        group = sources[start : start + _BATCH_SIZE]
+        for tokens, found in zip(group, _ctc_found(decoder, tokenizer, group, delay), strict=True):
+            yield _ctc_expected(model, tokens, delay, decoder.config.blank_penalty(delay)), found
+
+
+def _with_context(
+    model: TransducerModel, decoder: TransducerDecoder, compared: Iterator[tuple[Array, Array]]
+) -> Iterator[tuple[Array, Array]]:
+    """Add the label context to the scores of frames; both use what the trained model writes."""
+    embedding, table = model.target_embedding.weight, model.context.table
+    for expected, found in compared:
+        history: History = (START,) * decoder.symbols
+        histories, added = [], np.empty_like(expected)
+        for index, scores in enumerate(expected):
+            histories.append(history)
+            added[index] = (model.context(torch.tensor(history), embedding) @ table.T).numpy()
+            symbol = int((scores + added[index]).argmax())
+            history = history if symbol == BLANK else after(history, symbol)
+        yield log_softmax(expected + added), log_softmax(found + decoder.context_scores(histories))
+
+
+def _ctc_expected(model: CTCModel, tokens: Sequence[int], delay: int, blank_penalty: float) -> Array:
+    logits = model(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay)[0]
+    logits[:, BLANK] -= blank_penalty
+    return logits.log_softmax(-1).numpy()
+
+
+def _seq2seq_log_probabilities(
+    model: Seq2SeqModel, decoder: Seq2SeqDecoder, pairs: Sequence[_TokenPair], delay: int | None
+) -> Iterator[tuple[Array, Array]]:
+    for source, target in pairs:
+        logits = model(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([target]), delay)[0]
+        yield logits.log_softmax(-1).numpy(), _seq2seq_found(decoder, source, target, delay)
+
+
+class _RecordingSentence(CTCSentence):
+    """A sentence that records its frames, as symbols or log-probabilities, and writes nothing."""
+
+    def __init__(self, whole_words: bool, scores: bool) -> None:
+        super().__init__(whole_words=whole_words)
+        self.wants_scores = scores
+        self.frames: list[Array] = []
+
+    def write(self, frames: Array, due: Due) -> Written:
+        self.frames.append(frames.copy())
+        return Written([], due.position, due.trigger)
+
+
+def _ctc_found(
+    decoder: CTCDecoder, source: Tokenizer, sentences: Sequence[Sequence[int]], delay: int, scores: bool = True
+) -> list[Array]:
+    """Return the frames computed by the runtime, with all sentences in one batch, word by word."""
+    recorded = [_RecordingSentence(decoder.config.whole_words, scores) for _ in sentences]
+    split = [source.split_to_word_tokens(tokens[:-1]) for tokens in sentences]
+    for index in range(max(map(len, split)) + 1):
+        for sentence, words in zip(recorded, split, strict=True):
+            if index < len(words):
+                sentence.read(words[index], delay)
+            elif not sentence.closed:
+                sentence.close(delay)
+        while due := [sentence for sentence in recorded if sentence.is_due]:
+            decoder.advance(due)
+    return [np.concatenate(sentence.frames) for sentence in recorded]
+
+
+def _seq2seq_found(decoder: Seq2SeqDecoder, tokens: Sequence[int], target: Sequence[int], delay: int | None) -> Array:
+    """Return the log-probabilities computed by the runtime with forced decoding of `target`."""
+    sentence = Seq2SeqSentence(beam=1)
+    sentence.tokens = list(tokens)
+    decoder.caches.reserve(sentence.slot, max(len(tokens), len(target)))
+    found = []
+    for position, last in enumerate([START, *target[:-1]]):
+        visible = min(len(tokens), position + delay) if delay else len(tokens)
+        decoder.read({sentence: visible})
+        row = Row(sentence.slot, last, Due(position, visible, visible - 1, delay or 0))
+        found.append(log_softmax(decoder.predict([row], "scores")))
+    return np.concatenate(found)

@@ -19,22 +19,19 @@ from typing import Any, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.errors import CheckpointError, TrainingError
 from simulmt.model.asn import SortedCTCModel
-from simulmt.model.bigrams import inference_path_loss
 from simulmt.model.ctc import CTCModel
-from simulmt.model.layers import Batch, DecoderLayer, EncoderLayer
-from simulmt.model.output import Loss
-from simulmt.model.risk import risk_loss, wait_k_risk_loss
+from simulmt.model.layers import Batch, DecoderLayer, EncoderLayer, Loss
+from simulmt.model.risk import inference_path_loss, risk_loss, wait_k_risk_loss
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
-from simulmt.train.analysis import sorting_statistics
+from simulmt.train.analysis import bleu, sorting_statistics, translate_store
 from simulmt.train.batches import BatchPlan, BatchQueue, DeviceStore, draw_delay
-from simulmt.train.decode import bleu, translate_store
 from simulmt.train.monitor import Monitor, UpdateReport
 from simulmt.train.restore import initialise_from
-from simulmt.train.run import CheckpointFolder, RunProgress, RunState
+from simulmt.train.run import CheckpointFolder, RunProgress, RunState, World
 from simulmt.train.systems import (
     FINAL,
     RunConfig,
@@ -46,7 +43,6 @@ from simulmt.train.systems import (
     translator_of,
     vocabulary_checksums,
 )
-from simulmt.train.world import World
 
 MAX_LOSS_RATIO = 5.0  # to the running average; updates with a larger loss are skipped
 

@@ -1,8 +1,6 @@
 """Derive training text with models: distillation, pseudo references, back-translation, recognised speech.
 
-Each function writes PREFIX.source, PREFIX.target and PREFIX.json, the record of inputs, settings and dropped lines. A
-finished job (see simulmt.data.derived) returns at once. Fast transforms, which need not resume, are in
-simulmt.data.transforms.
+Each function is a job as in simulmt.data.transforms, which has the fast transforms; these are slow and resume.
 
 `rewrite` processes a text in shards, resumes an interrupted job and is shared by any number of processes. Shards have a
 fixed size, so the result is the same bytes however often the work was interrupted and whichever processes took part.
@@ -32,7 +30,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulmt.config import as_table, require
 from simulmt.data.corpus import Pair, read_lines, writing
-from simulmt.data.derived import (
+from simulmt.data.speech_noise import unpunctuated
+from simulmt.data.transforms import (
     EMPTY,
     Dropped,
     Job,
@@ -44,16 +43,15 @@ from simulmt.data.derived import (
     publishing,
     refuse_to_overwrite_inputs,
     remove_previous,
+    sample_pairs,
 )
-from simulmt.data.speech_noise import unpunctuated
-from simulmt.data.transforms import sample_pairs
 from simulmt.errors import ConfigError
 from simulmt.files import lock, write_whole
 from simulmt.model.beam import BeamConfig, Sampler, SamplingConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.speech.audio import random_voice, synthesise
 from simulmt.speech.live import transcribe
 from simulmt.speech.recogniser import open_recogniser
-from simulmt.speech.synthesis import random_voice, synthesise
 from simulmt.text import BACK_TRANSLATED, END, PAD, Tokenizer
 from simulmt.train.batches import cut_by_length
 from simulmt.train.loop import precision

@@ -1,8 +1,10 @@
-"""A training run: its state, its checkpoints, and run.json, which records what produced it.
+"""A training run: its state, its checkpoints, run.json, which records what produced it, and its processes.
 
 A checkpoint is a directory `update-000001000/` with `tensors.safetensors` and `state.json`, which holds a checksum of
 both. It is written to a temporary directory, synced and renamed. Because batches and random draws are functions of the
 update number, the state is small: weights, optimiser moments, averaged weights and a few numbers.
+
+The processes of a run (`World`) are configured by torchrun's environment variables; without them there is one.
 """
 
 from __future__ import annotations
@@ -10,26 +12,31 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import safetensors
 import safetensors.torch
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
 
+from simulmt import __version__
 from simulmt.config import as_table
 from simulmt.data.store import TokenStore
-from simulmt.errors import CheckpointError, DataError, TrainingError
-from simulmt.files import lock, replacing_directory, write_whole
-from simulmt.provenance import commit, environment, timestamp
+from simulmt.errors import CheckpointError, ConfigError, DataError, TrainingError
+from simulmt.files import commit, environment, lock, replacing_directory, timestamp, write_whole
 from simulmt.train.systems import SCRATCH, RunConfig, TrainingConfig
-from simulmt.train.world import World
 
 # When to stop: may change when a run is resumed.
 MAY_CHANGE = ("training.max_updates", "training.max_minutes", "training.patience")
@@ -319,6 +326,7 @@ def describe_run(config: RunConfig, world: World) -> dict[str, Any]:
         "data": {name: {"pairs": manifest.kept, "files": manifest.files} for name, manifest in manifests.items()},
         "commit": commit(),
         "environment": {
+            "simulmt": __version__,
             **environment("numpy", "sentencepiece"),
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
@@ -352,3 +360,79 @@ def differences(before: dict[str, Any], now: dict[str, Any], ignored: Sequence[s
     """Describe each setting that differs."""
     keys = sorted((before.keys() | now.keys()).difference(ignored))
     return [f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys if before.get(key) != now.get(key)]
+
+
+@dataclass(frozen=True)
+class World:
+    """This process and the size of its group."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def distribute(self, module: nn.Module) -> nn.Module:
+        """Wrap a module to average gradients over all processes."""
+        return DistributedDataParallel(module) if self.size > 1 else module
+
+    def sync_gradients(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+        """Average gradients over processes in this backward pass if `enabled`, or only accumulate them."""
+        return nullcontext() if enabled or self.size == 1 else cast(DistributedDataParallel, module).no_sync()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def merge(self, part: dict[int, Any]) -> dict[int, Any]:
+        """Return the union of all processes' results, in every process."""
+        if self.size == 1:
+            return part
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, part)
+        return {key: value for each in parts for key, value in each.items()}
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join_world(device: str = "auto") -> Iterator[World]:
+    """Join the process group inside the context; `device` is auto, cpu, cuda or cuda:N."""
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    place = _device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    if size > 1:
+        # After a restart, the store may still hold addresses of dead processes.
+        store, *_ = next(rendezvous("env://"))
+        attempt = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        backend = "nccl" if place.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
+    try:
+        yield World(rank, size, place)
+    finally:
+        if size > 1:
+            dist.destroy_process_group()
+
+
+def _device(name: str, local_rank: int) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{local_rank}"
+    if name == "cpu":
+        return torch.device(name)
+    number = re.fullmatch("cuda:([0-9]+)", name)
+    if number is None:
+        raise ConfigError(f"--device {name}: expected auto, cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
+        raise ConfigError(f"--device {name}: PyTorch finds no CUDA device on this machine; try --device cpu")
+    index, last = int(number[1]), torch.cuda.device_count() - 1
+    if index > last:
+        raise ConfigError(f"--device {name}: no such GPU; the last one is cuda:{last}")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)

@@ -32,16 +32,15 @@ from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from simulmt.config import as_table, as_toml, require
-from simulmt.data.dataset import Dataset
+from simulmt.data.store import Dataset
 from simulmt.errors import CheckpointError, TrainingError
 from simulmt.files import lock
 from simulmt.model.asn import ASNConfig
 from simulmt.runtime.bundle import shipped_names
 from simulmt.train.loop import system_config, train
 from simulmt.train.monitor import Monitor
-from simulmt.train.run import differences, flat, open_to_lock, record_run
+from simulmt.train.run import World, differences, flat, join_world, open_to_lock, record_run
 from simulmt.train.systems import RunConfig
-from simulmt.train.world import World, join_world
 
 STUDY = "sweep"
 LOCK = "sweep.lock"

@@ -90,7 +90,7 @@ class RunConfig:
     asn: ASNConfig = field(default_factory=ASNConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     risk: RiskConfig = field(default_factory=RiskConfig)
-    # "bigrams" (for CTC, model/bigrams.py) and "risk" (for the transducer and wait-k, model/risk.py) fine-tune a
+    # "bigrams" (for CTC) and "risk" (for the transducer and wait-k), both of model/risk.py, fine-tune a
     # trained model on the path taken at inference.
     objective: Literal["likelihood", "bigrams", "risk"] = "likelihood"
 

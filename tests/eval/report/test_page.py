@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from eval.results_directory import Diagonal, evaluated
 from eval.sentences import CHINESE, GERMAN
-from simulmt.cli import app, figures
+from simulmt.cli import app
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.order import Anticipation, OracleScore, SortedSentence
-from simulmt.eval.report import examples, plots
+from simulmt.eval.report import blocks, plots
 from simulmt.eval.report.page import ReportOptions, build_report
 from simulmt.eval.results import Result, read_results, write_records, write_results
 
@@ -83,7 +83,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "inline_svg", lambda _figure, _title: "<svg></svg>")
 
 
-def report(*directories: Path, aligner: examples.Aligner | None = None, **options: object) -> Outline:
+def report(*directories: Path, aligner: blocks.Aligner | None = None, **options: object) -> Outline:
     return Outline(build_report(directories, ReportOptions(**options), aligner).html)  # type: ignore[arg-type]
 
 
@@ -292,7 +292,7 @@ def test_the_command_writes_page_and_markdown(results: Path, monkeypatch: pytest
 
 @pytest.mark.usefixtures("undrawn")
 def test_without_eflomal_the_report_is_made_and_the_extra_named(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "find_spec", lambda _: None)
+    monkeypatch.setattr("simulmt.cli.evaluation.find_spec", lambda _: None)
     arguments = ["report", str(results), "--output", str(results / "r.html"), "--examples", "0"]
     found = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert found.exit_code == 0

@@ -20,7 +20,7 @@ from simulmt.cli import app
 from simulmt.errors import ConfigError, DataError, MissingExtraError
 from simulmt.eval.order import Anticipation, SortedSentence
 from simulmt.eval.report import plots as module
-from simulmt.eval.report.examples import Output, read_outputs
+from simulmt.eval.report.blocks import Output, read_outputs
 from simulmt.eval.report.plots import (
     INK,
     MARKERS,

@@ -1,26 +1,37 @@
 """Blocks that the report is made of: paragraphs, tables of results, figures and examples, as HTML and Markdown.
 
 HTML is rendered by one Jinja template, by the `kind` of each block. Figures are omitted in Markdown.
+
+Translations shown as examples (`Outputs`) are aligned with their sources, to mark hallucinated words. Alignments can be
+cached in a directory, in Pharaoh format; file names hold the hash of the aligned text, so that links of other text are
+never used.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from simulmt.eval.compare import HEADINGS, Comparison
+from simulmt.data.alignment import Link, WordPair, alignment_words, format_pharaoh, read_pharaoh
+from simulmt.errors import DataError
+from simulmt.eval.latency import Instance
 from simulmt.eval.order import Anticipation, OracleScore
-from simulmt.eval.report.examples import Outputs
-from simulmt.eval.results import Interval, Result
+from simulmt.eval.quality import HEADINGS, Comparison
+from simulmt.eval.results import INSTANCES, Interval, Result, read_instances
+from simulmt.files import write_whole
+from simulmt.text.words import Unit
 
+Aligner = Callable[[Sequence[WordPair]], list[set[Link]]]
 MISSING = "–"  # not measured
 
-Cell = Callable[[Result], str]
+_Cell = Callable[[Result], str]
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,
@@ -139,9 +150,9 @@ def render_markdown(title: str, chapters: Iterable[Chapter]) -> str:
 
 def results_table(results: Iterable[Result]) -> Table:
     """Return the table of quality, latency and computation."""
-    columns: dict[str, Cell] = {
-        "BLEU": lambda r: with_interval(r.BLEU, r.BLEU_interval),
-        "chrF2": lambda r: with_interval(r.chrF2, r.chrF2_interval),
+    columns: dict[str, _Cell] = {
+        "BLEU": lambda r: _with_interval(r.BLEU, r.BLEU_interval),
+        "chrF2": lambda r: _with_interval(r.chrF2, r.chrF2_interval),
         "BP": lambda r: _number(r.BP, 3),
         "AL": lambda r: _number(r.AL, 2),
         "LAAL": lambda r: _number(r.LAAL, 2),
@@ -158,9 +169,9 @@ def results_table(results: Iterable[Result]) -> Table:
 
 def quality_table(results: Iterable[Result]) -> Table:
     """Return the table of BLEU components and cased scores."""
-    columns: dict[str, Cell] = {
-        "BLEU cased": lambda r: with_interval(r.BLEU_cased, r.BLEU_cased_interval),
-        "chrF2 cased": lambda r: with_interval(r.chrF2_cased, r.chrF2_cased_interval),
+    columns: dict[str, _Cell] = {
+        "BLEU cased": lambda r: _with_interval(r.BLEU_cased, r.BLEU_cased_interval),
+        "chrF2 cased": lambda r: _with_interval(r.chrF2_cased, r.chrF2_cased_interval),
         **{f"{n + 1}-gram": lambda r, n=n: _precision(r, n) for n in range(4)},  # type: ignore[misc]
         "BP": lambda r: _number(r.BP, 3),
         "repeated words": lambda r: _number(r.repeated_words, 0),
@@ -218,9 +229,9 @@ def oracle_table(records: Iterable[OracleScore]) -> Table:
     rows: list[tuple[str, ...]] = []
     for r in records:
         labels = (r.model, str(r.delay), f"{r.blank_penalty:g}")
-        default = with_interval(r.default_BLEU, r.default_interval)
+        default = _with_interval(r.default_BLEU, r.default_interval)
         rows.append((*labels, "default", default, *_precisions(r.default_precisions), _number(r.default_BP, 3), ""))
-        oracle, gain = with_interval(r.oracle_BLEU, r.oracle_interval), f"{r.oracle_BLEU - r.default_BLEU:+.2f}"
+        oracle, gain = _with_interval(r.oracle_BLEU, r.oracle_interval), f"{r.oracle_BLEU - r.default_BLEU:+.2f}"
         rows.append((*labels, "oracle", oracle, *_precisions(r.oracle_precisions), _number(r.oracle_BP, 3), gain))
     return Table(headings, rows, names=4)
 
@@ -251,13 +262,13 @@ def _number(value: float | None, digits: int) -> str:
     return MISSING if value is None else f"{value:.{digits}f}"
 
 
-def with_interval(value: float | None, interval: Interval | None) -> str:
+def _with_interval(value: float | None, interval: Interval | None) -> str:
     """Format a score with its 95% interval."""
     ends = "" if interval is None else f" [{interval[0]:.1f}, {interval[1]:.1f}]"
     return _number(value, 2) + ends
 
 
-def _table(results: Iterable[Result], columns: dict[str, Cell]) -> Table:
+def _table(results: Iterable[Result], columns: dict[str, _Cell]) -> Table:
     """Build a table with one row per result, omitting empty columns."""
     rows = [(r.system, r.delay_name, *(cell(r) for cell in columns.values())) for r in results]
     headings = ("system", "k", *columns)
@@ -276,3 +287,137 @@ def _precisions(values: Sequence[float]) -> list[str]:
 
 def _sum(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one + other
+
+
+@dataclass(frozen=True)
+class Output:
+    """One translation of a sentence; `links` is None if it was not aligned."""
+
+    source: list[str]
+    words: list[str]
+    delays: list[int]  # source words read when each word was completed
+    unit: Unit
+    links: set[Link] | None = None
+
+    @property
+    def hallucinated(self) -> list[bool]:
+        """Whether each target word is aligned to no source word read before it was written."""
+        if self.links is None:
+            return [False] * len(self.words)
+        grounded = {j for i, j in self.links if i <= self.delays[j - 1]}
+        return [j not in grounded for j in range(1, len(self.words) + 1)]
+
+    @property
+    def untranslated(self) -> list[bool]:
+        """Whether each source word is aligned to no target word."""
+        translated = {i for i, _ in self.links or ()}
+        return [i not in translated for i in range(1, len(self.source) + 1)]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """All translations of a system or, without a result, the references."""
+
+    name: str
+    result: Result | None
+    sentences: list[Output]
+
+    @property
+    def is_aligned(self) -> bool:
+        return all(output.links is not None for output in self.sentences)
+
+    @property
+    def hallucination_rate(self) -> float:
+        """Share of hallucinated target words."""
+        return _share(mark for output in self.sentences for mark in output.hallucinated)
+
+    @property
+    def under_translation_rate(self) -> float:
+        """Share of untranslated source words."""
+        return _share(mark for output in self.sentences for mark in output.untranslated)
+
+
+def _share(marks: Iterable[bool]) -> float:
+    marks = list(marks)
+    return sum(marks) / len(marks) if marks else 0.0
+
+
+def read_outputs(
+    directory: Path, results: Sequence[Result], aligner: Aligner | None = None, cache: Path | None = None
+) -> list[Outputs]:
+    """Return the references and the systems of a results directory that have logs.
+
+    All are aligned together, since aligners learn from the text. Without an aligner, only cached links are used.
+    """
+    logs = [(result, directory / result.name / INSTANCES) for result in results]
+    logged = [(result, read_instances(log)) for result, log in logs if log.exists()]
+    if not logged:
+        return []
+    first, instances = logged[0]
+    everything = [Outputs("reference", None, [_reference(instance, first.unit) for instance in instances])]
+    for result, instances in logged:
+        everything.append(Outputs(result.name, result, [_output(instance, result.unit) for instance in instances]))
+    return _aligned(everything, aligner, cache)
+
+
+def _reference(instance: Instance, unit: Unit) -> Output:
+    source, words = instance.source.split(), alignment_words(instance.reference, unit)
+    return Output(source, words, [len(source)] * len(words), unit)
+
+
+def _output(instance: Instance, unit: Unit) -> Output:
+    words = alignment_words(instance.prediction, unit)
+    delays = list(instance.delays) if unit == "word" else _word_delays(instance, words)
+    return Output(instance.source.split(), words, delays, unit)
+
+
+def _word_delays(instance: Instance, words: Sequence[str]) -> list[int]:
+    """Convert character delays to word delays; a word is complete with its last character."""
+    text = instance.prediction.replace(" ", "")
+    delays, end = [], 0
+    for word in words:
+        end = text.index(word, end) + len(word)
+        delays.append(instance.delays[end - 1])
+    return delays
+
+
+def _aligned(everything: Sequence[Outputs], aligner: Aligner | None, cache: Path | None) -> list[Outputs]:
+    kept = {outputs.name: _read_links(cache, outputs) for outputs in everything}
+    if aligner is not None and None in kept.values():
+        found = iter(aligner([pair for outputs in everything for pair in _pairs(outputs)]))
+        for outputs in everything:
+            links = [next(found) for _ in outputs.sentences]
+            if kept[outputs.name] is None:
+                kept[outputs.name] = links
+                _write_links(cache, outputs, links)
+    return [_with_links(outputs, kept[outputs.name]) for outputs in everything]
+
+
+def _pairs(outputs: Outputs) -> list[WordPair]:
+    return [(output.source, output.words) for output in outputs.sentences]
+
+
+def _with_links(outputs: Outputs, links: Sequence[set[Link]] | None) -> Outputs:
+    if links is None:
+        return outputs
+    linked = [replace(output, links=each) for output, each in zip(outputs.sentences, links, strict=True)]
+    return replace(outputs, sentences=linked)
+
+
+def _links_path(cache: Path, outputs: Outputs) -> Path:
+    text = json.dumps(_pairs(outputs), ensure_ascii=False).encode()
+    return cache / f"{outputs.name}-{hashlib.sha256(text).hexdigest()[:16]}.links"
+
+
+def _read_links(cache: Path | None, outputs: Outputs) -> list[set[Link]] | None:
+    if cache is None or not (path := _links_path(cache, outputs)).exists():
+        return None
+    try:
+        return read_pharaoh(path, _pairs(outputs))
+    except DataError:
+        return None  # damaged: recompute it
+
+
+def _write_links(cache: Path | None, outputs: Outputs, links: Sequence[set[Link]]) -> None:
+    if cache is not None:
+        write_whole(_links_path(cache, outputs), "".join(f"{format_pharaoh(each)}\n" for each in links))

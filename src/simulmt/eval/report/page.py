@@ -15,11 +15,24 @@ from markupsafe import Markup
 
 from simulmt.config import require
 from simulmt.errors import ConfigError, DataError
-from simulmt.eval.compare import SIGNIFICANT, Comparison, compare
 from simulmt.eval.order import Anticipation, OracleScore, SortedSentence, directories_with_scores
+from simulmt.eval.quality import SIGNIFICANT, Comparison, compare
 from simulmt.eval.report import blocks, plots
-from simulmt.eval.report.blocks import Block, Details, Example, Figures, Heading, List, Note, Paragraph, Picture
-from simulmt.eval.report.examples import Aligner, Output, Outputs, read_outputs
+from simulmt.eval.report.blocks import (
+    Aligner,
+    Block,
+    Details,
+    Example,
+    Figures,
+    Heading,
+    List,
+    Note,
+    Output,
+    Outputs,
+    Paragraph,
+    Picture,
+    read_outputs,
+)
 from simulmt.eval.results import Result, check_baseline, read_all, read_records, read_results
 from simulmt.eval.run import evenly_spaced
 

@@ -25,7 +25,7 @@ import numpy as np
 from simulmt.data.alignment import Link
 from simulmt.errors import DataError, needs_extra
 from simulmt.eval.order import Anticipation, SortedSentence, directories_with_scores
-from simulmt.eval.report.examples import Output, read_outputs
+from simulmt.eval.report.blocks import Output, read_outputs
 from simulmt.eval.results import Result, check_baseline, file_name, read_all, read_records, read_results
 from simulmt.text.words import is_spaceless
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from simulmt.errors import DataError
-from simulmt.runtime.revisions import Hypothesis, Stabiliser
-from simulmt.speech.events import EventReader
+from simulmt.runtime.revisions import EventReader, Hypothesis, Stabiliser
 
 EVENTS = Path(__file__).parent / "events"
 

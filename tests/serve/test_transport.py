@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulmt.serve.flow import Outbox, Output, Throttle
 from simulmt.serve.protocol import Commit, Done, LagMs, Sentence
+from simulmt.serve.transport import Outbox, Output, Throttle
 
 FULL, KEPT = 3, 5
 
