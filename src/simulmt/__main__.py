@@ -1,6 +1,16 @@
-"""`python -m simulmt`, which is also how torchrun starts it."""
+"""`simulmt`, and `python -m simulmt`, which is how torchrun starts it."""
 
-from simulmt.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C ends it quietly, also while modules are loading."""
+    try:
+        from simulmt.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -54,6 +54,7 @@ WRONG = [
     ("translate --model toy --delay 7", "--delay 7"),
     ("translate --model toy --beam 0", "--beam must be at least 1, got 0"),
     ("translate --model toy --beam 2", "--beam 2: a ctc model writes while it reads"),
+    ("serve --model toy --room-keys", "--room-keys needs --api-keys-file"),
     ("synthetic --output new --test -1", "--test"),
     ("prepare --output new --max-length 0", "--max-length"),
     ("prepare --output new --max-ratio 0.5", "--max-ratio"),

@@ -86,7 +86,7 @@ class TestListening:
         done = call("listen", speech, "--model", bundle, "--delay", "2", "--transcript", said, capture=capsys)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == "".join(f"{model.translate(text, 2)}\n" for text in SAID)
-        assert said.read_text(encoding="utf-8").split("\n") == ["the old bridge. ", "nobody is listening. ", ""]
+        assert said.read_text(encoding="utf-8").split("\n") == ["the old bridge.", "nobody is listening.", ""]
 
     def test_the_lag_counts_from_the_end_of_the_spoken_word(
         self, bundle: Path, speech: Path, capsys: pytest.CaptureFixture[str]
@@ -212,5 +212,7 @@ def test_stable_words_are_translated_one_line_per_sentence(model: Translator, bu
 def test_an_invalid_event_is_an_error_with_its_line(bundle: Path) -> None:
     done = simulmt("translate", "--input", "revisions", "--model", bundle, stdin=EVENTS + "hello\n")
     assert done.returncode == 1
-    assert done.stderr.startswith("simulmt: line 7: expected a JSON object of WhisperLiveKit, Vosk, Moonshine")
+    assert done.stderr.startswith(
+        "simulmt: standard input: line 7: expected a JSON object of WhisperLiveKit, Vosk, Moonshine"
+    )
     assert done.stderr.count("\n") == 1

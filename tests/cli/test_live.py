@@ -7,6 +7,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,18 @@ class TestTranslate:
         done = call("translate", events, *arguments, "--input", "revisions", capture=capsys)
         assert done.stdout == model.translate(ENDED, beam=3)
 
+    def test_events_before_a_bad_one_are_translated(
+        self, model: Translator, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        events = tmp_path / "events.jsonl"
+        good = "".join(json.dumps({"text": f"{line} ", "final": True}) + "\n" for line in ENDED.splitlines())
+        events.write_text(good + '{"foo": 1}\n', encoding="utf-8")
+        done = call("translate", events, "--model", bundle, "--input", "revisions", capture=capsys)
+        number = len(ENDED.splitlines()) + 1
+        assert done.returncode == 1
+        assert f"{events}: line {number}: expected an event" in done.stderr
+        assert done.stdout == model.translate(ENDED, model.config.default_delay)
+
     def test_no_text_gives_no_text(self, bundle: Path) -> None:
         done = simulmt("translate", "-", "--model", bundle)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -161,7 +174,8 @@ class TestTranslate:
     def test_invalid_bytes_are_replaced_and_reported(self, model: Translator, bundle: Path) -> None:
         done = simulmt("translate", "--model", bundle, stdin=b"the old \xff\xe6\xb2 bridge\nriver \xe6")
         assert done.returncode == 0
-        assert done.stderr == "simulmt: skipped input that is not UTF-8; convert it with `iconv`\n"
+        advice = "skipping bytes that are not UTF-8; convert the text with `iconv`"
+        assert done.stderr == f"simulmt: standard input: line 1: {advice}\n"
         assert done.stdout == translation(model, "the old \ufffd\ufffd bridge\nriver \ufffd")
 
     def test_json_lines(self, model: Translator, bundle: Path) -> None:
@@ -211,18 +225,19 @@ class TestEndings:
         assert started.wait(60) == 0
 
     @pytest.mark.parametrize(
-        ("command", "output", "reason"),
+        ("command", "redirection", "reason"),
         [
             ("translate", ">/dev/full", "standard output: No space left on device"),
             ("demo --fast", ">/dev/full", "standard output: No space left on device"),
             ("models path", ">/dev/full", "standard output: No space left on device"),
             ("translate", ">&-", "standard output is closed"),
             ("demo --fast", ">&-", "standard output is closed"),
+            ("translate", "<&-", "standard input: Bad file descriptor"),
         ],
     )
-    def test_an_unwritable_output_is_an_error(self, bundle: Path, command: str, output: str, reason: str) -> None:
+    def test_an_unusable_stream_is_an_error(self, bundle: Path, command: str, redirection: str, reason: str) -> None:
         model = [bundle] if command == "models path" else ["--model", bundle]
-        program = ["sh", "-c", f'exec "$@" {output}', "sh", *COMMAND, *command.split(), *model]
+        program = ["sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *command.split(), *model]
         environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONUNBUFFERED"}
         done = subprocess.run(program, input="the river", capture_output=True, check=False, text=True, env=environment)
         assert_refused(done, 1, reason)
@@ -234,6 +249,16 @@ class TestEndings:
         assert started.wait(60) == 130
         assert started.stderr is not None
         assert started.stderr.read() == b""
+
+    def test_ctrl_c_while_modules_load(self) -> None:
+        """A module of the command line that is interrupted while it loads leaves no traceback."""
+        code = (
+            "import sys, types; sys.meta_path.insert(0, types.SimpleNamespace(find_spec=lambda name, *_: "
+            "(_ for _ in ()).throw(KeyboardInterrupt) if name == 'simulmt.cli' else None)); "
+            "from simulmt.__main__ import main; main()"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (130, b"")
 
     def test_ctrl_c_keeps_the_subtitle_that_was_begun(self, model: Translator, bundle: Path) -> None:
         def interrupted(*_: object) -> Iterator[list[Arrival]]:
@@ -301,7 +326,7 @@ class TestDemo:
             assert len(pieces) > 2
         words = sum(len(sentence.split()) for sentence in demo.SENTENCES["en"])
         assert summary.startswith(f"{len(sentences)} sentences, {words} words read")
-        assert f"| simulmt translate --model {bundle}" in hints
+        assert f"simulmt translate --model {bundle}" in hints
 
     def test_a_terminal_shows_lag_and_trace(self, model: Translator, bundle: Path, tmp_path: Path) -> None:
         (tmp_path / "text").write_text("the old river\n\nthe wind\n", encoding="utf-8")

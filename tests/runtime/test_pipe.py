@@ -106,8 +106,18 @@ def test_bytes_become_text(tmp_path: Path, chunk: int) -> None:
     file = tmp_path / "text"
     file.write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9 \xff\xe6\xb2 \xe6\xb2\xb3\n\xe6")
     with patch.object(pipe, "CHUNK", chunk), file.open("rb") as opened:
-        texts = [text for turn in arrivals(opened.fileno(), time.monotonic) for text, _ in turn]
-    assert "".join(texts) == "café \ufffd\ufffd 河\n\ufffd"
+        found = [arrival for turn in arrivals(opened.fileno(), time.monotonic) for arrival in turn]
+    assert "".join(arrival.text for arrival in found) == "café \ufffd\ufffd 河\n\ufffd"
+    assert {arrival.bad_line for arrival in found} - {None} == {1, 2}
+
+
+def test_a_replacement_character_in_valid_text_is_no_damage(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_text("a \ufffd b", encoding="utf-8")
+    with file.open("rb") as opened:
+        found = [arrival for turn in arrivals(opened.fileno(), time.monotonic) for arrival in turn]
+    assert "".join(arrival.text for arrival in found) == "a \ufffd b"
+    assert not any(arrival.bad_line for arrival in found)
 
 
 def test_input_that_cannot_be_read(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ stopped by Ctrl-C or SIGTERM.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from typing import Annotated, Any
@@ -49,12 +50,22 @@ COMMANDS = {
         evaluation.analyse,
     ),
 }
+
+
+def _reflow(docstring: str | None) -> str:
+    """Return a docstring with each paragraph on one line, except those marked with \\b, so that help wraps anywhere."""
+    paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
+    return "\n\n".join(each if each.startswith("\b") else each.replace("\n", " ") for each in paragraphs)
+
+
 for panel, commands in COMMANDS.items():
     for command in commands:
         if isinstance(command, typer.Typer):
             app.add_typer(command, rich_help_panel=panel)
+            for inner in command.registered_commands:
+                inner.help = _reflow(inner.callback and inner.callback.__doc__)
         else:
-            app.command(rich_help_panel=panel)(command)
+            app.command(rich_help_panel=panel, help=_reflow(command.__doc__))(command)
 
 
 def _print_version(wanted: bool) -> None:

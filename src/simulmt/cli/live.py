@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shlex
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from simulmt.runtime.captions import Format, Writer, open_writer
 
 if TYPE_CHECKING:
     from simulmt.runtime.bundle import Bundle
+    from simulmt.runtime.pipe import Arrival
     from simulmt.runtime.revisions import Word
     from simulmt.runtime.stream import Translator
     from simulmt.serve.access import Limits
@@ -54,7 +56,12 @@ class InputKind(StrEnum):
 def translate(
     file: Annotated[Path, typer.Argument(help="UTF-8 text file; - reads standard input.")] = STANDARD_INPUT,
     model: Model = None,
-    delay: Delay = None,
+    delay: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K", help="Delay k in source pieces.", show_default="the model's own; for a file, its largest"
+        ),
+    ] = None,
     kind: Annotated[InputKind, typer.Option("--input", help="Final text, or a recogniser's JSON events.")] = (
         InputKind.TEXT
     ),
@@ -67,8 +74,8 @@ def translate(
     A file is translated with the model's largest delay unless --delay is given.
 
     srt and vtt write subtitles with the times at which they were translated. jsonl writes one object for every piece of
-    output: its line, the number of source words read, and its lag in ms, split into waiting for words (policy), waiting
-    for the CPU (queue) and computing (compute).
+    output: its line (sentence), how many words of that line had been read (source_words), and its lag in ms, split into
+    waiting for words (policy), waiting for the CPU (queue) and computing (compute).
 
     --input revisions reads the JSON events of a speech recogniser that revises its words, such as WhisperLiveKit, Vosk
     or Moonshine, one per line. Words are translated once they are stable; the lag shows that wait as recognition.
@@ -80,9 +87,10 @@ def translate(
       speech-to-text | simulmt translate --format vtt > captions.vtt
       recogniser | simulmt translate --input revisions
     """
-    from simulmt.runtime.pipe import POLL, UNREADABLE, LineTranslator, RevisionTranslator, arrivals
+    from simulmt.runtime.pipe import POLL, LineTranslator, RevisionTranslator, arrivals
 
     is_revised = kind is InputKind.REVISIONS
+    name = "standard input" if file == STANDARD_INPUT else str(file)
     with _opened(file) as descriptor:
         translator = load_translator(model, delay, threads, beam)
         if delay is None and not is_revised and stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -91,13 +99,12 @@ def translate(
             typer.echo("Type a sentence and Enter; Ctrl-D ends.", err=True)
         with closing(open_writer(style, utf8_output())) as writer:
             lines = (RevisionTranslator if is_revised else LineTranslator)(translator, delay, writer, beam)
-            is_damaged = False
-            for arrived in arrivals(descriptor, translator.clock, POLL if is_revised else None):
-                is_damaged |= any(UNREADABLE in part.text for part in arrived)
-                lines.push(arrived)
-            lines.finish()
-        if is_damaged:
-            typer.echo("simulmt: skipped input that is not UTF-8; convert it with `iconv`", err=True)
+            try:
+                for arrived in _warning(arrivals(descriptor, translator.clock, POLL if is_revised else None), name):
+                    lines.push(arrived)
+                lines.finish()
+            except DataError as error:
+                raise DataError(f"{name}: {error}") from None
 
 
 def demo(
@@ -133,8 +140,9 @@ def demo(
             view.show(step)
     console.print(statistics.summary())
     chosen = f" --model {shlex.quote(model)}" if model else ""
-    console.print(f"\nNext:\n  echo {shlex.quote(sentences[0])} | simulmt translate{chosen}")
-    console.print(f"  simulmt bench{chosen}\n  simulmt models\n  simulmt --help")
+    command = _command()
+    console.print(f"\nNext:\n  echo {shlex.quote(sentences[0])} | {command} translate{chosen}")
+    console.print(f"  {command} bench{chosen}\n  {command} models\n  {command} --help")
 
 
 def bench(
@@ -229,7 +237,7 @@ def serve(
         typer.Option(
             metavar="NAME_OR_DIR",
             help="Name of a shipped model, or path of a bundle; repeatable.",
-            show_default="all shipped models",
+            show_default="all shipped models except toy",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
@@ -240,7 +248,9 @@ def serve(
     ] = None,
     origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="Allowed origin of web pages, such as https://example.org; repeatable."),
+        typer.Option(
+            metavar="URL", help="Allowed origin of web pages, such as https://example.org, or * for any; repeatable."
+        ),
     ] = None,
     limit: Annotated[
         list[str] | None,
@@ -282,6 +292,8 @@ def serve(
         from simulmt.serve.audio import find_recognisers
         from simulmt.serve.server import run, set_up_logging
 
+    if room_keys and not api_keys_file:
+        raise ConfigError("--room-keys needs --api-keys-file: without keys everyone is admitted")
     set_up_logging()
     workers = workers or (cores() if sys.platform == "linux" else 1)  # others do not balance SO_REUSEPORT
     settings = Settings(
@@ -378,10 +390,34 @@ def load_translator(model: str | Path | None, delay: int | None, threads: int, b
 def _opened(file: Path) -> Iterator[int]:
     """Open a file or standard input, and yield its descriptor."""
     if file == STANDARD_INPUT:
+        try:
+            os.fstat(0)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard input") from None
         yield 0
         return
     with file.open("rb", buffering=0) as opened:
         yield opened.fileno()
+
+
+def _command() -> str:
+    """Return how to run simulmt in this shell."""
+    if shutil.which("simulmt"):
+        return "simulmt"
+    program = Path(sys.argv[0])
+    return "python -m simulmt" if program.name == "__main__.py" else shlex.quote(os.path.relpath(program))
+
+
+def _warning(arrivals: Iterator[list[Arrival]], name: str) -> Iterator[list[Arrival]]:
+    """Pass on what arrives, and warn once about bytes that are not UTF-8."""
+    warned = False
+    for arrived in arrivals:
+        bad_line = next((part.bad_line for part in arrived if part.bad_line), None)
+        if bad_line and not warned:
+            warned = True
+            advice = "skipping bytes that are not UTF-8; convert the text with `iconv`"
+            typer.echo(f"simulmt: {name}: line {bad_line}: {advice}", err=True)
+        yield arrived
 
 
 def utf8_output() -> TextIO:
@@ -428,7 +464,7 @@ def _blocks(file: Path | None, device: str | None) -> Iterator[Iterator[Samples]
     elif file == STANDARD_INPUT:
         if sys.stdin.isatty():
             raise ConfigError("standard input is a terminal: pipe audio into it, or give a WAV file or --microphone")
-        yield read_audio(sys.stdin.buffer, "standard input")
+        yield read_audio(sys.stdin.buffer, "standard input", allow_raw=True)
     else:
         with file.open("rb") as opened:
             yield read_audio(opened, str(file))
@@ -441,11 +477,17 @@ def _transcript(path: Path | None) -> Iterator[Callable[[Sequence[Word]], None]]
         yield lambda _: None
         return
     with path.open("w", encoding="utf-8") as output:
+        separator = ""
 
         def write(words: Sequence[Word]) -> None:
+            nonlocal separator
             for word in words:
-                output.write(f"{word.text} " if word.text else "")
-                output.write("\n" if word.ends_sentence else "")
+                if word.text:
+                    output.write(f"{separator}{word.text}")
+                    separator = " "
+                if word.ends_sentence:
+                    output.write("\n")
+                    separator = ""
             output.flush()
 
         yield write

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from queue import Empty, Queue
@@ -16,7 +17,7 @@ from simulmt.runtime.revisions import EventReader, Stabiliser, feed
 from simulmt.runtime.stream import LINES_PER_BATCH, Commit, Stream, StreamState, Translator
 
 CHUNK = 4096  # bytes per read
-UNREADABLE = "\ufffd"  # replaces bytes that are not UTF-8
+UNDECODED = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as `surrogateescape` decodes it
 POLL = 0.1  # seconds between checks for time-outs of words that a recogniser may revise
 LONGEST_EVENT = 1 << 20  # characters
 AHEAD = 4  # chunks read ahead of translation; the rest stays in the pipe (back-pressure)
@@ -25,8 +26,9 @@ AHEAD = 4  # chunks read ahead of translation; the rest stays in the pipe (back-
 class Arrival(NamedTuple):
     """A chunk of text and its arrival time."""
 
-    text: str
+    text: str  # U+FFFD replaces bytes that are not UTF-8
     time: float
+    bad_line: int | None = None  # number of the first line of the chunk with such bytes
 
 
 def arrivals(descriptor: int, clock: Callable[[], float], poll: float | None = None) -> Iterator[list[Arrival]]:
@@ -51,11 +53,20 @@ def arrivals(descriptor: int, clock: Callable[[], float], poll: float | None = N
 
 
 def _read(descriptor: int, clock: Callable[[], float], queue: Queue[Arrival | OSError | None]) -> None:
-    decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
+    line = 1
     try:
-        while data := os.read(descriptor, CHUNK):
-            queue.put(Arrival(decoder.decode(data), clock()))
-        queue.put(Arrival(decoder.decode(b"", final=True), clock()))
+        while True:
+            data = os.read(descriptor, CHUNK)
+            text = decoder.decode(data, final=not data)
+            bad = UNDECODED.search(text)
+            bad_line = line + text.count("\n", 0, bad.start()) if bad else None
+            line += text.count("\n")
+            if bad:
+                text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            queue.put(Arrival(text, clock(), bad_line))
+            if not data:
+                break
         queue.put(None)
     except OSError as error:
         queue.put(error)
@@ -74,7 +85,7 @@ class LineTranslator:
 
     def push(self, arrived: Iterable[Arrival]) -> None:
         """Translate chunks of text; lines end with a line feed."""
-        for text, time in arrived:
+        for text, time, _ in arrived:
             first, *others = text.split("\n")
             self._accept(first, time)
             for line in others:
@@ -146,16 +157,13 @@ class RevisionTranslator:
 
     def push(self, arrived: Iterable[Arrival]) -> None:
         """Translate new events, one JSON object per line, and words that have timed out."""
-        for text, time in arrived:
-            *lines, self._open = (self._open + text).split("\n")
-            if len(self._open) > LONGEST_EVENT:
-                number = self._number + len(lines) + 1
-                raise DataError(f"line {number}: longer than {LONGEST_EVENT} characters; expected one event per line")
-            for line in lines:
-                self._read(line, time)
-        now = self._translator.clock()
-        feed(self._stream, self._stabiliser.tick(now), now)
-        self._lines.write(self._stream, self._translator.drain([self._stream])[0])
+        try:
+            for text, time, _ in arrived:
+                self._read_lines(text, time)
+        finally:  # events before one that cannot be read are translated
+            now = self._translator.clock()
+            feed(self._stream, self._stabiliser.tick(now), now)
+            self._lines.write(self._stream, self._translator.drain([self._stream])[0])
 
     def finish(self) -> None:
         """Translate the rest at the end of input."""
@@ -163,6 +171,14 @@ class RevisionTranslator:
         self._read(self._open, now)
         feed(self._stream, self._stabiliser.flush(now), now)
         self._lines.write(self._stream, self._stream.finish())
+
+    def _read_lines(self, text: str, time: float) -> None:
+        *lines, self._open = (self._open + text).split("\n")
+        for line in lines:
+            self._read(line, time)
+        if len(self._open) > LONGEST_EVENT:
+            number = self._number + 1
+            raise DataError(f"line {number}: longer than {LONGEST_EVENT} characters; expected one event per line")
 
     def _read(self, line: str, time: float) -> None:
         self._number += 1

@@ -406,7 +406,7 @@ class Translator:
         delay = self.config.default_delay if delay is None else delay
         if delay not in self.config.delays:
             trained = ", ".join(map(str, self.config.delays)) or "whole sentences only"
-            raise StreamError(f"delay {delay}: {self.bundle.name} was trained for {trained}")
+            raise StreamError(f"delay {delay!r}: {self.bundle.name} was trained for {trained}")
         return delay
 
     def _require_own(self, streams: Iterable[Stream]) -> None:

@@ -86,8 +86,10 @@ class ApiKeys:
         """Read a file with one key per line; empty lines and lines that start with # are ignored."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"--api-keys-file {path}: cannot be read ({type(error).__name__})") from None
+        except OSError as error:
+            raise DataError(f"--api-keys-file {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise DataError(f"--api-keys-file {path}: not UTF-8 text; write one key per line") from None
         keys = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
         if not keys:
             raise DataError(f"--api-keys-file {path}: contains no key; write one per line")

@@ -76,8 +76,8 @@ class WavFormat:
 RAW = WavFormat(PCM, 1, RATE, 16)
 
 
-def read_audio(file: BinaryIO, name: str) -> Iterator[Samples]:
-    """Read a WAV file of any sample rate, or headerless 16-bit mono PCM at 16 kHz, block by block.
+def read_audio(file: BinaryIO, name: str, allow_raw: bool = False) -> Iterator[Samples]:
+    """Read a WAV file of any sample rate, or with `allow_raw` headerless 16-bit mono PCM at 16 kHz, block by block.
 
     The file may be a pipe; only one block is held in memory.
     """
@@ -86,7 +86,7 @@ def read_audio(file: BinaryIO, name: str) -> Iterator[Samples]:
         if beginning[:4] in (b"RIFF", b"RF64"):
             layout, size = _read_header(file, beginning)
             beginning = b""
-        elif beginning.startswith(OTHER_FORMATS) or beginning[4:8] == b"ftyp":
+        elif not allow_raw or beginning.startswith(OTHER_FORMATS) or beginning[4:8] == b"ftyp":
             raise SpeechError("expected a WAV file; convert it: ffmpeg -i FILE -ar 16000 -ac 1 speech.wav")
         else:
             layout, size = RAW, None
