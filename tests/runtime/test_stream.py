@@ -320,16 +320,27 @@ class TestAgainstPyTorch:
         assert all(one != other for one, other in combinations(found, 2))
         assert found[3] == facts(at_once(translators["wait-k", "policy"], PATIENT, 3))
 
+    @pytest.mark.parametrize(("kind", "delay"), [("full-sentence", None), ("wait-k", max(DELAYS))])
     @given(text=texts, beam=st.integers(2, 3))
     @settings(max_examples=10, deadline=None)
     def test_beam_search_of_whole_sentences(
-        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, TrainedModel], text: str, beam: int
+        self,
+        translators: dict[tuple[str, str], Translator],
+        networks: dict[Kind, TrainedModel],
+        kind: Kind,
+        delay: int | None,
+        text: str,
+        beam: int,
     ) -> None:
-        network = networks["full-sentence"]
+        network = networks[kind]
         sentences = [s for s in sentences_of(text, network.source) if len(network.source.encode(s)) < LONGEST][:2]
         for sentence in sentences:
-            found = joined(at_once(translators["full-sentence", "fp32"], sentence, None, beam))
+            found = joined(at_once(translators[kind, "fp32"], sentence, delay, beam))
             assert found == reference(network, sentence, None, beam)
+
+    def test_a_beam_search_reads_whole_sentences(self, translators: dict[tuple[str, str], Translator]) -> None:
+        model = translators["wait-k", "policy"]
+        assert model.translate(PATIENT, beam=1) != model.translate(PATIENT, beam=3)
 
 
 @pytest.mark.parametrize(("bundle", "at_first", "in_all"), [("rules", "und", "und.,"), ("fp32", "und,", "und,.,")])
@@ -677,7 +688,7 @@ class TestState:
     def test_impossible_beams_are_refused(self, translators: dict[tuple[str, str], Translator]) -> None:
         with pytest.raises(StreamError, match="beam"):
             translators["ctc", "fp32"].stream(beam=0)
-        with pytest.raises(StreamError, match="wait-k"):
+        with pytest.raises(StreamError, match="beam 2: a beam search reads whole sentences; use delay 5, or beam 1"):
             translators["wait-k", "fp32"].stream(beam=2)
         with pytest.raises(StreamError, match="ctc model writes while it reads"):
             translators["ctc", "fp32"].stream(beam=2)

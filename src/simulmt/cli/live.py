@@ -66,7 +66,7 @@ def translate(
         InputKind.TEXT
     ),
     style: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
-    beam: Annotated[int, typer.Option(metavar="N", help="Beam size, for full-sentence models only.")] = 1,
+    beam: Annotated[int, typer.Option(metavar="N", help="Beam size; above 1 it needs whole sentences.")] = 1,
     threads: Threads = 0,
 ) -> None:
     """Translate text as it arrives, line by line and word by word.
@@ -92,9 +92,10 @@ def translate(
     is_revised = kind is InputKind.REVISIONS
     name = "standard input" if file == STANDARD_INPUT else str(file)
     with _opened(file) as descriptor:
-        translator = load_translator(model, delay, threads, beam)
+        translator = load_translator(model, delay, threads)
         if delay is None and not is_revised and stat.S_ISREG(os.fstat(descriptor).st_mode):
             delay = translator.config.largest_delay
+        _check_options(translator, delay, beam)
         if os.isatty(descriptor) and not is_revised:
             typer.echo("Type a sentence and Enter; Ctrl-D ends.", err=True)
         with closing(open_writer(style, utf8_output())) as writer:
@@ -373,17 +374,21 @@ def path(name: Name) -> None:
     typer.echo(str(find(name)))
 
 
-def load_translator(model: str | Path | None, delay: int | None, threads: int, beam: int = 1) -> Translator:
-    """Load a model and check the delay and the beam size."""
+def load_translator(model: str | Path | None, delay: int | None, threads: int) -> Translator:
+    """Load a model and check the delay."""
     import simulmt
     from simulmt.runtime.bundle import default_names
 
     translator = simulmt.load(model or next(default_names()), threads)
+    _check_options(translator, delay)
+    return translator
+
+
+def _check_options(translator: Translator, delay: int | None, beam: int = 1) -> None:
     try:
         translator.stream(delay, beam)
     except StreamError as error:
         raise ConfigError(f"--{error}") from None
-    return translator
 
 
 @contextmanager

@@ -50,6 +50,8 @@ class Seq2SeqSentence(SentenceState):
 
     With `by_word` predictions see whole words, so that each sees a word more than the one before. Otherwise, as in the
     paper, they see any number of tokens, and the next one sees a token more.
+
+    With a `beam` above 1 the translation is searched for once the whole sentence has been read.
     """
 
     def __init__(self, beam: int, reads_on: bool = True, by_word: bool = False) -> None:
@@ -64,7 +66,9 @@ class Seq2SeqSentence(SentenceState):
 
     @property
     def is_due(self) -> bool:
-        return not self._ended and (self.closed or (bool(self.due) and self._needed <= len(self.tokens)))
+        if self.beam > 1 or self.closed:  # a beam search needs the whole sentence
+            return self.closed and not self._ended
+        return not self._ended and bool(self.due) and self._needed <= len(self.tokens)
 
     @property
     def longest(self) -> int:
@@ -76,8 +80,9 @@ class Seq2SeqSentence(SentenceState):
         if not self.due:
             self._plan(len(self.tokens), delay=0)
         due = self.due[0]
-        if due.visible < self._needed:
-            visible = self._word_ends[self._needed - 1] if self._whole_words else self._needed
+        needed = len(self.tokens) if self.beam > 1 else self._needed
+        if due.visible < needed:
+            visible = self._word_ends[needed - 1] if self._whole_words else needed
             due = due._replace(visible=visible, trigger=max(due.trigger, visible - 1))
             self.due[0] = due
         return due

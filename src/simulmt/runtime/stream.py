@@ -345,21 +345,21 @@ class Translator:
     def stream(self, delay: int | None = None, beam: int = 1, segment: bool = True, reads_on: bool = True) -> Stream:
         """Open a stream, by default with the model's own delay.
 
-        A `beam` above 1 is for full-sentence models. With `segment=False` punctuation does not end a sentence: only
-        `end_sentence` and `finish` do, and the maximum length of the model. With `reads_on=False` a wait-k model may
-        end its translation before the source has been read.
+        A `beam` above 1 searches for translations of whole sentences; it is for full-sentence models, and for wait-k
+        models at their largest delay. With `segment=False` punctuation does not end a sentence: only `end_sentence` and
+        `finish` do, and the maximum length of the model. With `reads_on=False` a wait-k model may end its translation
+        before the source has been read.
         """
-        if beam < 1:
-            raise StreamError(f"beam must be at least 1, got {beam}")
-        if beam > 1 and self.config.kind != "full-sentence":
-            raise StreamError(f"beam {beam}: a {self.config.kind} model writes while it reads; use beam 1")
-        return Stream(self, self.checked_delay(delay), beam, segment, reads_on)
+        delay = self.checked_delay(delay)
+        if beam != 1:
+            self._check_beam(beam, delay)
+        return Stream(self, delay, beam, segment, reads_on)
 
     def translate(self, text: str, delay: int | None = None, beam: int = 1) -> str:
         """Translate a whole text, line by line: every line ends a sentence and gives one line of output.
 
         The default delay is the model's largest, which gives the best quality, since the whole text is available.
-        Full-sentence models take a `beam`.
+        Full-sentence and wait-k models take a `beam`.
         """
         if delay is None:
             delay = self.config.largest_delay
@@ -408,6 +408,15 @@ class Translator:
             trained = ", ".join(map(str, self.config.delays)) or "whole sentences only"
             raise StreamError(f"delay {delay!r}: {self.bundle.name} was trained for {trained}")
         return delay
+
+    def _check_beam(self, beam: int, delay: int) -> None:
+        kind, largest = self.config.kind, self.config.largest_delay
+        if beam < 1:
+            raise StreamError(f"beam must be at least 1, got {beam}")
+        if kind not in ("full-sentence", "wait-k"):
+            raise StreamError(f"beam {beam}: a {kind} model writes while it reads; use beam 1")
+        if kind == "wait-k" and delay != largest:
+            raise StreamError(f"beam {beam}: a beam search reads whole sentences; use delay {largest}, or beam 1")
 
     def _require_own(self, streams: Iterable[Stream]) -> None:
         if any(stream._translator is not self for stream in streams):
