@@ -236,16 +236,29 @@ def test_translations_are_drawn_with_their_probabilities() -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=4 * (0.25 / len(rows)) ** 0.5)
 
 
-def test_a_wait_k_gradient_is_that_of_the_sampled_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_low_temperature_the_greedy_translation_is_drawn() -> None:
+    model = _wait_k().eval()
+    torch.nn.init.normal_(model.target_embedding.weight, std=0.4)
+    H = model.encoder(torch.randint(6, 12, (1, 4))).expand(50, -1, -1)
+    drawn, _ = sample_tokens(model, H, None, delay=1, longest=4, temperature=1e-4)
+    assert len({tuple(tokens) for tokens in drawn.tolist()}) == 1
+    logits = model.decode(H[:1], None, drawn[:1], 1)[0] @ model.target_embedding.weight.T
+    logits[:, [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]] = -torch.inf
+    written = drawn[0] != PAD
+    assert (logits.argmax(-1) == drawn[0])[written].all()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_wait_k_gradient_is_that_of_the_sampled_tokens(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
     model, batch = _wait_k(), _wait_k_batch()
     tokens = torch.tensor([[6, 7, END], [8, END, PAD], [9, 9, 9], [END, PAD, PAD]])  # two of each sentence
     monkeypatch.setattr("simulmt.model.risk.sample_tokens", lambda *_: (tokens, (tokens != PAD).sum(1)))
     rewards = torch.randn(2, 2, 3, dtype=torch.float64)
     monkeypatch.setattr("simulmt.model.risk.compute_advantages", lambda *_: rewards)
-    loss = wait_k_risk_loss(model, batch, 2, RiskConfig(samples=2))
+    loss = wait_k_risk_loss(model, batch, 2, RiskConfig(samples=2, temperature=temperature))
     found = torch.autograd.grad(loss.total, list(model.parameters()))
     source, lengths = batch.source.repeat_interleave(2, 0), batch.source_lengths.repeat_interleave(2)
-    log_p = model(source, lengths, tokens, 2).log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    log_p = (model(source, lengths, tokens, 2) / temperature).log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
     plain = -(rewards.flatten(0, 1) * log_p * (tokens != PAD)).sum()
     for ours, theirs in zip(found, torch.autograd.grad(plain, list(model.parameters())), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -17,13 +17,14 @@ from simulmt.errors import CheckpointError, ConfigError, TrainingError
 from simulmt.model.asn import SortedCTCModel
 from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Loss
+from simulmt.model.risk import RiskConfig
 from simulmt.train import loop
 from simulmt.train.analysis import sorting_statistics, translate_store
 from simulmt.train.batches import BatchPlan, DeviceStore
 from simulmt.train.loop import batches_in_update, learning_rate, update_size_warning
 from simulmt.train.monitor import Monitor
 from simulmt.train.run import CheckpointFolder, RunState
-from simulmt.train.systems import System, TrainingConfig, build_model, load_model, translator_of
+from simulmt.train.systems import RunConfig, System, TrainingConfig, build_model, load_model, translator_of
 
 from .helpers import ALONE, Recorder, run, same, snapshot, strict_json, tiny
 
@@ -244,6 +245,11 @@ def test_second_stage_counts_bigrams_from_a_trained_model(data: Path, ctc_run: P
     run(config, tmp_path, recorder)
     assert all(0 <= loss <= 1 for loss in recorder.losses)  # 1 - F1, unlike a likelihood
     assert sum(recorder.losses[-5:]) < sum(recorder.losses[:5])
+
+
+def test_a_sampling_temperature_needs_wait_k(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'risk\.temperature is for system "wait-k", got transducer'):
+        RunConfig("transducer", data, tmp_path, risk=RiskConfig(temperature=0.5), objective="risk")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ class RiskConfig:
     """Settings of sampling and rewards."""
 
     samples: int = 4  # translations sampled per sentence
+    temperature: float = 1.0  # of wait-k samples; below 1 they are closer to the greedy translation
     discount: float = 0.95  # of rewards, per frame
     order_weights: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)  # weights of n-grams, n = 1, 2, ...
     beta: float = 1.0  # of the F score; above 1, recall counts more than precision
@@ -76,6 +77,7 @@ class RiskConfig:
 
     def __post_init__(self) -> None:
         require(self.samples >= 2, f"samples must be at least 2, got {self.samples}")
+        require(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
         require(0 <= self.discount <= 1, f"discount must be in 0..1, got {self.discount}")
         require(
             min(self.order_weights, default=-1.0) >= 0 and sum(self.order_weights) > 0,
@@ -137,7 +139,11 @@ def wait_k_risk_loss(
     config: RiskConfig = DEFAULT,
     weights: Float[Tensor, "2 V"] | None = None,
 ) -> Loss:
-    """Return `risk_loss` of a wait-k model."""
+    """Return `risk_loss` of a wait-k model.
+
+    Samples, and the gradient, are those of the distribution at `config.temperature`. At temperature 1 almost every
+    sample has a wrong word, and the model learns to continue after wrong words.
+    """
     source, source_lengths, target, target_lengths = batch
     check_tokens(target, model.target_embedding.num_embeddings, "target")
     mask = length_mask(source_lengths, source.shape[1], source.device)
@@ -148,13 +154,14 @@ def wait_k_risk_loss(
     weights = weights.to(source.device)
     weights[:, END] = 0  # every sample has one, so as a match it would reward short translations
     with _without_dropout(model.dropout, *model.layers):  # samples and their probabilities have one distribution
-        tokens, counts = sample_tokens(model, copied.detach(), copied_mask, delay, int(1.25 * target.shape[1]) + 4)
+        longest = int(1.25 * target.shape[1]) + 4
+        tokens, counts = sample_tokens(model, copied.detach(), copied_mask, delay, longest, config.temperature)
         drawn, written = (each.unflatten(0, (len(source), config.samples)) for each in (tokens, counts))
         orders, beta = config.order_weights, config.beta
         rewards, scores = ngram_rewards(drawn, written, target, lengths, weights, orders, beta)
         inside = torch.arange(tokens.shape[1], device=source.device) < counts[:, None]  # [BN M]
         advantages = compute_advantages(rewards, config.discount).flatten(0, 1) * inside
-        states = model.decode(copied, copied_mask, tokens, delay)
+        states = model.decode(copied, copied_mask, tokens, delay) / config.temperature
     risk = ((1 - scores.mean(1)) * lengths).sum()
     table = model.target_embedding.weight
     no_context, no_table = states.new_zeros(*tokens.shape, 1)[:, None], table.new_zeros(len(table), 1)
@@ -179,7 +186,12 @@ def _without_dropout(*modules: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def sample_tokens(
-    model: Seq2SeqModel, H: Float[Tensor, "B S D"], source_mask: Tensor | None, delay: int | None, longest: int
+    model: Seq2SeqModel,
+    H: Float[Tensor, "B S D"],
+    source_mask: Tensor | None,
+    delay: int | None,
+    longest: int,
+    temperature: float = 1.0,
 ) -> tuple[Int[Tensor, "B M"], Int[Tensor, " B"]]:
     """Draw a translation of each sentence under the wait-k policy; return its tokens, END included, and their count."""
     state = model.start(H, source_mask, longest)
@@ -190,7 +202,7 @@ def sample_tokens(
     with torch.compiler.set_stance("force_eager") if H.is_cuda else nullcontext():
         for _ in range(longest):
             logits, state = model.step(token, state, delay)
-            token = _draw(logits)[:, None].masked_fill(ended, PAD)
+            token = _draw(logits / temperature)[:, None].masked_fill(ended, PAD)
             written.append(token)
             ended = ended | (token == END)
             if len(written) % 8 == 0 and bool(ended.all()):  # asking at every step would stall the GPU

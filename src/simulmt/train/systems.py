@@ -100,6 +100,8 @@ class RunConfig:
             named = " or ".join(f'"{system}"' for system in systems)
             require(self.system in systems, f'objective "{self.objective}" is for system {named}, got {self.system}')
             require(self.init is not None, f'objective "{self.objective}" needs init: a trained {self.system} model')
+        if self.risk.temperature != 1:
+            require(self.system == "wait-k", f'risk.temperature is for system "wait-k", got {self.system}')
 
     @staticmethod
     def read(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
