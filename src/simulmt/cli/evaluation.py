@@ -132,7 +132,7 @@ def evaluate(
         return
     known = None if lexicon is None else Lexicon(read_lines(lexicon))
     with Console(stderr=True).status("") as status:
-        evaluator = Evaluator(sentences, unit.value, timing, status.update, known, stop_at_end)
+        evaluator = Evaluator(sentences, unit.value, timing, status.update, known, stop_at_end, print_note)
         evaluations = run_jobs(evaluator, jobs, threads, output)
     _print_results([evaluation.result for evaluation in evaluations])
     if show:
@@ -400,7 +400,6 @@ def _oracle_score(sorter: Sorter, texts: TestSet, model: str, delay: int, blank_
         texts,
         oracle,
         default,
-        "word" if sorter.target.spaced else "char",
         model=model,
         delay=delay,
         blank_penalty=blank_penalty,
