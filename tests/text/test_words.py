@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulmt.text.words import Unit, ends_sentence, script_unit
+from simulmt.text.words import Unit, collapse_spaces, ends_sentence, script_unit
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,8 @@ def test_any_word_is_judged(word: str, language: str, is_first: bool) -> None:
 )
 def test_the_unit_of_a_script(text: str, unit: Unit) -> None:
     assert script_unit([text]) == unit
+
+
+@given(st.text(st.one_of(st.sampled_from(" \t\n\x0b\x1c\x85\xa0\u2009\u3000\u200b"), st.characters(codec="utf-8"))))
+def test_white_space_is_what_python_splits_at(text: str) -> None:
+    assert collapse_spaces(text) == " ".join(text.split())
