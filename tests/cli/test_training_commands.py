@@ -477,6 +477,22 @@ def test_wrong_usage(
     assert [path.name for path in tmp_path.iterdir()] == ["broken.toml"]
 
 
+@pytest.mark.parametrize(
+    ("options", "mentioned"),
+    [
+        ("", "--source-vocabulary 32000: cannot train 32000 pieces for data/source.model: "),
+        ("--source-vocabulary 15", "--target-vocabulary 32000: cannot train 32000 pieces for data/target.model: "),
+    ],
+)
+def test_too_little_text_for_a_vocabulary_names_the_option(
+    options: str, mentioned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("a tea bag\nbad tea\na bad debate\n", encoding="utf-8")
+    files = "--source text --target text --dev-source text --dev-target text --output data"
+    assert_refused(call("prepare", *files.split(), *options.split(), capture=capsys), 1, mentioned, "to a value <= ")
+
+
 @pytest.mark.parametrize("command", ["train c --run r", "sweep c --output o", "export r --data d --output o"])
 def test_a_missing_extra_is_named(command: str) -> None:
     languages = LANGUAGES if command.startswith("export") else ""
