@@ -237,6 +237,8 @@ def report(
     """
     with needs_extra("simulmt report", "eval"):
         from simulmt.eval.report.page import ReportOptions, build_report
+    from rich.console import Console
+    from rich.markup import escape
 
     named = {"title": title} if title else {}
     options = ReportOptions(
@@ -247,7 +249,9 @@ def report(
         sentences=_parse_numbers("--sentences", sentences),
         delay=delay,
     )
-    built = build_report(directories, options, _eflomal() if align else None, output.parent / "alignments")
+    aligner, cache = _eflomal() if align else None, output.parent / "alignments"
+    with Console(stderr=True).status("") as status:
+        built = build_report(directories, options, aligner, cache, lambda text: status.update(escape(text)))
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(built.html, encoding="utf-8")
     output.with_suffix(".md").write_text(built.markdown, encoding="utf-8")
