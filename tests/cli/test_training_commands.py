@@ -351,6 +351,21 @@ class TestFromTextToTranslation:
         call(*f"export run --data data-upper --output upper --development 5 {LANGUAGES}".split(), capture=capsys)
         assert checked == sources[:5]
 
+    def test_the_commands_that_training_prints_work(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(shutil.copytree(folder, tmp_path / "project"))
+        printed = call(*TRAIN.split(), capture=capsys).stderr.splitlines()
+        export, translate = (line.partition(": simulmt ")[2] for line in printed[-2:])
+        assert export.startswith("export run/final --data data --output BUNDLE ")
+        for model, output in (("run/final", "BUNDLE"), ("run", "OTHER")):
+            words = export.replace("run/final", model).replace("BUNDLE", output).split()
+            finished = call(*words, "--precision", "fp32", capture=capsys)
+            assert finished.returncode == 0, finished.stderr
+        weights = [Path(bundle, "ctc.weights").read_bytes() for bundle in ("BUNDLE", "OTHER")]
+        assert weights[0] == weights[1]
+        assert call(*translate.split(), "text/test.source", capture=capsys).returncode == 0
+
     def test_a_teacher_is_exported_without_delays(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
