@@ -169,6 +169,21 @@ def test_a_directory_of_another_test_set_is_refused_before_any_work(
     assert not list(results.glob(f"{bundle.name}*"))
 
 
+def test_a_plot_that_cannot_be_drawn_is_refused_before_any_is_written(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "plots"
+    for options, mentioned in (
+        (("--sentences", "1,4"), f"--sentences 4: {results} has 3 sentences"),
+        (("--baseline", "best"), "--baseline best: no such system"),
+    ):
+        done = call("plot", results, "--output", output, *options, capture=capsys)
+        assert mentioned in done.stderr
+        assert (done.returncode > 0, output.exists()) == (True, False)
+    assert call("plot", results, "--output", output, "--sentences", "3", capture=capsys).returncode == 0
+    assert len(list(output.glob("news-line3-*-path.svg"))) == 4
+
+
 def test_a_missing_extra_is_named(test_set: tuple[str, ...], tmp_path: Path) -> None:
     without = "import sys; sys.modules['sacrebleu'] = None\n"
     done = simulmt_after(without, "evaluate", "--model", "x", *test_set, "--output", tmp_path)

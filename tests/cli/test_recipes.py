@@ -114,6 +114,17 @@ def test_a_dry_run_shows_what_is_stale_and_why(
     assert not (tmp_path / "work" / "prepared").exists()
 
 
+def test_a_dry_run_says_which_settings_are_not_written_yet(
+    recipe: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--dry-run", "--only", "ctc-k1")
+    done = call("run", recipe, "--work", tmp_path / "work", *options, capture=capsys)
+    path = tmp_path / "work" / "ctc-k1" / "settings.student.toml"
+    assert f"ctc-k1: simulmt train {path} " in done.stdout
+    assert done.stderr == f"{path} does not exist yet: it is written when the stage starts\n"
+    assert call("run", recipe, "--work", whole, *options, capture=capsys).stderr == ""
+
+
 def test_a_failing_stage_says_where_its_log_is(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

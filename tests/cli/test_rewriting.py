@@ -323,6 +323,11 @@ def test_every_command_has_help(command: str) -> None:
     assert "Usage: " in shown.stdout
 
 
+def test_what_counts_as_overlap_with_a_test_set_is_documented() -> None:
+    shown = CliRunner().invoke(app, ["rewrite", "filter", "--help"], env={"COLUMNS": "1000"}).stdout
+    assert "a sentence of four or more words, or ten words in a row" in shown
+
+
 def test_without_a_command_all_are_listed() -> None:
     done = simulmt("rewrite")
     assert done.returncode == 2

@@ -351,6 +351,21 @@ class TestFromTextToTranslation:
         call(*f"export run --data data-upper --output upper --development 5 {LANGUAGES}".split(), capture=capsys)
         assert checked == sources[:5]
 
+    def test_the_commands_that_training_prints_work(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(shutil.copytree(folder, tmp_path / "project"))
+        printed = call(*TRAIN.split(), capture=capsys).stderr.splitlines()
+        export, translate = (line.partition(": simulmt ")[2] for line in printed[-2:])
+        assert export.startswith("export run/final --data data --output BUNDLE ")
+        for model, output in (("run/final", "BUNDLE"), ("run", "OTHER")):
+            words = export.replace("run/final", model).replace("BUNDLE", output).split()
+            finished = call(*words, "--precision", "fp32", capture=capsys)
+            assert finished.returncode == 0, finished.stderr
+        weights = [Path(bundle, "ctc.weights").read_bytes() for bundle in ("BUNDLE", "OTHER")]
+        assert weights[0] == weights[1]
+        assert call(*translate.split(), "text/test.source", capture=capsys).returncode == 0
+
     def test_a_teacher_is_exported_without_delays(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -475,6 +490,22 @@ def test_wrong_usage(
     Path("broken.toml").write_text("system = ", encoding="utf-8")
     assert_refused(call(*arguments.split(), capture=capsys), 2, *mentioned)
     assert [path.name for path in tmp_path.iterdir()] == ["broken.toml"]
+
+
+@pytest.mark.parametrize(
+    ("options", "mentioned"),
+    [
+        ("", "--source-vocabulary 32000: cannot train 32000 pieces for data/source.model: "),
+        ("--source-vocabulary 15", "--target-vocabulary 32000: cannot train 32000 pieces for data/target.model: "),
+    ],
+)
+def test_too_little_text_for_a_vocabulary_names_the_option(
+    options: str, mentioned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("a tea bag\nbad tea\na bad debate\n", encoding="utf-8")
+    files = "--source text --target text --dev-source text --dev-target text --output data"
+    assert_refused(call("prepare", *files.split(), *options.split(), capture=capsys), 1, mentioned, "to a value <= ")
 
 
 @pytest.mark.parametrize("command", ["train c --run r", "sweep c --output o", "export r --data d --output o"])

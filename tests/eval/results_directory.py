@@ -27,7 +27,7 @@ def evaluated(
         delays = tuple(min(length, place + (delay or length)) for place in range(len(units)))
         prediction = (" " if unit == "word" else "").join(units)
         instances.append(Instance(index, source, (reference,), prediction, delays, length))
-    quality = QualityScorer([REFERENCES[unit]], unit).score(hypotheses)
+    quality = QualityScorer([REFERENCES[unit]]).score(hypotheses)
     table: dict[str, Any] = {name: score.value for name, score in quality.scores.items()}
     table |= {f"{name}_interval": score.interval for name, score in quality.scores.items()}
     signatures = {name: score.signature for name, score in quality.scores.items()}

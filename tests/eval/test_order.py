@@ -56,7 +56,7 @@ def test_oracle_order_is_scored_against_source_order(tmp_path: Path) -> None:
     sentences = ["one two three four five", "six seven eight nine ten"]
     texts = read_test_set(write(tmp_path / "s.en", sentences), [write(tmp_path / "r.de", sentences)])
     backwards = [" ".join(reversed(line.split())) for line in sentences]
-    score = score_oracle(texts, sentences, backwards, "word", model="m", delay=3, diagonal=0.5)
+    score = score_oracle(texts, sentences, backwards, model="m", delay=3, diagonal=0.5)
     assert (score.oracle_BLEU, score.oracle_precisions[3]) == pytest.approx((100, 100))
     assert (score.default_precisions[0], score.default_BP) == pytest.approx((100, 1))
     assert score.default_BLEU < 50

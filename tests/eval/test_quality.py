@@ -90,7 +90,7 @@ def with_errors(lines: Sequence[str]) -> list[str]:
 def test_the_command_line_of_sacrebleu_agrees(
     unit: Unit, references: list[list[str]], hypotheses: list[str], cased: bool, tmp_path: Path
 ) -> None:
-    quality = QualityScorer(references, unit).score(hypotheses)
+    quality = QualityScorer(references).score(hypotheses)
     options = ["--confidence", "-tok", "zh" if unit == "char" else "13a", *([] if cased else LOWER_CASE)]
     for said in json.loads(sacrebleu(references, [hypotheses], tmp_path, *options)):
         score = quality.scores[said["name"] + "_cased" * cased]
@@ -115,7 +115,7 @@ def sacrebleu(references: list[list[str]], systems: list[list[str]], directory: 
 
 def test_bleu_by_hand() -> None:
     """Of "a b c d e" against "A b c d f g", in lower case: 4 of 5 words, 3 of 4 pairs, 2 of 3, 1 of 2; 5 for 6."""
-    quality = QualityScorer([["A b c d f g"]], "word").score(["a b c d e"])
+    quality = QualityScorer([["A b c d f g"]]).score(["a b c d e"])
     assert quality.precisions == pytest.approx((80, 75, 200 / 3, 50))
     assert quality.brevity_penalty == pytest.approx(math.exp(1 - 6 / 5))
     expected = 100 * math.exp(1 - 6 / 5) * (0.8 * 0.75 * 2 / 3 * 0.5) ** 0.25
@@ -125,14 +125,14 @@ def test_bleu_by_hand() -> None:
 
 
 def test_a_perfect_translation_scores_a_hundred() -> None:
-    for unit, lines in (("word", GERMAN_LINES), ("char", CHINESE)):
-        quality = QualityScorer([lines], unit).score(lines)  # type: ignore[arg-type]
+    for lines in (GERMAN_LINES, CHINESE):
+        quality = QualityScorer([lines]).score(lines)
         assert [score.value for score in quality.scores.values()] == pytest.approx([100] * 4)
         assert quality.brevity_penalty == 1
 
 
 def test_case_counts_in_the_cased_scores_only() -> None:
-    quality = QualityScorer([GERMAN_LINES], "word").score([line.upper() for line in GERMAN_LINES])
+    quality = QualityScorer([GERMAN_LINES]).score([line.upper() for line in GERMAN_LINES])
     values = {name: score.value for name, score in quality.scores.items()}
     assert values["BLEU"] == pytest.approx(100)
     assert values["chrF2"] == pytest.approx(100)
@@ -141,7 +141,7 @@ def test_case_counts_in_the_cased_scores_only() -> None:
 
 
 def test_shuffled_hypotheses_score_lower() -> None:
-    scorer, shuffled = QualityScorer([GERMAN_LINES], "word"), with_errors(GERMAN_LINES)
+    scorer, shuffled = QualityScorer([GERMAN_LINES]), with_errors(GERMAN_LINES)
     before = scorer.score(shuffled).scores
     random.Random(3).shuffle(shuffled)
     after = scorer.score(shuffled).scores
@@ -149,46 +149,46 @@ def test_shuffled_hypotheses_score_lower() -> None:
 
 
 def test_empty_hypotheses_score_nothing() -> None:
-    quality = QualityScorer([GERMAN_LINES], "word").score([""] * len(GERMAN_LINES))
+    quality = QualityScorer([GERMAN_LINES]).score([""] * len(GERMAN_LINES))
     assert {score.value for score in quality.scores.values()} == {0}
     assert (quality.brevity_penalty, set(quality.precisions)) == (0, {0})
 
 
 def test_one_match_among_empty_hypotheses_is_scored() -> None:
     """Some of its resamples have no match at all."""
-    quality = QualityScorer([GERMAN_LINES], "word").score([GERMAN_LINES[0], *[""] * 5])
+    quality = QualityScorer([GERMAN_LINES]).score([GERMAN_LINES[0], *[""] * 5])
     low, high = quality.scores["BLEU"].interval
     assert 0 <= low < high <= 100
 
 
 def test_a_missing_reference_is_none_at_all() -> None:
     sparse = ["", *OTHER_GERMAN[1:]]
-    score = QualityScorer([GERMAN_LINES, sparse], "word").score(OTHER_GERMAN).scores["BLEU"]
-    full = QualityScorer([GERMAN_LINES, OTHER_GERMAN], "word").score(OTHER_GERMAN).scores["BLEU"]
+    score = QualityScorer([GERMAN_LINES, sparse]).score(OTHER_GERMAN).scores["BLEU"]
+    full = QualityScorer([GERMAN_LINES, OTHER_GERMAN]).score(OTHER_GERMAN).scores["BLEU"]
     assert score.signature.startswith("nrefs:var|")
     assert full.signature.startswith("nrefs:2|")
     assert score.value < full.value == pytest.approx(100)
     # a reference that is missing in every line has no effect
-    single = QualityScorer([GERMAN_LINES], "word").score(OTHER_GERMAN)
-    assert QualityScorer([GERMAN_LINES, [""] * 6], "word").score(OTHER_GERMAN) == single
+    single = QualityScorer([GERMAN_LINES]).score(OTHER_GERMAN)
+    assert QualityScorer([GERMAN_LINES, [""] * 6]).score(OTHER_GERMAN) == single
 
 
 def test_a_sentence_without_any_reference_is_scored() -> None:
-    assert QualityScorer([["", "b"], ["", ""]], "word").score(["a", "b"]).scores["chrF2"].value > 0
+    assert QualityScorer([["", "b"], ["", ""]]).score(["a", "b"]).scores["chrF2"].value > 0
 
 
 def test_counts_must_agree() -> None:
     with pytest.raises(DataError, match="expected 6 hypotheses, one per reference, got 5"):
-        QualityScorer([GERMAN_LINES], "word").score(GERMAN_LINES[1:])
+        QualityScorer([GERMAN_LINES]).score(GERMAN_LINES[1:])
     with pytest.raises(DataError, match="expected 6 hypotheses, one per reference, got 5"):
-        QualityScorer([GERMAN_LINES], "word").compare(GERMAN_LINES, GERMAN_LINES[1:])
+        QualityScorer([GERMAN_LINES]).compare(GERMAN_LINES, GERMAN_LINES[1:])
     with pytest.raises(DataError, match="reference files have 5 and 6 lines; expected the same number in each"):
-        QualityScorer([GERMAN_LINES, GERMAN_LINES[1:]], "word")
+        QualityScorer([GERMAN_LINES, GERMAN_LINES[1:]])
 
 
 def test_paired_bootstrap_agrees_with_the_command_line(tmp_path: Path) -> None:
     baseline, system = with_errors(GERMAN_LINES), [GERMAN_LINES[0], *with_errors(GERMAN_LINES)[1:]]
-    differences = QualityScorer([GERMAN_LINES], "word").compare(baseline, system)
+    differences = QualityScorer([GERMAN_LINES]).compare(baseline, system)
     said = sacrebleu([GERMAN_LINES], [baseline, system], tmp_path, "--paired-bs", "-f", "text", *LOWER_CASE)
     for difference in differences.values():
         assert f" {difference.baseline:.6f} (" in said
@@ -199,7 +199,7 @@ def test_paired_bootstrap_agrees_with_the_command_line(tmp_path: Path) -> None:
 
 
 def test_significance() -> None:
-    scorer = QualityScorer([GERMAN_LINES], "word")
+    scorer = QualityScorer([GERMAN_LINES])
     equal, better = (
         scorer.compare(GERMAN_LINES, GERMAN_LINES)["BLEU"],
         scorer.compare(with_errors(GERMAN_LINES), GERMAN_LINES)["BLEU"],

@@ -223,12 +223,40 @@ def test_a_log_must_be_of_the_test_set(test_set: TestSet, tmp_path: Path) -> Non
         evaluator.log("x", logged(swapped, GERMAN, tmp_path), 3)
 
 
+def test_the_references_choose_the_tokenizer_of_bleu(files: Path, tmp_path: Path) -> None:
+    """SimulEval logs one delay per word unless told otherwise; then what was written at once counts as a word."""
+    test_set = read_test_set(files / "test.en", [files / "test.zh"])
+    twice = [line.replace("上", " 上 上") for line in CHINESE]
+    log = logged(test_set, twice, tmp_path)
+    warnings: list[str] = []
+    result = Evaluator(test_set, "auto", UNTIMED, warn=warnings.append).log("x", log, 3).result
+    assert "tok:zh" in result.signature
+    assert result.BLEU > 50
+    assert (result.unit, result.repeated_words, result.reference_repeated_words) == ("word", 1, 1)  # 等等
+    (warning,) = warnings
+    assert f"{log / INSTANCES} has one delay per space-separated word" in warning
+    assert warning.endswith("simuleval --eval-latency-unit char")
+
+
+def test_the_unit_of_delays_does_not_change_bleu(german: Translator, test_set: TestSet) -> None:
+    warnings: list[str] = []
+    words, characters = (
+        Evaluator(test_set, unit, UNTIMED, warn=warnings.append).bundle("x", german, 3, threads=1).result
+        for unit in ("word", "char")
+    )
+    assert (words.BLEU, words.signature) == (characters.BLEU, characters.signature)
+    assert words.repeated_words == characters.repeated_words
+    assert warnings == []
+
+
 def test_impossible_units_are_refused(
     german: Translator, chinese: Translator, test_set: TestSet, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"--unit word: .* writes no spaces"):
         Evaluator(test_set, "word", UNTIMED).bundle("x", chinese, 3, threads=1)
-    with pytest.raises(ConfigError, match=r"--unit char: .* has one delay per word"):
+    with pytest.raises(
+        ConfigError, match=r"--unit char: .* per word; log it again with simuleval --eval-latency-unit char"
+    ):
         Evaluator(test_set, "char", UNTIMED).log("x", logged(test_set, GERMAN, tmp_path), 3)
     assert Evaluator(test_set, "char", UNTIMED).bundle("x", german, 3, threads=1).result.unit == "char"
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,23 @@ def test_assignments_change_the_recipe(tmp_path: Path) -> None:
     path.write_text('title = "t"\n[settings.s]\nseed = 1\n[stages.a]\nrun = "x {settings.s}"\neach.k = [1]\n')
     made = Recipe.read(path, ["settings.s.seed=2", "stages.a.each.k=[5,7]"])
     assert (list(made.stages), made.settings) == (["a-k5", "a-k7"], {"s": {"seed": 2}})
+
+
+@pytest.mark.parametrize(
+    ("name", "named"), [("vocabluary", "did you mean vocabulary?"), ("x", "known: source, vocabulary")]
+)
+def test_an_unknown_value_is_an_error(name: str, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'title = "t"\n[values]\nsource = "a"\nvocabulary = 1\n[stages.a]\nrun = "x {source} {vocabulary}"\n'
+    )
+    assert Recipe.read(path, ["values.vocabulary=5"]).stages["a"].words == ("x", "a", "5")
+    with pytest.raises(
+        ConfigError, match=rf"--set values\.{name}: .*recipe\.toml has no such value; {re.escape(named)}"
+    ):
+        Recipe.read(path, [f"values.{name}=5"])
+    with pytest.raises(ConfigError, match=r"recipe\.toml: values: expected a table"):
+        Recipe.read(path, ["values=5"])
 
 
 def test_a_recipe_can_extend_another(tmp_path: Path) -> None:

@@ -323,6 +323,43 @@ def test_comments_and_docstrings_do_not_count(before: str, after: str, counts: b
     assert (edited != plain) == counts
 
 
+@pytest.mark.parametrize(
+    ("code", "counts"),
+    [
+        ("def learn(other): return other", False),
+        ("def learn(*, other=1): return other", False),
+        ("def learn(*other): return [other for _ in other]", False),
+        ("def learn():\n    other = 1\n    return lambda: other", False),
+        ("def learn():\n    for other in 'ab': print(other)", False),
+        ("def learn():\n    with open('x') as (other, _): print(other)", False),
+        ("def learn():\n    try: ...\n    except Error as other: print(other)", False),
+        ("def learn():\n    from simulmt.errors import Error as other\n    return other", False),
+        ("def learn():\n    if other := 1: return other", False),
+        ("def learn(): return [other for other in 'ab' if other]", False),
+        ("def learn(): return (lambda other: other)(1)", False),
+        ("def learn():\n    def other(): ...\n    return other()", False),
+        ("def learn(limit: other): ...", True),
+        ("def learn(limit=other): ...", True),
+        ("def learn(other=other): return other", True),
+        ("@other\ndef learn(other): ...", True),
+        ("def learn(): return [other for other in other]", True),
+        ("def learn(): return [[other for other in 'ab'], other]", True),
+        ("def learn():\n    def inner(other): ...\n    return other", True),
+        ("def learn():\n    class Inner: other = 1\n    return other", True),
+        ("def learn():\n    global other\n    other = 1", True),
+        ("def learn(limit): return limit.learn(lambda: other())", True),
+    ],
+)
+def test_a_local_name_is_not_that_of_a_member(code: str, counts: bool, tmp_path: Path) -> None:
+    hashes = []
+    for number in (1, 2):
+        root = tmp_path / str(number) / "simulmt"
+        (root / "cli").mkdir(parents=True)
+        (root / "cli" / "data.py").write_text(f"{code}\n\ndef other(): return {number}\n")
+        hashes.append(code_hash("simulmt.cli.data", "learn", root))
+    assert (hashes[0] != hashes[1]) == counts
+
+
 def test_where_the_package_is_does_not_count(tmp_path: Path) -> None:
     copy = shutil.copytree(ROOT, tmp_path / "elsewhere" / "simulmt")
     command = ("simulmt.cli.training", "train")

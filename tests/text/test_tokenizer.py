@@ -440,7 +440,7 @@ def test_too_large_a_vocabulary_names_the_possible_size(tmp_path: Path) -> None:
 
 
 def test_too_small_a_vocabulary_names_the_needed_size(tmp_path: Path) -> None:
-    with pytest.raises(VocabularyError, match=r"smaller than required_chars\. 7 vs \d+\."):
+    with pytest.raises(VocabularyError, match=r"smaller than required_chars\. 7 vs \d+\. Increase vocab_size\.$"):
         Tokenizer.train(LINES, tmp_path / "v.model", VocabularySpec(size=7))
 
 

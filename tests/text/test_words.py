@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulmt.text.words import ends_sentence
+from simulmt.text.words import Unit, collapse_spaces, ends_sentence, script_unit
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,23 @@ def test_numbers_and_languages(word: str, language: str, is_first: bool, ends: b
 @given(st.text(), st.sampled_from(["en", "de", "zh", ""]), st.booleans())
 def test_any_word_is_judged(word: str, language: str, is_first: bool) -> None:
     assert ends_sentence(word, language, is_first) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        ("Die Karte zeigt 大河。", "word"),
+        ("地图上写着 New York 大河。", "char"),
+        ("地图 上 写着 大河 。", "char"),  # segmented
+        ("地図を見てください。", "char"),
+        ("지도를 보세요.", "word"),
+        ("", "word"),
+    ],
+)
+def test_the_unit_of_a_script(text: str, unit: Unit) -> None:
+    assert script_unit([text]) == unit
+
+
+@given(st.text(st.one_of(st.sampled_from(" \t\n\x0b\x1c\x85\xa0\u2009\u3000\u200b"), st.characters(codec="utf-8"))))
+def test_white_space_is_what_python_splits_at(text: str) -> None:
+    assert collapse_spaces(text) == " ".join(text.split())

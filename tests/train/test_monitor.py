@@ -45,7 +45,7 @@ def tell_all(monitor: Monitor) -> None:
         monitor.sorting(6, SortingStatistics(diagonal=0.98765, displacement=1.25))
         monitor.warn("something odd")
         monitor.update(report(7), RunProgress())
-    monitor.finish(7, 21.5, Path("run/final"))
+    monitor.finish(7, 21.5, Path("run/final"), Path("data/my text"))
 
 
 def curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
@@ -81,8 +81,9 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path, capsys: pytest
     assert lines[4] == "update 6  Z: 0.9877 on the diagonal, mean displacement 1.250 tokens"
     assert lines[5] == "warning: something odd"
     assert lines[6] == "finished after update 7: dev BLEU 21.50; the model is in run/final"
-    assert lines[7].startswith("next: simulmt export run/final")
-    assert len(lines) == 8
+    assert lines[7].startswith("next: simulmt export run/final --data 'data/my text' --output BUNDLE ")
+    assert lines[8] == "then: simulmt translate --model ./BUNDLE"
+    assert len(lines) == 9
 
 
 def test_a_resumed_run_reports_its_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +106,7 @@ def test_a_quiet_monitor_prints_and_writes_nothing(tmp_path: Path, capsys: pytes
 def test_messages_are_shown_as_they_are(message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monitor = Monitor(tmp_path)
     monitor.warn(message)
-    monitor.finish(1, 2.0, Path(message))
+    monitor.finish(1, 2.0, Path(message), Path("data"))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"warning: {message}"
     assert message in lines[1]
@@ -129,6 +130,14 @@ def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
     assert "7/1000" in shown
     assert "best BLEU 20.00" in shown
     assert "update 7/1000" not in shown  # no lines beside the display
+
+
+def test_commands_to_copy_stay_on_one_line_of_a_terminal(tmp_path: Path) -> None:
+    monitor, screen = Monitor(tmp_path), io.StringIO()
+    monitor._console = Console(file=screen, force_terminal=True, width=40)
+    monitor.finish(1, 2.0, Path("run/final"), Path("data"))
+    languages = "--source-language XX --target-language YY"
+    assert f"next: simulmt export run/final --data data --output BUNDLE {languages}\n" in screen.getvalue()
 
 
 def test_a_failed_run_restores_the_terminal(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def evaluate(
         return
     known = None if lexicon is None else Lexicon(read_lines(lexicon))
     with Console(stderr=True).status("") as status:
-        evaluator = Evaluator(sentences, unit.value, timing, status.update, known, stop_at_end)
+        evaluator = Evaluator(sentences, unit.value, timing, status.update, known, stop_at_end, print_note)
         evaluations = run_jobs(evaluator, jobs, threads, output)
     _print_results([evaluation.result for evaluation in evaluations])
     if show:
@@ -237,6 +237,8 @@ def report(
     """
     with needs_extra("simulmt report", "eval"):
         from simulmt.eval.report.page import ReportOptions, build_report
+    from rich.console import Console
+    from rich.markup import escape
 
     named = {"title": title} if title else {}
     options = ReportOptions(
@@ -247,7 +249,9 @@ def report(
         sentences=_parse_numbers("--sentences", sentences),
         delay=delay,
     )
-    built = build_report(directories, options, _eflomal() if align else None, output.parent / "alignments")
+    aligner, cache = _eflomal() if align else None, output.parent / "alignments"
+    with Console(stderr=True).status("") as status:
+        built = build_report(directories, options, aligner, cache, lambda text: status.update(escape(text)))
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(built.html, encoding="utf-8")
     output.with_suffix(".md").write_text(built.markdown, encoding="utf-8")
@@ -400,7 +404,6 @@ def _oracle_score(sorter: Sorter, texts: TestSet, model: str, delay: int, blank_
         texts,
         oracle,
         default,
-        "word" if sorter.target.spaced else "char",
         model=model,
         delay=delay,
         blank_penalty=blank_penalty,

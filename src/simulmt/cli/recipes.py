@@ -20,7 +20,7 @@ from simulmt.cli.training import require_file
 from simulmt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from simulmt.recipe.plan import Recipe, Workspace
+    from simulmt.recipe.plan import Recipe, Stage, Workspace
 
 # Commands that can run in several processes.
 SHARDED = (("rewrite", "distil"), ("rewrite", "pseudo"), ("rewrite", "backtranslate"))
@@ -97,7 +97,7 @@ def run(
     if dry_run:
         Console(width=WIDEST).print(plan_tree(plan, statuses))
         for status in chosen if only else ():
-            typer.echo(f"\n{status.stage.name}: simulmt {shlex.join(workspace.command_line(status.stage))}")
+            _print_command(status.stage, workspace)
         return
     todo = [status for status in chosen if status.state != "done"]
     check_runnable(todo, statuses, workspace)
@@ -116,6 +116,16 @@ def run(
         view.close()
     if not succeeded:
         raise typer.Exit(1)
+
+
+def _print_command(stage: Stage, workspace: Workspace) -> None:
+    from simulmt.recipe.plan import settings_file
+
+    typer.echo(f"\n{stage.name}: simulmt {shlex.join(workspace.command_line(stage))}")
+    for name in stage.settings:
+        path = settings_file(workspace.directory(stage.name), name)
+        if not path.exists():
+            typer.echo(f"{path} does not exist yet: it is written when the stage starts", err=True)
 
 
 def _check_writable(work: Path) -> None:

@@ -154,8 +154,8 @@ def filter_pairs(
     without: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Test set, in either language, to keep out: drop pairs that share a sentence or ten words in a row "
-            "with it; repeatable."
+            help="Test set, in either language, to keep out: drop pairs that share a sentence of four or more words, "
+            "or ten words in a row, with it; repeatable."
         ),
     ] = None,
     overwrite: Overwrite = False,

@@ -29,6 +29,7 @@ from xml.parsers import expat
 
 from simulmt.errors import DataError
 from simulmt.files import sha256
+from simulmt.text.words import collapse_spaces
 
 _SGM_ELEMENT = re.compile(r"<doc\b([^>]*)>|<seg\b[^>]*>(.*?)(</seg>|(?=<seg\b)|\Z)", re.DOTALL | re.IGNORECASE)
 _SGM_SYSTEM = re.compile(r"""\bsysid\s*=\s*["']([^"']*)["']""", re.IGNORECASE)
@@ -152,7 +153,7 @@ def read_references(path: Path) -> list[list[str]]:
             raise DataError(f"{path}: line {line}: <seg> without </seg>")
         else:
             systems.setdefault(system, []).append(
-                _collapse(_SGM_ENTITY.sub(lambda each: html.unescape(each[0]), element[2]))
+                collapse_spaces(_SGM_ENTITY.sub(lambda each: html.unescape(each[0]), element[2]))
             )
     if not systems:
         raise DataError(f"{path}: no <seg> found; expected an .sgm file with <seg id=...>...</seg>")
@@ -167,11 +168,6 @@ def read_development(source: Path, targets: Sequence[Path]) -> tuple[ParallelFil
         if len(references) != first:
             raise DataError(f"{path}: {len(references)} references, but the first set in {targets[0]} has {first}")
     return ParallelFiles(source, targets[0]), [references for _, references in sets[1:]]
-
-
-def _collapse(text: str) -> str:
-    """Replace each run of white space by one space, and strip both ends."""
-    return " ".join(text.split())
 
 
 def file_sha256(path: Path) -> str:
@@ -247,7 +243,7 @@ def _variants(unit: Element) -> dict[str, str]:
     for variant in unit.iter("tuv"):
         language = variant.get("xml:lang", variant.get("lang", ""))
         for segment in variant.iter("seg"):
-            variants.setdefault(language, _collapse("".join(_texts(segment))))
+            variants.setdefault(language, collapse_spaces("".join(_texts(segment))))
     return variants
 
 
@@ -333,7 +329,7 @@ def _read_document(path: Path, line: int, element: Element) -> _Document:
             number = segment.get("id", str(len(segments)))
             if number in segments:
                 raise DataError(f"{path}: document at line {line}: <{part.tag}> has two segments with id {number}")
-            segments[number] = _collapse("".join(segment.itertext()))
+            segments[number] = collapse_spaces("".join(segment.itertext()))
     return document
 
 

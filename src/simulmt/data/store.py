@@ -99,8 +99,8 @@ def prepare_dataset(
     _write_vocabularies(directory, overwrite, {} if vocabularies is None else _read_models(vocabularies))
     progress("vocabularies", 0)
     sources = (pair.source.removeprefix(BACK_TRANSLATED) for pair in _pairs(train))
-    source = _vocabulary(directory / "source.model", source_spec, sources)
-    target = _vocabulary(directory / "target.model", target_spec, (pair.target for pair in _pairs(train)))
+    source = _vocabulary(directory, "source", source_spec, sources)
+    target = _vocabulary(directory, "target", target_spec, (pair.target for pair in _pairs(train)))
     for name, corpora, applied in (("train", train, filters or Filters()), ("dev", [dev], None)):
         prepare(
             corpora,
@@ -183,8 +183,14 @@ def _read_models(vocabularies: Path) -> dict[str, bytes]:
         raise VocabularyError(f"--vocabularies: {error}") from None
 
 
-def _vocabulary(path: Path, spec: VocabularySpec, lines: Iterator[str]) -> Tokenizer:
-    return Tokenizer.load(path) if path.exists() else Tokenizer.train(lines, path, spec)
+def _vocabulary(directory: Path, side: str, spec: VocabularySpec, lines: Iterator[str]) -> Tokenizer:
+    path = directory / f"{side}.model"
+    if path.exists():
+        return Tokenizer.load(path)
+    try:
+        return Tokenizer.train(lines, path, spec)
+    except VocabularyError as error:
+        raise VocabularyError(f"--{side}-vocabulary {spec.size}: {error}") from None
 
 
 @dataclass(frozen=True)

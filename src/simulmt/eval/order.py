@@ -185,7 +185,6 @@ def score_oracle(
     texts: TestSet,
     in_oracle_order: Sequence[str],
     in_source_order: Sequence[str],
-    unit: Unit,
     *,
     model: str,
     delay: int,
@@ -194,7 +193,7 @@ def score_oracle(
     displacement: float | None = None,
 ) -> OracleScore:
     """Score translations in oracle order against those in source order, with the same settings."""
-    scorer = QualityScorer(texts.references, unit)
+    scorer = QualityScorer(texts.references)
     oracle, default = scorer.score(in_oracle_order), scorer.score(in_source_order)
     return OracleScore(
         test_set=texts.name,

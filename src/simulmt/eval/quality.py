@@ -1,7 +1,8 @@
 """Translation quality: BLEU and chrF2 with intervals, significance against a baseline, and counts of flaws.
 
-Scores are sacrebleu's, lower-cased, as is customary for simultaneous translation, and cased. An empty line in one of
-several reference files means a missing reference. Systems are compared by paired bootstrap, per delay.
+Scores are sacrebleu's, lower-cased, as is customary for simultaneous translation, and cased. The script of the
+references decides how BLEU splits text. An empty line in one of several reference files means a missing reference.
+Systems are compared by paired bootstrap, per delay.
 
 Flaws are repeated and unknown words, typical of models that predict frames independently, which need no reference, and
 numbers and negations that were lost. A number of the source counts if it also occurs in a reference, by value; a
@@ -14,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from simulmt.data.corpus import read_lines
 from simulmt.errors import DataError
 from simulmt.eval.results import Interval, Result, check_baseline, read_all, read_instances, read_results
 from simulmt.text.numbers import Number, find_numbers, unmatched
-from simulmt.text.words import HAN, KANA, Unit, guess_language
+from simulmt.text.words import HAN, KANA, Unit, guess_language, script_unit
 
 _RESAMPLES = 1000  # of a bootstrap; sacrebleu draws them with seed 12345
 _TOKENIZERS: Mapping[Unit, str] = {"word": "13a", "char": "zh"}
@@ -69,12 +70,16 @@ class Difference:
 
 
 class QualityScorer:
-    """Scores systems against the same references, given as one sequence per reference file."""
+    """Scores systems against the same references, given as one sequence per reference file.
 
-    def __init__(self, references: Sequence[Sequence[str]], unit: Unit) -> None:
+    `unit` is that of the references' script; the unit of delays may differ.
+    """
+
+    def __init__(self, references: Sequence[Sequence[str]]) -> None:
         self._sentences = len(references[0])
         present: Any = _mark_missing(references)
-        tokenizer = _TOKENIZERS[unit]
+        self.unit = script_unit(chain.from_iterable(zip(*references, strict=True)))
+        tokenizer = _TOKENIZERS[self.unit]
         self._metrics: dict[str, Any] = {
             "BLEU": BLEU(lowercase=True, tokenize=tokenizer, references=present, force=True),
             "BLEU_cased": BLEU(tokenize=tokenizer, references=present, force=True),
@@ -222,7 +227,7 @@ def signatures(comparisons: Sequence[Comparison]) -> list[str]:
 def _compare_with(systems: Sequence[_Entry], base: _Entry) -> Iterator[Comparison]:
     if not systems:
         return
-    scorer = QualityScorer(base.references, base.result.unit)
+    scorer = QualityScorer(base.references)
     for system in systems:
         if (system.references, system.result.unit) != (base.references, base.result.unit):
             raise DataError(

@@ -199,6 +199,7 @@ class Evaluator:
         progress: Callable[[str], None] = lambda _: None,
         lexicon: Lexicon | None = None,
         stop_at_end: bool = False,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.test_set = test_set
         self._unit = unit
@@ -206,8 +207,9 @@ class Evaluator:
         self._progress = progress
         self._lexicon = lexicon
         self._stop_at_end = stop_at_end
+        self._warn = warn
         self._title = ""  # of the current result
-        self._scorers: dict[Unit, QualityScorer] = {}
+        self._scorer = QualityScorer(test_set.references)
         self._facts = FactChecker(test_set.sources, test_set.references)
 
     def bundle(self, system: str, translator: Translator, delay: int | None, threads: int) -> Evaluation:
@@ -228,9 +230,7 @@ class Evaluator:
         path = path / INSTANCES if path.is_dir() else path
         logged = read_instances(path)
         self._check_log(path, logged)
-        unit = detect_unit(logged, str(path))
-        if self._unit not in ("auto", unit):
-            raise ConfigError(f"--unit {self._unit}: {path} has one delay per {unit}")
+        unit = self._log_unit(path, logged)
         instances = [self._instance(index, unit, entry.prediction, entry.delays) for index, entry in enumerate(logged)]
         extra = {"files": {**self.test_set.files, str(path): sha256(path)}}
         return self._score(system, delay, unit, [entry.prediction for entry in logged], instances, extra)
@@ -242,6 +242,18 @@ class Evaluator:
         if self._unit == "auto":
             return "word" if spaced else "char"
         return self._unit
+
+    def _log_unit(self, path: Path, logged: Sequence[Instance]) -> Unit:
+        unit = detect_unit(logged, str(path))
+        if self._unit not in ("auto", unit):
+            again = f"simuleval --eval-latency-unit {self._unit}"
+            raise ConfigError(f"--unit {self._unit}: {path} has one delay per {unit}; log it again with {again}")
+        if (unit, self._scorer.unit) == ("word", "char"):
+            self._warn(
+                f"warning: {path} has one delay per space-separated word, but the references have no spaces, so its "
+                "latency says little; log it again with simuleval --eval-latency-unit char"
+            )
+        return unit
 
     def _report(self, message: str) -> None:
         self._progress(f"{self._title}: {message}")
@@ -292,9 +304,7 @@ class Evaluator:
         extra: Mapping[str, Any],
     ) -> Evaluation:
         self._report("scoring")
-        if unit not in self._scorers:
-            self._scorers[unit] = QualityScorer(self.test_set.references, unit)
-        quality = self._scorers[unit].score(hypotheses)
+        quality = self._scorer.score(hypotheses)
         table: dict[str, Any] = {
             **{name: score.value for name, score in quality.scores.items()},
             **{f"{name}_interval": score.interval for name, score in quality.scores.items()},
@@ -304,8 +314,8 @@ class Evaluator:
             "BP": quality.brevity_penalty,
             "sentences": len(hypotheses),
             "empty_hypotheses": sum(not hypothesis.strip() for hypothesis in hypotheses),
-            "repeated_words": sum(repeated_words(hypothesis, unit) for hypothesis in hypotheses),
-            "reference_repeated_words": sum(repeated_words(line, unit) for line in self.test_set.references[0]),
+            "repeated_words": self._repeated_words(hypotheses),
+            "reference_repeated_words": self._repeated_words(self.test_set.references[0]),
             "unknown_words": self._unknown_words(hypotheses),
             **self._facts.count(hypotheses),
             "files": self.test_set.files,
@@ -314,6 +324,9 @@ class Evaluator:
             **extra,
         }
         return Evaluation(Result(system, delay, self.test_set.name, unit, **table), hypotheses, instances)
+
+    def _repeated_words(self, lines: Iterable[str]) -> int:
+        return sum(repeated_words(line, self._scorer.unit) for line in lines)
 
     def _unknown_words(self, hypotheses: Sequence[str]) -> int | None:
         if self._lexicon is None:

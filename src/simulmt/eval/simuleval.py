@@ -1,7 +1,7 @@
 """SimulEval agent for bundles.
 
     simuleval --agent-class simulmt.eval.simuleval.BundleAgent --model en-zh --delay 3 \\
-        --source FILE --target FILE --eval-latency-unit char --output DIR
+        --source FILE --target FILE --eval-latency-unit char --sacrebleu-tokenizer zh --output DIR
     simuleval --system-dir BUNDLE --system-config k3.yaml --source FILE --target FILE ...
 
 The second form needs the files written by `simulmt.runtime.bundle.write_system_configs`.

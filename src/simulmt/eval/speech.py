@@ -133,7 +133,7 @@ def score_speech(
     parts = resegment([written.text for written in output.units], references)
     sentences = [[output.units[index] for index in part] for part in parts]
     separator = " " if unit == "word" else ""
-    scorer = QualityScorer(list(zip(*(segment.references for segment in segments), strict=True)), unit)
+    scorer = QualityScorer(list(zip(*(segment.references for segment in segments), strict=True)))
     sources = [segment.source for segment in segments]
 
     def bleu(translations: Sequence[str]) -> float:

@@ -115,7 +115,11 @@ class Recipe:
     @staticmethod
     def read(path: Path, assignments: Iterable[str] = ()) -> Recipe:
         """Read a recipe and apply `section.key=value` overrides; raise ConfigError if it is invalid."""
-        return Recipe.build(override(_read(path, ()), assignments), str(path))
+        table = _read(path, ())
+        changed = override(table, assignments)
+        recipe = Recipe.build(changed, str(path))
+        _check_values(table.get("values", {}), changed.get("values", {}), str(path))
+        return recipe
 
     @staticmethod
     def build(table: Mapping[str, Any], where: str) -> Recipe:
@@ -195,6 +199,13 @@ def _merge(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(base[key], Mapping) and isinstance(table[key], Mapping)
     }
     return {**base, **table, **both}
+
+
+def _check_values(own: Values, changed: Values, where: str) -> None:
+    """Raise ConfigError if an override has a value that the recipe does not have; stages would ignore it."""
+    for name in changed:
+        if name not in own:
+            raise ConfigError(f"--set values.{name}: {where} has no such value{_nearest(name, own)}")
 
 
 def _expand(tables: Mapping[str, _StageTable], constants: Values) -> list[Stage]:

@@ -16,7 +16,7 @@ import ast
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,9 @@ LABELS = {"done": "done", "new": "to do", "begun": "unfinished", "stale": "out o
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT.name
 COMMANDS = f"{PACKAGE}.cli"
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 
 
 @dataclass(frozen=True)
@@ -279,9 +282,60 @@ def _member_code(module: str, member: str, root: Path) -> tuple[str, list[tuple[
         name = queue.pop()
         if name in members and name not in reached:
             reached.add(name)
-            queue += [node.id for node in ast.walk(members[name]) if isinstance(node, ast.Name)]
+            queue += _references(members[name])
     nodes = [members[name] for name in members if name in reached]
     return _serialise(nodes), [found for node in nodes for found in _imports(node, root)]
+
+
+def _references(node: ast.AST) -> set[str]:
+    """Return the names that code takes from its module: not those it binds itself, such as parameters."""
+    if isinstance(node, ast.Name):
+        return {node.id} if isinstance(node.ctx, ast.Load) else set()
+    if isinstance(node, ast.Global):
+        return set(node.names)
+    outer, inner = _scopes(node)
+    own = [each for part in inner for each in _same_scope(part)]
+    shared = {name for each in own if isinstance(each, ast.Global) for name in each.names}
+    bound = {name for each in own for name in _bound(each)} - shared
+    return _all_references(outer) | (_all_references(inner) - bound)
+
+
+def _all_references(nodes: Iterable[ast.AST]) -> set[str]:
+    return {name for node in nodes for name in _references(node)}
+
+
+def _scopes(node: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
+    """Return the parts of a node that belong to the surrounding scope, and those that form a scope of their own."""
+    parts = list(ast.iter_child_nodes(node))
+    if isinstance(node, _FUNCTIONS):
+        parameters = [part for part in ast.iter_child_nodes(node.args) if isinstance(part, ast.arg)]
+        body = node.body if isinstance(node.body, list) else [node.body]
+        return [part for part in parts if part not in body], [*(ast.arg(each.arg) for each in parameters), *body]
+    if isinstance(node, _COMPREHENSIONS):
+        first, *others = node.generators
+        results = [part for part in parts if not isinstance(part, ast.comprehension)]
+        return [first.iter], [first.target, *first.ifs, *others, *results]
+    return parts, []
+
+
+def _same_scope(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and the nodes below it, except those in a scope of their own."""
+    yield node
+    if not isinstance(node, (*_FUNCTIONS, *_COMPREHENSIONS, ast.ClassDef)):
+        for part in ast.iter_child_nodes(node):
+            yield from _same_scope(part)
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node, without those below it, binds."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.alias):
+        yield node.asname or node.name.partition(".")[0]
+    elif isinstance(node, _NAMED) and node.name:
+        yield node.name
 
 
 def _serialise(part: object) -> str:

@@ -29,6 +29,8 @@ UNSPACED_LANGUAGES = ("zh", "ja", "yue")  # written without spaces between words
 SPACE = "▁"  # SentencePiece's symbol for a space inside a piece
 WORD_CACHE_SIZE = 1 << 16
 LONGEST_CACHED_WORD = 24  # characters; bounds memory for untrusted input
+# SentencePiece's advice about an option of its own command line.
+_COVERAGE_ADVICE = " or decrease character_coverage with --character_coverage option"
 
 Normalization = Literal["nmt_nfkc_cf", "nmt_nfkc", "identity"]
 
@@ -122,7 +124,7 @@ class Tokenizer:
         except RuntimeError as error:
             if failures:
                 raise failures[0] from None
-            reason = str(error).rsplit("] ", 1)[-1].strip() or "no text"
+            reason = str(error).rsplit("] ", 1)[-1].replace(_COVERAGE_ADVICE, "").strip() or "no text"
             raise VocabularyError(f"cannot train {spec.size} pieces for {path}: {reason}") from None
         tokenizer = Tokenizer(model.getvalue(), str(path))
         write_whole(path, tokenizer.model)

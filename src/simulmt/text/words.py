@@ -128,6 +128,12 @@ def _is_full_stop(stem: str, language: str, is_first: bool) -> bool:
     return stem.lower() not in _ABBREVIATIONS.get(language, _COMMON)
 
 
+def script_unit(lines: Iterable[str]) -> Unit:
+    """Return the unit of a text's script: characters if most of it is written without spaces, even if segmented."""
+    words = [word for line in islice(lines, _SAMPLE) for word in split_words(line)]
+    return "char" if sum(map(is_spaceless, words)) > len(words) / 2 else "word"
+
+
 def guess_language(lines: Iterable[str]) -> str:
     """Return the language code of a text: en, de or zh, or an empty string for any other."""
     text = "\n".join(islice(lines, _SAMPLE)).lower()

@@ -132,7 +132,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
         metadata = {"update": progress.update, "dev_bleu": scores, "chosen": chosen, "best_updates": best}
         save_model(model, system, directory / FINAL, metadata)
     world.wait()
-    monitor.finish(progress.update, scores[chosen], directory / FINAL)
+    monitor.finish(progress.update, scores[chosen], directory / FINAL, config.data)
     return Outcome("finished", progress.update, scores[chosen], directory / FINAL)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shlex
 import sys
 import time
 from collections import deque
@@ -130,12 +131,11 @@ class Monitor:
     def stopped(self, update: int) -> None:
         self._print(f"stopped after update {update}; run the same command to resume")
 
-    def finish(self, update: int, score: float, model: Path) -> None:
+    def finish(self, update: int, score: float, model: Path, data: Path) -> None:
         self._print(f"finished after update {update}: dev BLEU {score:.2f}; the model is in {model}")
-        self._print(
-            f"next: simulmt export {model} --data DATA --output BUNDLE --source-language XX --target-language YY, "
-            "then simulmt translate --model BUNDLE"
-        )
+        files = shlex.join([str(model), "--data", str(data)])
+        self._print(f"next: simulmt export {files} --output BUNDLE --source-language XX --target-language YY")
+        self._print("then: simulmt translate --model ./BUNDLE")
 
     def speed(self) -> dict[str, float]:
         """Return source tokens per second and the share of time spent waiting for batches, over recent updates."""
@@ -191,7 +191,8 @@ class Monitor:
         if self._quiet:
             return
         if self._console.is_terminal:  # a path may look like markup
-            self._console.print(message, style=style, markup=False, emoji=False, highlight=False)
+            # Commands are copied, so the terminal has to wrap them.
+            self._console.print(message, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
         else:
             print(message, file=sys.stderr, flush=True)
 

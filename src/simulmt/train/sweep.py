@@ -270,7 +270,7 @@ class _TrialMonitor(Monitor):
         if self._trial.should_prune():
             raise optuna.TrialPruned
 
-    def finish(self, update: int, score: float, model: Path) -> None:
+    def finish(self, update: int, score: float, model: Path, data: Path) -> None:
         """Print nothing; the sweep reports the end of a trial."""
 
 

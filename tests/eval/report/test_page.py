@@ -291,6 +291,29 @@ def test_the_command_writes_page_and_markdown(results: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_progress_is_reported(results: Path) -> None:
+    news: list[str] = []
+    build_report([results], ReportOptions(baseline="ctc"), Diagonal(), progress=news.append)
+    assert news == [
+        f"{results}: aligning translations",
+        "test: testing differences from ctc for significance",
+        "drawing",
+    ]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_command_shows_progress_on_a_terminal_only(results: Path, tmp_path: Path) -> None:
+    (tmp_path / "[").mkdir()
+    odd = results.rename(tmp_path / "[" / "bold]")  # looks like markup
+    arguments = ["report", str(odd), "--output", str(tmp_path / "r.html"), "--examples", "0", "--no-align"]
+    terminal = {"TTY_COMPATIBLE": "1", "TERM": "xterm"}
+    shown = CliRunner().invoke(app, arguments, catch_exceptions=False, env=terminal).stderr
+    assert "drawing" in shown
+    plain = CliRunner().invoke(app, arguments, catch_exceptions=False).stderr
+    assert plain == f"{tmp_path / 'r.html'} and {tmp_path / 'r.md'}\n"
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_without_eflomal_the_report_is_made_and_the_extra_named(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulmt.cli.evaluation.find_spec", lambda _: None)
     arguments = ["report", str(results), "--output", str(results / "r.html"), "--examples", "0"]

@@ -72,12 +72,21 @@ class _TestSet:
 
 
 def build_report(
-    directories: Sequence[Path], options: ReportOptions, aligner: Aligner | None = None, cache: Path | None = None
+    directories: Sequence[Path],
+    options: ReportOptions,
+    aligner: Aligner | None = None,
+    cache: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Build the report; without an aligner, only cached alignments are used to mark words."""
+    """Build the report; without an aligner, only cached alignments are used to mark words.
+
+    `progress` is called with what is being done.
+    """
     scored = directories_with_scores(directories)
     systems = check_baseline(options.baseline, read_all(scored))
-    test_sets = [_compared(each, options.baseline) for each in _test_sets(scored, aligner, cache)]
+    evaluated = _test_sets(scored, aligner, cache, progress)
+    test_sets = [_compared(each, options.baseline, progress) for each in evaluated]
+    progress("drawing")
     contents = [
         ("Summary", _summary_blocks(test_sets, options)),
         *((each.name, _test_set_blocks(each, options)) for each in test_sets),
@@ -93,9 +102,12 @@ def build_report(
     return Report(html, blocks.render_markdown(options.title, chapters))
 
 
-def _test_sets(directories: Sequence[Path], aligner: Aligner | None, cache: Path | None) -> list[_TestSet]:
+def _test_sets(
+    directories: Sequence[Path], aligner: Aligner | None, cache: Path | None, progress: Callable[[str], None]
+) -> list[_TestSet]:
     by_name: dict[str, _TestSet] = {}
     for directory in directories:
+        progress(f"{directory}: {'aligning' if aligner else 'reading'} translations")
         results = read_results(directory)
         outputs = read_outputs(directory, results, aligner, cache)
         for name in dict.fromkeys(result.test_set for result in results):
@@ -106,12 +118,13 @@ def _test_sets(directories: Sequence[Path], aligner: Aligner | None, cache: Path
     return list(by_name.values())
 
 
-def _compared(test_set: _TestSet, baseline: str | None) -> _TestSet:
+def _compared(test_set: _TestSet, baseline: str | None, progress: Callable[[str], None]) -> _TestSet:
     """Return the test set with comparisons to the baseline at shared delays."""
     entries = [result for directory in test_set.complete for result in read_results(directory)]
     base = {result.delay for result in entries if result.system == baseline}
     if not any(result.system != baseline and base & {result.delay, None} for result in entries):
         return test_set
+    progress(f"{test_set.name}: testing differences from {baseline} for significance")
     return replace(test_set, comparisons=compare(test_set.complete, baseline))
 
 

@@ -92,29 +92,43 @@ _POINT: Mapping[str, Any] = {"markersize": 11, "markeredgecolor": "white", "mark
 def draw_all(
     directories: Sequence[Path], baseline: str | None, sentences: Sequence[int], alignments: Path | None = None
 ) -> Iterator[Named]:
-    """Yield all plots; with a baseline also n-gram gains, and read/write paths of the given sentences."""
+    """Return all plots; with a baseline also n-gram gains, and read/write paths of the given sentences.
+
+    Raise an error before the first is drawn.
+    """
     scored = directories_with_scores(directories)
     results = read_all(scored)
     check_baseline(baseline, results)
+    paths = [path for each in scored for path in _paths(each, sentences, alignments)] if sentences else []
+    anticipation, sortings = read_records(Anticipation, directories), read_records(SortedSentence, directories)
+    return _figures(results, baseline, anticipation, sortings, paths)
+
+
+def _figures(
+    results: Sequence[Result],
+    baseline: str | None,
+    anticipation: Sequence[Anticipation],
+    sortings: Sequence[SortedSentence],
+    paths: Sequence[tuple[str, Output]],
+) -> Iterator[Named]:
     for test_set in dict.fromkeys(result.test_set for result in results):
         of_set = [result for result in results if result.test_set == test_set]
         yield f"{test_set}-quality-latency", quality_latency_figure(of_set)
         yield from ngram_gain_figures(of_set, baseline)
-    if records := read_records(Anticipation, directories):
-        yield "anticipation", anticipation_figure(records)
-    yield from heat_map_figures(read_records(SortedSentence, directories))
-    for directory in scored if sentences else ():
-        yield from _path_figures(directory, sentences, alignments)
+    if anticipation:
+        yield "anticipation", anticipation_figure(anticipation)
+    yield from heat_map_figures(sortings)
+    yield from ((name, path_figure(output)) for name, output in paths)
 
 
-def _path_figures(directory: Path, sentences: Sequence[int], alignments: Path | None) -> Iterator[Named]:
+def _paths(directory: Path, sentences: Sequence[int], alignments: Path | None) -> Iterator[tuple[str, Output]]:
+    """Yield the translations of sentences whose read/write paths to draw, with the names of the plots."""
     results = read_results(directory)
     for outputs in read_outputs(directory, results, cache=alignments)[1:]:
         if max(sentences) > len(outputs.sentences):
             raise DataError(f"--sentences {max(sentences)}: {directory} has {len(outputs.sentences)} sentences")
         for number in sentences:
-            name = f"{results[0].test_set}-line{number}-{outputs.name}-path"
-            yield name, path_figure(outputs.sentences[number - 1])
+            yield f"{results[0].test_set}-line{number}-{outputs.name}-path", outputs.sentences[number - 1]
 
 
 class Style(NamedTuple):
