@@ -264,6 +264,19 @@ def test_a_wait_k_gradient_is_that_of_the_sampled_tokens(monkeypatch: pytest.Mon
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+def test_wait_k_rewards_are_not_discounted() -> None:
+    """A discount per token written rewards translations that omit words."""
+    model, batch, gradients = _wait_k(), _wait_k_batch(), []
+    for discount in (0.5, 1.0):
+        torch.manual_seed(1)
+        loss = wait_k_risk_loss(model, batch, 1, RiskConfig(discount=discount))
+        gradients.append(
+            torch.cat([each.flatten() for each in torch.autograd.grad(loss.total, list(model.parameters()))])
+        )
+    assert gradients[0].abs().sum() > 0
+    torch.testing.assert_close(*gradients)
+
+
 def test_the_decoder_of_a_wait_k_model_samples_without_dropout() -> None:
     model, seen = _wait_k(dropout=0.5).train(), list[bool]()
 
@@ -293,7 +306,7 @@ def test_a_wait_k_model_learns_to_write_a_reordered_reference_in_its_own_order()
     model = Seq2SeqModel.build(Seq2SeqConfig(16, 16, True, 32, 64, 2, 1, 1, 0.0))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     scores = []
-    for _ in range(120):
+    for _ in range(180):
         source = torch.randint(6, 16, (64, 4))
         target = torch.cat([source.flip(1), torch.full((64, 1), END)], 1)
         lengths = torch.full((64,), 4), torch.full((64,), 5)

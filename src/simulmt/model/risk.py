@@ -66,7 +66,7 @@ class RiskConfig:
 
     samples: int = 4  # translations sampled per sentence
     temperature: float = 1.0  # of wait-k samples; below 1 they are closer to the greedy translation
-    discount: float = 0.95  # of rewards, per frame
+    discount: float = 0.95  # of rewards, per frame of a transducer
     order_weights: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)  # weights of n-grams, n = 1, 2, ...
     beta: float = 1.0  # of the F score; above 1, recall counts more than precision
     emphasis: str = ""  # characters whose symbols get emphasis_weight, such as digits
@@ -160,7 +160,8 @@ def wait_k_risk_loss(
         orders, beta = config.order_weights, config.beta
         rewards, scores = ngram_rewards(drawn, written, target, lengths, weights, orders, beta)
         inside = torch.arange(tokens.shape[1], device=source.device) < counts[:, None]  # [BN M]
-        advantages = compute_advantages(rewards, config.discount).flatten(0, 1) * inside
+        # No discount: every token written would postpone the rewards of those after it, and it would pay to omit words.
+        advantages = compute_advantages(rewards, 1.0).flatten(0, 1) * inside
         states = model.decode(copied, copied_mask, tokens, delay) / config.temperature
     risk = ((1 - scores.mean(1)) * lengths).sum()
     table = model.target_embedding.weight
