@@ -124,7 +124,7 @@ def evaluations(
     for delay, (name, version) in product(delays, versions.items()):
         translator = Translator(version, threads)
         translator.decoder = decoder = CountingDecoder(version, threads)
-        result = evaluator.bundle(bundle.name, translator, delay, threads).result
+        result = evaluator.score_bundle(bundle.name, translator, delay, threads).result
         tokens = sum(sum(count_pieces(translator, source)) for source in evaluator.test_set.sources)
         yield Scores(name, delay, result, decoder.attempts / tokens)
 

@@ -70,7 +70,7 @@ def evaluations(
     without = {"all rules on": [], **{f"without {rule}": [rule] for rule in rules}, "all rules off": rules}
     for title, off in without.items():
         translator = Translator(bundle.without(*off), threads)
-        yield title, evaluator.bundle(bundle.name, translator, delay, threads)
+        yield title, evaluator.score_bundle(bundle.name, translator, delay, threads)
 
 
 def show(found: list[tuple[str, Evaluation]]) -> None:

@@ -179,7 +179,7 @@ def test_everyday_sentences(name: str, delay: int) -> None:
     source, target = name.split("-")
     references = [EVERYDAY / f"{name}.{target}{number}" for number in range(3)]
     test_set = read_test_set(EVERYDAY / f"{name}.{source}", references)
-    evaluation = Evaluator(test_set, "auto", Timing(sentences=0)).bundle(name, loaded(name), delay, threads=1)
+    evaluation = Evaluator(test_set, "auto", Timing(sentences=0)).score_bundle(name, loaded(name), delay, threads=1)
     result, hypotheses = evaluation.result, "\n".join(evaluation.hypotheses)
     found = Floor(
         result.BLEU,

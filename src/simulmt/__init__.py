@@ -1,4 +1,4 @@
-"""Simultaneous machine translation: append-only streams of words in, translation out."""
+"""Simultaneous machine translation: text in as it arrives, append-only translation out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and the machine: atomic writes, checksums, locks, cores, memory, and the provenance of results."""
+"""File and system helpers: atomic writes, checksums, locks, core count, peak memory, provenance of results."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from simulmt.data import store as store_module
 from simulmt.data.corpus import Pair, ParallelFiles, TabSeparatedFile, read_lines
-from simulmt.data.store import DATA_FILES, MANIFEST, Filters, TokenStore, prepare, token_type
+from simulmt.data.store import DATA_FILES, MANIFEST, Filters, TokenStore, token_type, write_token_store
 from simulmt.errors import ConfigError, DataError, VocabularyError
 from simulmt.text import END, SPECIAL_SYMBOLS, Tokenizer, VocabularySpec
 
@@ -79,7 +79,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tok
 @pytest.fixture
 def store_path(tmp_path: Path) -> Path:
     """Prepare a store of PAIRS with the tokenizer WORDS."""
-    prepare([write_parallel(tmp_path, PAIRS)], WORDS, WORDS, tmp_path / "store", filters=Filters())
+    write_token_store([write_parallel(tmp_path, PAIRS)], WORDS, WORDS, tmp_path / "store", filters=Filters())
     return tmp_path / "store"
 
 
@@ -261,7 +261,7 @@ def test_filters_by_hand(tmp_path: Path) -> None:
     ]
     dropped = {"empty": 2, "too_long": 2, "ratio": 3, "duplicate": 1}
     filters = Filters(max_length=5, max_ratio=3.0, drop_duplicates=True)
-    manifest = prepare([write_parallel(tmp_path, pairs)], WORDS, WORDS, tmp_path / "store", filters=filters)
+    manifest = write_token_store([write_parallel(tmp_path, pairs)], WORDS, WORDS, tmp_path / "store", filters=filters)
     assert (manifest.read, manifest.kept, manifest.dropped) == (11, 3, dropped)
     assert (manifest.source.tokens, manifest.target.tokens) == (3 + 5 + 2 + 3, 1 + 5 + 1 + 3)
     assert TokenStore.open(tmp_path / "store").source_lengths.tolist() == [4, 6, 3]
@@ -276,7 +276,7 @@ def test_default_filters_are_those_of_the_method(tmp_path: Path) -> None:
         ("a", "b"),
         ("a", "b"),
     ]
-    manifest = prepare([ListedPairs(pairs)], WORDS, WORDS, tmp_path / "store", filters=Filters())
+    manifest = write_token_store([ListedPairs(pairs)], WORDS, WORDS, tmp_path / "store", filters=Filters())
     assert manifest.dropped == {"empty": 0, "too_long": 1, "ratio": 1, "duplicate": 0}
 
 
@@ -284,7 +284,7 @@ def test_blank_text_and_text_without_pieces_are_empty(tmp_path: Path, tokenizers
     control_characters, separators = "\x01\x02", "\u2028\x85 \u3000"
     source, target = PAIRS[0]
     pairs = [*PAIRS, (control_characters, target), (separators, target), (source, separators), (source, "")]
-    manifest = prepare([ListedPairs(pairs)], *tokenizers, tmp_path / "store", filters=Filters())
+    manifest = write_token_store([ListedPairs(pairs)], *tokenizers, tmp_path / "store", filters=Filters())
     assert (manifest.kept, manifest.dropped["empty"]) == (len(PAIRS), 4)
 
 
@@ -292,13 +292,15 @@ def test_duplicates_are_found_across_chunks_and_corpora(tmp_path: Path, monkeypa
     monkeypatch.setattr(store_module, "CHUNK_PAIRS", 2)
     filters = Filters(drop_duplicates=True)
     corpora = [ListedPairs([*PAIRS, *PAIRS[:3]]), ListedPairs(PAIRS[2:])]
-    manifest = prepare(corpora, WORDS, WORDS, tmp_path / "store", filters=filters)
+    manifest = write_token_store(corpora, WORDS, WORDS, tmp_path / "store", filters=filters)
     assert (manifest.kept, manifest.dropped["duplicate"]) == (len(PAIRS), 3 + len(PAIRS[2:]))
 
 
 def test_different_pairs_are_not_duplicates(tmp_path: Path) -> None:
     pairs = [(f"word{number % 50}", f"mot{number // 50}") for number in range(2500)]
-    manifest = prepare([ListedPairs(pairs)], WORDS, WORDS, tmp_path / "store", filters=Filters(drop_duplicates=True))
+    manifest = write_token_store(
+        [ListedPairs(pairs)], WORDS, WORDS, tmp_path / "store", filters=Filters(drop_duplicates=True)
+    )
     assert manifest.kept == len(pairs)
 
 
@@ -319,7 +321,7 @@ def test_the_store_holds_the_same_pairs_as_a_plain_loop(pairs: list[tuple[str, s
             expected.append((source, target))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store"
-        manifest = prepare([ListedPairs([("a", "a"), *pairs])], WORDS, WORDS, path, filters=filters)
+        manifest = write_token_store([ListedPairs([("a", "a"), *pairs])], WORDS, WORDS, path, filters=filters)
         assert manifest.read == manifest.kept + sum(manifest.dropped.values()) == len(pairs) + 1
         assert sentences(TokenStore.open(path)) == [
             ([*WORDS.encode(source), END], [*WORDS.encode(target), END]) for source, target in expected
@@ -328,7 +330,7 @@ def test_the_store_holds_the_same_pairs_as_a_plain_loop(pairs: list[tuple[str, s
 
 def test_an_evaluation_set_keeps_every_pair(tmp_path: Path) -> None:
     pairs = [("a", "b " * 2000), ("a b", "c"), ("a b", "c")]
-    manifest = prepare([ListedPairs(pairs)], WORDS, WORDS, tmp_path / "store", filters=None)
+    manifest = write_token_store([ListedPairs(pairs)], WORDS, WORDS, tmp_path / "store", filters=None)
     assert manifest.kept == 3
     assert manifest.filters is None
     assert TokenStore.open(tmp_path / "store").target_lengths.tolist() == [2001, 2, 2]
@@ -341,13 +343,13 @@ def test_an_empty_side_of_an_evaluation_set_is_an_error(
     files = write_parallel(tmp_path, [*PAIRS[:2], pair])
     word = {"en": "source", "zh": "target"}[side]
     with pytest.raises(DataError, match=rf"text\.{side}: line 3: the {word} is empty; .* remove it from every file"):
-        prepare([files], tokenizers[1], tokenizers[1], tmp_path / "store", filters=None)
+        write_token_store([files], tokenizers[1], tokenizers[1], tmp_path / "store", filters=None)
 
 
 def test_a_corpus_without_remaining_pairs_is_an_error(tmp_path: Path) -> None:
     files = write_parallel(tmp_path, [("", "b"), ("a b", "c d e")])
     with pytest.raises(DataError, match=r"store: all 2 pairs were dropped: \{'empty': 1, 'too_long': 1,"):
-        prepare([files], WORDS, WORDS, tmp_path / "store", filters=Filters(max_length=2))
+        write_token_store([files], WORDS, WORDS, tmp_path / "store", filters=Filters(max_length=2))
     assert names_in(tmp_path) == {"text.en", "text.zh"}
 
 
@@ -356,7 +358,7 @@ def test_a_corpus_without_remaining_pairs_is_an_error(tmp_path: Path) -> None:
 
 def test_a_pair_comes_back_as_it_was_encoded(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
     source_tokenizer, target_tokenizer = tokenizers
-    manifest = prepare([write_parallel(tmp_path, PAIRS)], *tokenizers, tmp_path / "store", filters=Filters())
+    manifest = write_token_store([write_parallel(tmp_path, PAIRS)], *tokenizers, tmp_path / "store", filters=Filters())
     store = TokenStore.open(tmp_path / "store")
     expected = [([*source_tokenizer.encode(s), END], [*target_tokenizer.encode(t), END]) for s, t in PAIRS]
     assert sentences(store) == expected
@@ -383,7 +385,7 @@ def test_any_unicode_line_comes_back_as_it_was_encoded(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         loose = Filters(max_length=10**6, max_ratio=1e6)
-        prepare([write_parallel(path, pairs)], *tokenizers, path / "store", filters=loose)
+        write_token_store([write_parallel(path, pairs)], *tokenizers, path / "store", filters=loose)
         assert sentences(TokenStore.open(path / "store")) == [
             ([*source, END], [*target, END]) for source, target in encoded if source and target
         ]
@@ -394,7 +396,7 @@ def test_every_input_format_gives_the_same_store(tmp_path: Path) -> None:
     for number, suffix in enumerate(["", ".gz", ".xz"]):
         for kind, write in (("lines", write_parallel), ("tabs", write_tab_separated)):
             store = tmp_path / f"{kind}{number}"
-            manifest = prepare([write(tmp_path, PAIRS, suffix)], WORDS, WORDS, store, filters=Filters())
+            manifest = write_token_store([write(tmp_path, PAIRS, suffix)], WORDS, WORDS, store, filters=Filters())
             hashes.append([sha256(store / name) for name in DATA_FILES])
             assert manifest.files == dict(zip(DATA_FILES, hashes[-1], strict=True))
     assert all(each == hashes[0] for each in hashes)
@@ -402,7 +404,7 @@ def test_every_input_format_gives_the_same_store(tmp_path: Path) -> None:
 
 def test_the_manifest_records_the_inputs(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
     files, table = write_parallel(tmp_path, PAIRS, ".xz"), write_tab_separated(tmp_path, PAIRS[:2], ".gz")
-    prepare([files, table], *tokenizers, tmp_path / "store", filters=Filters(max_length=500))
+    write_token_store([files, table], *tokenizers, tmp_path / "store", filters=Filters(max_length=500))
     manifest = json.loads((tmp_path / "store" / MANIFEST).read_text(encoding="utf-8"))
     assert manifest["format_version"] == 1
     assert manifest["read"] == manifest["kept"] == len(PAIRS) + 2
@@ -420,7 +422,7 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_chunks(
     files = write_parallel(tmp_path, PAIRS)
     for chunk_pairs in (1, 3, 1000):
         monkeypatch.setattr(store_module, "CHUNK_PAIRS", chunk_pairs)
-        prepare([files], WORDS, WORDS, tmp_path / f"store{chunk_pairs}", filters=Filters())
+        write_token_store([files], WORDS, WORDS, tmp_path / f"store{chunk_pairs}", filters=Filters())
     for name in (MANIFEST, *DATA_FILES):
         assert len({(tmp_path / f"store{n}" / name).read_bytes() for n in (1, 3, 1000)}) == 1
 
@@ -431,7 +433,7 @@ def test_several_processes_give_the_same_bytes(
     monkeypatch.setattr(store_module, "CHUNK_PAIRS", 1)
     files = write_parallel(tmp_path, PAIRS)
     for processes in (1, 2):
-        prepare([files], *tokenizers, tmp_path / f"store{processes}", filters=Filters(), processes=processes)
+        write_token_store([files], *tokenizers, tmp_path / f"store{processes}", filters=Filters(), processes=processes)
     for name in (MANIFEST, *DATA_FILES):
         assert len({(tmp_path / f"store{n}" / name).read_bytes() for n in (1, 2)}) == 1
 
@@ -440,7 +442,7 @@ def test_pairs_are_read_in_chunks_and_progress_is_reported(tmp_path: Path, monke
     monkeypatch.setattr(store_module, "CHUNK_PAIRS", 3)
     pairs = ListedPairs(PAIRS)
     calls: list[tuple[int, int]] = []
-    prepare(
+    write_token_store(
         [pairs], WORDS, WORDS, tmp_path / "store", filters=None, progress=lambda read: calls.append((read, pairs.drawn))
     )
     assert calls == [(3, 3), (6, 6), (7, 7)]
@@ -450,7 +452,7 @@ def test_pairs_are_read_in_chunks_and_progress_is_reported(tmp_path: Path, monke
 def test_the_largest_id_survives_at_the_boundary_of_the_types(tmp_path: Path, size: int, dtype: str) -> None:
     wide = cast(Tokenizer, WordTokenizer(size))
     assert token_type(size) == dtype
-    prepare([ListedPairs([(str(size - 1), "a")])], wide, WORDS, tmp_path / "store", filters=None)
+    write_token_store([ListedPairs([(str(size - 1), "a")])], wide, WORDS, tmp_path / "store", filters=None)
     store = TokenStore.open(tmp_path / "store")
     assert store.pair(0)[0].tolist() == [size - 1, END]
     assert (store.source_tokens.dtype, store.target_tokens.dtype) == (np.dtype(dtype), np.dtype("<u2"))
@@ -461,7 +463,7 @@ def test_the_largest_id_survives_at_the_boundary_of_the_types(tmp_path: Path, si
 def test_an_id_out_of_range_never_enters_a_store(tmp_path: Path, size: int) -> None:
     wide = cast(Tokenizer, WordTokenizer(size))
     with pytest.raises(VocabularyError, match=rf"token id {size} is not in 0\.\.{size - 1}"):
-        prepare([ListedPairs([("a", "b"), (str(size), "b")])], wide, WORDS, tmp_path / "store", filters=None)
+        write_token_store([ListedPairs([("a", "b"), (str(size), "b")])], wide, WORDS, tmp_path / "store", filters=None)
     assert names_in(tmp_path) == set()
 
 
@@ -476,7 +478,7 @@ def test_an_interruption_leaves_things_as_they_were(
     monkeypatch.setattr(store_module, "CHUNK_PAIRS", 2)
     store = tmp_path / "store"
     if overwrite:
-        prepare([ListedPairs([("old", "pair")])], WORDS, WORDS, store, filters=None)
+        write_token_store([ListedPairs([("old", "pair")])], WORDS, WORDS, store, filters=None)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     def interrupt(read: int) -> None:
@@ -485,7 +487,9 @@ def test_an_interruption_leaves_things_as_they_were(
             raise error
 
     with pytest.raises(error):
-        prepare([ListedPairs(PAIRS)], WORDS, WORDS, store, filters=None, overwrite=overwrite, progress=interrupt)
+        write_token_store(
+            [ListedPairs(PAIRS)], WORDS, WORDS, store, filters=None, overwrite=overwrite, progress=interrupt
+        )
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert names_in(tmp_path) == ({"store"} if overwrite else set())
 
@@ -496,7 +500,7 @@ def test_a_disk_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(DataError, match=r"store: cannot be written: .*no space left"):
-        prepare([ListedPairs(PAIRS)], WORDS, WORDS, tmp_path / "store", filters=None)
+        write_token_store([ListedPairs(PAIRS)], WORDS, WORDS, tmp_path / "store", filters=None)
     assert names_in(tmp_path) == set()
 
 
@@ -511,7 +515,7 @@ def test_everything_is_on_disk_before_the_store_gets_its_name(tmp_path: Path, mo
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)
-    prepare([ListedPairs(PAIRS)], WORDS, WORDS, store, filters=None)
+    write_token_store([ListedPairs(PAIRS)], WORDS, WORDS, store, filters=None)
     before = {(inode, size) for inode, size, named in synced if not named}
     for name in (MANIFEST, *DATA_FILES):
         status = (store / name).stat()
@@ -523,10 +527,10 @@ def test_everything_is_on_disk_before_the_store_gets_its_name(tmp_path: Path, mo
 def test_an_existing_store_is_overwritten_only_on_request(store_path: Path) -> None:
     pairs = ListedPairs([("new", "pair")])
     with pytest.raises(DataError, match="store: already exists; choose another directory"):
-        prepare([pairs], WORDS, WORDS, store_path, filters=None)
+        write_token_store([pairs], WORDS, WORDS, store_path, filters=None)
     assert pairs.drawn == 0
     assert len(TokenStore.open(store_path)) == len(PAIRS)
-    prepare([pairs], WORDS, WORDS, store_path, filters=None, overwrite=True)
+    write_token_store([pairs], WORDS, WORDS, store_path, filters=None, overwrite=True)
     assert len(TokenStore.open(store_path)) == 1
     assert names_in(store_path.parent) == {"store", "text.en", "text.zh"}
 
@@ -534,7 +538,7 @@ def test_an_existing_store_is_overwritten_only_on_request(store_path: Path) -> N
 def test_a_link_to_a_store_stays_a_link(store_path: Path) -> None:
     link = store_path.parent / "link"
     link.symlink_to(store_path)
-    prepare([ListedPairs([("new", "pair")])], WORDS, WORDS, link, filters=None, overwrite=True)
+    write_token_store([ListedPairs([("new", "pair")])], WORDS, WORDS, link, filters=None, overwrite=True)
     assert link.is_symlink()
     assert len(TokenStore.open(store_path)) == 1
 
@@ -543,7 +547,7 @@ def test_other_directories_are_never_overwritten(store_path: Path) -> None:
     (store_path / "diary.txt").write_text("mine")
     for path in (store_path, store_path / "diary.txt"):
         with pytest.raises(DataError, match="is not overwritten"):
-            prepare([ListedPairs(PAIRS)], WORDS, WORDS, path, filters=None, overwrite=True)
+            write_token_store([ListedPairs(PAIRS)], WORDS, WORDS, path, filters=None, overwrite=True)
     assert (store_path / "diary.txt").read_text() == "mine"
 
 
@@ -551,16 +555,16 @@ def test_a_store_that_appears_meanwhile_is_not_lost(tmp_path: Path) -> None:
     store = tmp_path / "store"
 
     def compete(_: int) -> None:
-        prepare([ListedPairs([("first", "come")])], WORDS, WORDS, store, filters=None)
+        write_token_store([ListedPairs([("first", "come")])], WORDS, WORDS, store, filters=None)
 
     with pytest.raises(DataError, match="already exists"):
-        prepare([ListedPairs(PAIRS)], WORDS, WORDS, store, filters=None, progress=compete)
+        write_token_store([ListedPairs(PAIRS)], WORDS, WORDS, store, filters=None, progress=compete)
     assert len(TokenStore.open(store)) == 1
     assert names_in(tmp_path) == {"store"}
 
 
 def test_missing_parents_are_made(tmp_path: Path) -> None:
-    prepare([ListedPairs(PAIRS)], WORDS, WORDS, tmp_path / "data" / "en-zh" / "train", filters=None)
+    write_token_store([ListedPairs(PAIRS)], WORDS, WORDS, tmp_path / "data" / "en-zh" / "train", filters=None)
     assert len(TokenStore.open(tmp_path / "data" / "en-zh" / "train")) == len(PAIRS)
 
 
@@ -569,7 +573,7 @@ def test_a_missing_input_is_named(tmp_path: Path, missing: str) -> None:
     files = write_parallel(tmp_path, PAIRS)
     (tmp_path / missing).unlink()
     with pytest.raises(DataError, match=rf"{missing}: no such file"):
-        prepare([files], WORDS, WORDS, tmp_path / "store", filters=Filters())
+        write_token_store([files], WORDS, WORDS, tmp_path / "store", filters=Filters())
     assert len(names_in(tmp_path)) == 1
 
 

@@ -18,18 +18,18 @@ from eval.sentences import ENGLISH, GERMAN
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.latency import Instance
 from simulmt.eval.quality import (
-    HEADINGS,
+    COMPARISON_HEADINGS,
     FactChecker,
     Lexicon,
     QualityScorer,
-    as_json,
     compare,
+    comparison_json,
+    comparison_markdown,
+    comparison_signatures,
     is_negated,
     listing,
-    markdown,
     may_be_negated,
     repeated_words,
-    signatures,
     words_of,
 )
 from simulmt.eval.results import Result, write_results
@@ -289,8 +289,8 @@ def test_markdown(tmp_path: Path) -> None:
     save(tmp_path, "base", 3, WORST)
     save(tmp_path, "good", 3, GERMAN)
     comparisons = compare([tmp_path])
-    lines = markdown(comparisons).splitlines()
-    assert lines[0] == f"| {' | '.join(HEADINGS)} |"
+    lines = comparison_markdown(comparisons).splitlines()
+    assert lines[0] == f"| {' | '.join(COMPARISON_HEADINGS)} |"
     assert lines[2] == "| test | 3 | base | 50.00 |  |  | 60.00 |  |  | 2.50 |"
     BLEU, chrF2 = comparisons[1].BLEU, comparisons[1].chrF2
     assert BLEU is not None
@@ -298,21 +298,21 @@ def test_markdown(tmp_path: Path) -> None:
     cells = f"50.00 | {BLEU.gain:+.2f} | {BLEU.p:.3f}* | 60.00 | {chrF2.gain:+.2f} | {chrF2.p:.3f}*"
     assert lines[3] == f"| test | 3 | good | {cells} | 2.50 |"
     assert lines[4] == ""
-    assert lines[5:] == [f"- {signature}" for signature in signatures(comparisons)]
-    assert len(signatures(comparisons)) == 2
+    assert lines[5:] == [f"- {signature}" for signature in comparison_signatures(comparisons)]
+    assert len(comparison_signatures(comparisons)) == 2
 
 
 def test_insignificant_differences_have_no_star(tmp_path: Path) -> None:
     save(tmp_path, "base", 3, GERMAN)
     save(tmp_path, "same", 3, [*GERMAN[:4], WORSE[4]])
-    assert "*" not in markdown(compare([tmp_path])).splitlines()[3]
+    assert "*" not in comparison_markdown(compare([tmp_path])).splitlines()[3]
 
 
 def test_json(tmp_path: Path) -> None:
     save(tmp_path, "base", None, WORST)
     save(tmp_path, "good", 3, GERMAN)
     comparisons = compare([tmp_path])
-    base, good = (json.loads(json.dumps(as_json(comparison))) for comparison in comparisons)
+    base, good = (json.loads(json.dumps(comparison_json(comparison))) for comparison in comparisons)
     assert base == {
         "test_set": "test",
         "system": "base",

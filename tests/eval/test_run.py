@@ -56,7 +56,7 @@ def logged(test_set: TestSet, predictions: Sequence[str], directory: Path) -> Pa
 
 
 def score_log(test_set: TestSet, predictions: Sequence[str], directory: Path) -> Evaluation:
-    return Evaluator(test_set, "auto", UNTIMED).log("logged", logged(test_set, predictions, directory), 3)
+    return Evaluator(test_set, "auto", UNTIMED).score_log("logged", logged(test_set, predictions, directory), 3)
 
 
 def test_a_test_set_is_read_with_its_checksums(files: Path) -> None:
@@ -106,7 +106,7 @@ def test_an_empty_sentence_is_refused(tmp_path: Path) -> None:
 
 def test_a_bundle_is_scored(german: Translator, test_set: TestSet) -> None:
     news: list[str] = []
-    evaluation = Evaluator(test_set, "auto", Timing(2, 2), news.append).bundle("toy", german, 3, threads=1)
+    evaluation = Evaluator(test_set, "auto", Timing(2, 2), news.append).score_bundle("toy", german, 3, threads=1)
     result = evaluation.result
     assert (result.system, result.delay, result.test_set, result.unit) == ("toy", 3, "test", "word")
     assert (result.sentences, result.timed_sentences, result.timed_runs, result.threads) == (5, 2, 2, 1)
@@ -128,7 +128,7 @@ def test_a_bundle_is_scored(german: Translator, test_set: TestSet) -> None:
 
 
 def test_what_is_written_is_complete(german: Translator, test_set: TestSet, tmp_path: Path) -> None:
-    evaluation = Evaluator(test_set, "auto", UNTIMED).bundle("toy", german, 3, threads=1)
+    evaluation = Evaluator(test_set, "auto", UNTIMED).score_bundle("toy", german, 3, threads=1)
     evaluation.write(tmp_path)
     assert read_results(tmp_path) == [evaluation.result]
     assert (tmp_path / "toy-k3.hyp").read_text(encoding="utf-8").split("\n") == [*evaluation.hypotheses, ""]
@@ -148,7 +148,7 @@ def test_wait_k_is_scored_as_it_reads_on_or_stops(
     )
     one = Timing(sentences=1, runs=1)
     reading_on, stopping = (
-        Evaluator(test_set, "auto", one, stop_at_end=stops).bundle("wait-k", waiting, 1, threads=1)
+        Evaluator(test_set, "auto", one, stop_at_end=stops).score_bundle("wait-k", waiting, 1, threads=1)
         for stops in (False, True)
     )
     assert reading_on.hypotheses != stopping.hypotheses
@@ -157,7 +157,7 @@ def test_wait_k_is_scored_as_it_reads_on_or_stops(
 
 def test_several_references_are_logged_and_scored(chinese: Translator, files: Path) -> None:
     test_set = read_test_set(files / "test.en", [files / "test.zh", files / "test.zh"])
-    evaluation = Evaluator(test_set, "auto", UNTIMED).bundle("toy", chinese, 1, threads=1)
+    evaluation = Evaluator(test_set, "auto", UNTIMED).score_bundle("toy", chinese, 1, threads=1)
     assert evaluation.result.signature.startswith("nrefs:2|")
     assert "tok:zh" in evaluation.result.signature
     assert evaluation.result.unit == "char"
@@ -166,9 +166,9 @@ def test_several_references_are_logged_and_scored(chinese: Translator, files: Pa
 
 def test_a_log_of_our_own_gives_the_same_figures(german: Translator, test_set: TestSet, tmp_path: Path) -> None:
     evaluator = Evaluator(test_set, "auto", UNTIMED)
-    first = evaluator.bundle("toy", german, 3, threads=1)
+    first = evaluator.score_bundle("toy", german, 3, threads=1)
     first.write(tmp_path)
-    again = evaluator.log("toy", tmp_path / "toy-k3", 3)
+    again = evaluator.score_log("toy", tmp_path / "toy-k3", 3)
     log = tmp_path / "toy-k3" / INSTANCES
     assert set(again.result.files) == {*test_set.files, str(log)}
     kept: Any = {"files": {}, "bundle_sha256": None, "threads": None, "date": None}
@@ -201,9 +201,9 @@ def test_flaws_are_counted(test_set: TestSet, tmp_path: Path) -> None:
     word = first.split()[1]
     flawed = [first.replace(word, f"{word} {word} {word[:-2]}xq"), *others]
     entries = logged(test_set, flawed, tmp_path)
-    with_lexicon = Evaluator(test_set, "auto", UNTIMED, lexicon=Lexicon(GERMAN)).log("logged", entries, 3).result
+    with_lexicon = Evaluator(test_set, "auto", UNTIMED, lexicon=Lexicon(GERMAN)).score_log("logged", entries, 3).result
     assert (with_lexicon.repeated_words, with_lexicon.reference_repeated_words, with_lexicon.unknown_words) == (1, 0, 1)
-    assert Evaluator(test_set, "auto", UNTIMED).log("logged", entries, 3).result.unknown_words is None
+    assert Evaluator(test_set, "auto", UNTIMED).score_log("logged", entries, 3).result.unknown_words is None
 
 
 def test_a_long_hypothesis_is_not_fast(test_set: TestSet, tmp_path: Path) -> None:
@@ -217,10 +217,10 @@ def test_a_log_must_be_of_the_test_set(test_set: TestSet, tmp_path: Path) -> Non
     evaluator = Evaluator(test_set, "auto", UNTIMED)
     short = replace(test_set, sources=test_set.sources[:4])
     with pytest.raises(DataError, match=r"instances\.log has 4 sentences, expected the 5 of .*test\.en"):
-        evaluator.log("x", logged(short, GERMAN[:4], tmp_path), 3)
+        evaluator.score_log("x", logged(short, GERMAN[:4], tmp_path), 3)
     swapped = replace(test_set, sources=(*test_set.sources[:3], "Another one", test_set.sources[4]))
     with pytest.raises(DataError, match=r"instances\.log:4: the source differs from line 4 of .*test\.en"):
-        evaluator.log("x", logged(swapped, GERMAN, tmp_path), 3)
+        evaluator.score_log("x", logged(swapped, GERMAN, tmp_path), 3)
 
 
 def test_the_references_choose_the_tokenizer_of_bleu(files: Path, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_the_references_choose_the_tokenizer_of_bleu(files: Path, tmp_path: Path
     twice = [line.replace("上", " 上 上") for line in CHINESE]
     log = logged(test_set, twice, tmp_path)
     warnings: list[str] = []
-    result = Evaluator(test_set, "auto", UNTIMED, warn=warnings.append).log("x", log, 3).result
+    result = Evaluator(test_set, "auto", UNTIMED, warn=warnings.append).score_log("x", log, 3).result
     assert "tok:zh" in result.signature
     assert result.BLEU > 50
     assert (result.unit, result.repeated_words, result.reference_repeated_words) == ("word", 1, 1)  # 等等
@@ -241,7 +241,7 @@ def test_the_references_choose_the_tokenizer_of_bleu(files: Path, tmp_path: Path
 def test_the_unit_of_delays_does_not_change_bleu(german: Translator, test_set: TestSet) -> None:
     warnings: list[str] = []
     words, characters = (
-        Evaluator(test_set, unit, UNTIMED, warn=warnings.append).bundle("x", german, 3, threads=1).result
+        Evaluator(test_set, unit, UNTIMED, warn=warnings.append).score_bundle("x", german, 3, threads=1).result
         for unit in ("word", "char")
     )
     assert (words.BLEU, words.signature) == (characters.BLEU, characters.signature)
@@ -253,12 +253,12 @@ def test_impossible_units_are_refused(
     german: Translator, chinese: Translator, test_set: TestSet, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"--unit word: .* writes no spaces"):
-        Evaluator(test_set, "word", UNTIMED).bundle("x", chinese, 3, threads=1)
+        Evaluator(test_set, "word", UNTIMED).score_bundle("x", chinese, 3, threads=1)
     with pytest.raises(
         ConfigError, match=r"--unit char: .* per word; log it again with simuleval --eval-latency-unit char"
     ):
-        Evaluator(test_set, "char", UNTIMED).log("x", logged(test_set, GERMAN, tmp_path), 3)
-    assert Evaluator(test_set, "char", UNTIMED).bundle("x", german, 3, threads=1).result.unit == "char"
+        Evaluator(test_set, "char", UNTIMED).score_log("x", logged(test_set, GERMAN, tmp_path), 3)
+    assert Evaluator(test_set, "char", UNTIMED).score_bundle("x", german, 3, threads=1).result.unit == "char"
 
 
 @pytest.mark.parametrize("wrong", [{"sentences": -1}, {"runs": 0}, {"words_per_second": 0.0}])

@@ -56,7 +56,7 @@ def assert_same(said: dict[str, float], output: Path, evaluation: Evaluation) ->
 
 def evaluate(translator: Translator, files: Path, language: str, delay: int | None) -> Evaluation:
     test_set = read_test_set(files / "test.en", [files / f"test.{language}"])
-    return Evaluator(test_set, "auto", Timing(sentences=0)).bundle("toy", translator, delay, threads=1)
+    return Evaluator(test_set, "auto", Timing(sentences=0)).score_bundle("toy", translator, delay, threads=1)
 
 
 def test_as_agent_class(german: Translator, files: Path, tmp_path: Path) -> None:

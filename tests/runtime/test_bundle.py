@@ -331,7 +331,7 @@ MAPS = """\
 TWO_BLOCKS = """
 import ctypes, mmap, sys
 from pathlib import Path
-from simulmt.runtime.bundle import HUGE_PAGE, collapse, huge_pages
+from simulmt.runtime.bundle import HUGE_PAGE, back_with_huge_pages, huge_pages
 
 def block():
     taken = mmap.mmap(-1, 9 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -353,7 +353,7 @@ def large(taken):
 
 trial = block()
 first = -(-address(trial) // HUGE_PAGE) * HUGE_PAGE
-if collapse(first, HUGE_PAGE) != 0:
+if back_with_huge_pages(first, HUGE_PAGE) != 0:
     sys.exit("none")
 earlier = block()
 with huge_pages():

@@ -172,16 +172,16 @@ def compare(
 
     comparisons = quality.compare(directories, baseline)
     if output is not None:
-        output.write_text(quality.markdown(comparisons), encoding="utf-8")
+        output.write_text(quality.comparison_markdown(comparisons), encoding="utf-8")
     if format is TableFormat.MARKDOWN:
-        typer.echo(quality.markdown(comparisons), nl=False)
+        typer.echo(quality.comparison_markdown(comparisons), nl=False)
     elif format is TableFormat.JSON:
         for comparison in comparisons:
-            typer.echo(json.dumps(quality.as_json(comparison), ensure_ascii=False))
+            typer.echo(json.dumps(quality.comparison_json(comparison), ensure_ascii=False))
     else:
-        print_table(quality.HEADINGS, [comparison.cells() for comparison in comparisons])
+        print_table(quality.COMPARISON_HEADINGS, [comparison.cells() for comparison in comparisons])
         typer.echo(f"* p < {quality.SIGNIFICANT}")
-        typer.echo("\n".join(quality.signatures(comparisons)))
+        typer.echo("\n".join(quality.comparison_signatures(comparisons)))
 
 
 def _print_results(results: Sequence[Result]) -> None:

@@ -385,9 +385,10 @@ def load_translator(model: str | Path | None, delay: int | None, threads: int) -
 
 
 def _check_options(translator: Translator, delay: int | None, beam: int = 1) -> None:
+    """Raise ConfigError if the model does not support the delay or the beam."""
     try:
         translator.stream(delay, beam)
-    except StreamError as error:
+    except StreamError as error:  # its message starts with the name of the argument, which is also that of the option
         raise ConfigError(f"--{error}") from None
 
 

@@ -102,7 +102,7 @@ def prepare_dataset(
     source = _vocabulary(directory, "source", source_spec, sources)
     target = _vocabulary(directory, "target", target_spec, (pair.target for pair in _pairs(train)))
     for name, corpora, applied in (("train", train, filters or Filters()), ("dev", [dev], None)):
-        prepare(
+        write_token_store(
             corpora,
             source,
             target,
@@ -235,7 +235,7 @@ class Manifest:
     files: dict[str, str]
 
 
-def prepare(
+def write_token_store(
     corpora: Sequence[Corpus],
     source_tokenizer: Tokenizer,
     target_tokenizer: Tokenizer,

@@ -1,6 +1,6 @@
-"""Derive training text line by line: filter, make noisy as speech, weigh, join, and reorder it.
+"""Derive training text line by line: filter it, add speech noise, weight, join or reorder it.
 
-Each transform is a job that writes three files atomically, and returns the record:
+Each transform is a job that writes three files, each atomically, and returns the record:
 
     PREFIX.source, PREFIX.target   the pairs, one sentence per line
     PREFIX.json                    the record: inputs, settings and dropped lines
@@ -42,7 +42,8 @@ from simulmt.text.words import HAN, Unit, guess_language, is_spaceless
 SIDES = ("source", "target")
 _OUTPUT_SUFFIXES = (*SIDES, "json", "shards")  # suffixes of the files a job may replace
 EMPTY = "empty"  # reason to drop a line
-_LINES_BETWEEN_REPORTS = SHARD_LINES = 65_536
+_LINES_BETWEEN_REPORTS = 65_536
+SHARD_LINES = 65_536
 _NUMBERS, _REPEATS, _HELD_OUT = "numbers", "repeats", "held_out"  # reasons to drop a pair
 CHUNK_PAIRS = 4096  # about a second of work
 _LONGEST_PHRASE = 12  # words or ideographs; longer repeated phrases are not searched for
@@ -155,10 +156,10 @@ def _stream(
 
 
 def finished(job: Job) -> dict[str, Any] | None:
-    """Return the record if the result exists and is intact."""
+    """Return the record of the job if it has finished and its files exist."""
     record = _read_table(job.path("json"))
-    is_intact = record.get("identity") == job.identity and all(job.path(side).is_file() for side in SIDES)
-    return record if is_intact else None
+    is_complete = record.get("identity") == job.identity and all(job.path(side).is_file() for side in SIDES)
+    return record if is_complete else None
 
 
 def remove_previous(job: Job) -> None:
@@ -176,7 +177,7 @@ def remove_previous(job: Job) -> None:
 
 @contextmanager
 def publishing(job: Job) -> Iterator[tuple[dict[str, Any], BinaryIO, BinaryIO]]:
-    """Yield the record to fill in and two files; publish all three atomically if the block succeeds.
+    """Yield the record to fill in and two files; if the block succeeds, replace the earlier three.
 
     Earlier files are removed and the record is written first, so that files next to a record belong to it.
     """
@@ -212,8 +213,9 @@ def _is_still_at(path: Path, file: TextIO) -> bool:
 
 
 def write_once(path: Path, metadata: Mapping[str, Any], overwrite: bool, make: Callable[[], Iterable[str]]) -> Path:
-    """Write a file of lines once, holding `exclusive_lock`; replace it only with `overwrite`.
+    """Write a file of lines unless it is up to date; replace another one only with `overwrite`.
 
+    The caller must hold `exclusive_lock`.
     PATH.json records its inputs and checksum, to recognise files of other origin.
     """
     record_path = path.with_name(f"{path.name}.json")
@@ -323,7 +325,7 @@ def has_repetition(target: str, source: str) -> bool:
 
 
 def max_repetitions(words: Sequence[str]) -> int:
-    """Return how often a phrase is repeated in a row, at most; twice counts for long phrases only."""
+    """Return the most consecutive occurrences of any phrase; two in a row count for long phrases only."""
     most = 1
     for length in range(1, min(_LONGEST_PHRASE, len(words) // 2) + 1):
         same = 0
@@ -558,7 +560,7 @@ def _write_units(units: Sequence[str], order: Sequence[int], text: str) -> str:
 
 
 def _spaces(units: Sequence[str], text: str) -> list[bool]:
-    """Return whether white space precedes each unit; ends with False."""
+    """Return whether whitespace precedes each unit; ends with False."""
     spaces, end = [], 0
     for unit in units:
         start = text.index(unit, end)

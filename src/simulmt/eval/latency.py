@@ -1,11 +1,11 @@
-"""Delays of translations, and latency metrics of them.
+"""Delays, and the latency metrics computed from them.
 
 `delays` holds the number of source words read when each target unit was written. A unit is a word, or a character for
 targets without spaces (not counting spaces). A word counts as written once it is complete, that is, when the next one
 begins or the sentence ends.
 
 Definitions and corner cases follow SimulEval 1.1.4 for text, with two exceptions: average proportion divides by the
-hypothesis length, as originally defined, so it stays within 0 and 1; and an empty hypothesis, which SimulEval skips,
+hypothesis length, as originally defined, so it stays between 0 and 1; and an empty hypothesis, which SimulEval skips,
 counts as one unit written after the whole source, so that empty output is not rewarded.
 """
 

@@ -1,4 +1,4 @@
-"""Analyses of word order: anticipation rates of a corpus, BLEU of a model in oracle order, Z of sentences.
+"""Analyses of word order: anticipation rates of a corpus, BLEU of a model in oracle order, sorting matrices.
 
 The sorting network is part of training, so its results are passed as text and arrays (from simulmt.train.analysis).
 """

@@ -1,12 +1,12 @@
-"""Translation quality: BLEU and chrF2 with intervals, significance against a baseline, and counts of flaws.
+"""Translation quality: BLEU and chrF2 with intervals, significance against a baseline, and error counts.
 
-Scores are sacrebleu's, lower-cased, as is customary for simultaneous translation, and cased. The script of the
-references decides how BLEU splits text. An empty line in one of several reference files means a missing reference.
-Systems are compared by paired bootstrap, per delay.
+Scores are sacrebleu's, lower-cased, as is customary for simultaneous translation, and cased. BLEU uses the tokenizer
+`zh` if the references are mostly written without spaces, else `13a`. An empty line in one of several reference files
+means a missing reference. Systems are compared by paired bootstrap, per delay.
 
-Flaws are repeated and unknown words, typical of models that predict frames independently, which need no reference, and
-numbers and negations that were lost. A number of the source counts if it also occurs in a reference, by value; a
-negation, if all references have one. Negations are found by word lists.
+Errors counted are repeated and unknown words, typical of models that predict frames independently, which need no
+reference, and numbers and negations that were lost. A number of the source counts if it also occurs in a reference, by
+value; a negation, if all references have one. Negations are found by word lists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from simulmt.text.words import HAN, KANA, Unit, guess_language, script_unit
 _RESAMPLES = 1000  # of a bootstrap; sacrebleu draws them with seed 12345
 _TOKENIZERS: Mapping[Unit, str] = {"word": "13a", "char": "zh"}
 SIGNIFICANT = 0.05
-HEADINGS = ("test set", "k", "system", "BLEU", "gain", "p", "chrF2", "gain", "p", "AL")
+COMPARISON_HEADINGS = ("test set", "k", "system", "BLEU", "gain", "p", "chrF2", "gain", "p", "AL")
 _REPEATED = re.compile(rf"(?=([{HAN}]{{1,2}})\1)")  # overlaps count, so three in a row count twice
 _WORD = re.compile(rf"[^\W\d_{KANA}{HAN}]+(?:['’-][^\W\d_{KANA}{HAN}]+)*")
 
@@ -91,8 +91,8 @@ class QualityScorer:
         """Score one system."""
         self._check(hypotheses)
         scores = {name: _score(metric, hypotheses) for name, metric in self._metrics.items()}
-        BLEU = self._metrics["BLEU"].corpus_score(hypotheses, None)
-        return Quality(scores, tuple(BLEU.precisions), BLEU.bp)
+        bleu = self._metrics["BLEU"].corpus_score(hypotheses, None)
+        return Quality(scores, tuple(bleu.precisions), bleu.bp)
 
     def compare(self, baseline: Sequence[str], system: Sequence[str]) -> dict[str, Difference]:
         """Compare a system with a baseline in lower-cased BLEU and chrF2."""
@@ -151,7 +151,7 @@ class Comparison:
     chrF2: Difference | None = None  # noqa: N815
 
     def cells(self) -> list[str]:
-        """Return the table cells for HEADINGS."""
+        """Return the table cells for COMPARISON_HEADINGS."""
         result = self.result
         BLEU, chrF2 = _cells(result.BLEU, self.BLEU), _cells(result.chrF2, self.chrF2)
         return [result.test_set, result.delay_name, result.system, *BLEU, *chrF2, f"{result.AL:.2f}"]
@@ -193,14 +193,18 @@ def compare(directories: Sequence[Path], baseline: str | None = None) -> list[Co
     return comparisons
 
 
-def markdown(comparisons: Sequence[Comparison]) -> str:
+def comparison_markdown(comparisons: Sequence[Comparison]) -> str:
     """Format comparisons as a Markdown table with signatures."""
-    rows = [HEADINGS, tuple("---" for _ in HEADINGS), *(comparison.cells() for comparison in comparisons)]
+    rows = [
+        COMPARISON_HEADINGS,
+        tuple("---" for _ in COMPARISON_HEADINGS),
+        *(comparison.cells() for comparison in comparisons),
+    ]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{table}\n\n" + "\n".join(f"- {line}" for line in signatures(comparisons)) + "\n"
+    return f"{table}\n\n" + "\n".join(f"- {line}" for line in comparison_signatures(comparisons)) + "\n"
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as a JSON object."""
     result = comparison.result
     return {
@@ -213,7 +217,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def signatures(comparisons: Sequence[Comparison]) -> list[str]:
+def comparison_signatures(comparisons: Sequence[Comparison]) -> list[str]:
     """Return the distinct signatures of all scores."""
     found = [
         f"{name}: {difference.signature}"

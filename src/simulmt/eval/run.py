@@ -175,11 +175,11 @@ def run_jobs(evaluator: Evaluator, jobs: Iterable[Job], threads: int, output: Pa
     translator: Translator | None = None
     for system, delay, origin in jobs:
         if isinstance(origin, Path):
-            evaluation = evaluator.log(system, origin, delay)
+            evaluation = evaluator.score_log(system, origin, delay)
         else:
             if translator is None or translator.bundle is not origin:
                 translator = Translator(origin, threads)
-            evaluation = evaluator.bundle(system, translator, delay, threads)
+            evaluation = evaluator.score_bundle(system, translator, delay, threads)
         evaluation.write(output)
         evaluations.append(evaluation)
     return evaluations
@@ -212,7 +212,7 @@ class Evaluator:
         self._scorer = QualityScorer(test_set.references)
         self._facts = FactChecker(test_set.sources, test_set.references)
 
-    def bundle(self, system: str, translator: Translator, delay: int | None, threads: int) -> Evaluation:
+    def score_bundle(self, system: str, translator: Translator, delay: int | None, threads: int) -> Evaluation:
         """Translate the test set with a bundle at a delay, and score it."""
         self._title = result_name(system, delay)
         unit = self._bundle_unit(translator)
@@ -224,7 +224,7 @@ class Evaluator:
         extra = {"bundle_sha256": sha256(translator.bundle.directory / MANIFEST), "threads": threads, **timings}
         return self._score(system, delay, unit, [translation.text for translation in translations], instances, extra)
 
-    def log(self, system: str, path: Path, delay: int | None) -> Evaluation:
+    def score_log(self, system: str, path: Path, delay: int | None) -> Evaluation:
         """Score a SimulEval log, given as a file or its directory."""
         self._title = result_name(system, delay)
         path = path / INSTANCES if path.is_dir() else path

@@ -188,7 +188,7 @@ def run_speech_jobs(
         raise ConfigError("--audio: needs --model; a SimulEval log has no audio")
     opened = open_recogniser(recogniser)
     references = zip(*test_set.references, strict=True)
-    recording = Recording.join(list(zip(read_audio(audio, test_set), test_set.sources, references, strict=True)))
+    recording = Recording.join(list(zip(sentence_audio(audio, test_set), test_set.sources, references, strict=True)))
     found = []
     for system, delay, bundle in bundles:
         scores = score_speech(
@@ -205,7 +205,7 @@ def run_speech_jobs(
     return found
 
 
-def read_audio(audio: str, test_set: TestSet) -> Iterator[Samples]:
+def sentence_audio(audio: str, test_set: TestSet) -> Iterator[Samples]:
     """Yield the audio of each sentence, synthesised or from a directory."""
     if audio == ESPEAK:
         yield from map(synthesise, test_set.sources)
@@ -236,7 +236,7 @@ def _translate_speech(
         commits.extend(written)
         characters.extend(_Written(character, heard, clock()) for commit in written for character in commit.text)
 
-    used = time.process_time()
+    began = time.process_time()
     for start in range(0, len(samples), BLOCK):
         block = samples[start : start + BLOCK]
         heard = (start + len(block)) / RATE
@@ -244,8 +244,8 @@ def _translate_speech(
         record(speech.push(block, arrived=heard), heard)
         report(heard)
     record(speech.finish(), len(samples) / RATE)
-    used = time.process_time() - used
-    return _Output(words, commits, _units(characters, unit), speech, used, peak_memory_mb() or math.nan)
+    cpu_seconds = time.process_time() - began
+    return _Output(words, commits, _units(characters, unit), speech, cpu_seconds, peak_memory_mb() or math.nan)
 
 
 def _units(characters: Sequence[_Written], unit: Unit) -> list[_Written]:

@@ -169,8 +169,8 @@ def alignment_likelihood(
             zero_infinity=True,
         )
         (gradient,) = torch.autograd.grad(negative.sum(), log_probs)
-    # PyTorch returns the gradient by the logits below a log-softmax over these columns, probability minus posterior;
-    # over a subset of the vocabulary there is no such log-softmax, so remove the probability.
+    # PyTorch returns the gradient with respect to the logits below a log-softmax over these columns, probability minus
+    # posterior; over a subset of the vocabulary there is no such log-softmax, so remove the probability.
     posterior = log_probs.detach().exp() - gradient
     weights = alignments.frame_weights(log_probs.shape[1], posterior)
     return (negative.detach() * weights[:, 0]).sum(), posterior * weights[:, :, None]

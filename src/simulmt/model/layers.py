@@ -1,18 +1,19 @@
 """Transformer layers (pre-norm, ReLU, sinusoidal positions), and the output layer, fused with the loss.
 
 Encoders run over whole sentences; decoder layers also run step by step, with cached keys and values, for beam search.
-Streaming is the runtime's: see simulmt.train.graph. Masks are boolean, True where a query may attend.
+Streaming graphs, which the runtime executes, are built by simulmt.train.graph. Masks are boolean, True where a query
+may attend.
 
-The output layer never stores frames x V. Every loss is a cross entropy with soft targets. Its gradient by the logits of
-a frame is
+The output layer never stores frames x V. Every loss is a cross entropy with soft targets. Its gradient with respect to
+the logits of a frame is
 
     p - (1 - eps) * posterior - eps / V
 
 where p is the softmax, eps the label smoothing, and `posterior`, nonzero in a few label columns only, the probability
-that the frame is aligned to each label. The two large products of the backward pass, p times the table and p times the
-frames, do not need the posterior: they are computed chunk by chunk along with the normalisers, without the label
-columns, which are added with the uniform part once the posterior is known. This takes three matrix products over frames
-x V, as many as with stored logits, and computes p - posterior, often a small difference, in fp32.
+that the frame is aligned to each label. The two large products of the backward pass, p times the output embeddings and
+p times the frames, do not need the posterior: they are computed chunk by chunk along with the normalisers, without the
+label columns, which are added with the uniform part once the posterior is known. This takes three matrix products over
+frames x V, as many as with stored logits, and computes p - posterior, often a small difference, in fp32.
 
 Axis letters: B batch, S source, T target, D width, N new positions, L all positions so far, U frames, C label columns,
 V vocabulary.

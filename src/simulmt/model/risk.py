@@ -5,8 +5,8 @@ n-grams may match anywhere, so the order of phrases is free: short output lowers
 
 **Minimum risk** of transducers and wait-k models: the model samples a few translations of each sentence and is trained
 on their n-gram F score against the reference (n = 1 to 4 by default). The gradient is REINFORCE with reduced variance:
-each symbol is rewarded for the n-grams that it completes (`ngram_rewards`), later rewards are discounted, and the
-baseline is the mean of the other samples at the same frame, or for wait-k at the same target position.
+each symbol is rewarded for the n-grams that it completes (`ngram_rewards`) and for later ones, which are discounted for
+transducers; the baseline is the mean of the other samples at the same frame, or for wait-k at the same target position.
 
 **The bigram loss** is 1 - F1 between the bigrams of the reference and the expected bigrams of the model over all
 alignments. A bigram (u, v) is written at frames i < j if frame i emits u, frame j emits v, and all frames between emit
@@ -73,7 +73,7 @@ class RiskConfig:
     emphasised_words: tuple[str, ...] = ()  # words that get emphasis_weight, such as "not"; case-insensitive
     emphasis_weight: float = 2.0
     punctuation: str = ""  # characters that count only in n-grams of two or more: a lone full stop matches anywhere
-    likelihood_weight: float = 0.0  # of the transducer loss added: sampling alone never finds words of low probability
+    likelihood_weight: float = 0.0  # of the negative log-likelihood, added: sampling never finds unlikely words
 
     def __post_init__(self) -> None:
         require(self.samples >= 2, f"samples must be at least 2, got {self.samples}")
@@ -441,12 +441,13 @@ class _LabelsAndSame(torch.autograd.Function):
     """Compute log-probabilities of the label columns, undefined on padding, [B U C], and the probability that a frame
     and the next show the same non-blank symbol, [B U].
 
-    With p_i the softmax of frame i and same_i the sum of p_i(v) p_{i+1}(v), the gradient by a logit of frame i is
+    With p_i the softmax of frame i and same_i the sum of p_i(v) p_{i+1}(v), the gradient with respect to a logit of
+    frame i is
 
         p_i(v) * (g_i p_{i+1}(v) + g_{i-1} p_{i-1}(v) - s_i),   s_i = g_i same_i + g_{i-1} same_{i-1} + d_i summed
 
-    where g is the gradient by `same`, and d, added in the label columns, the one by those. As in model/layers.py the
-    label columns are taken in fp32, apart from the rest.
+    where g is the gradient with respect to `same`, and d, added in the label columns, that with respect to these. As in
+    model/layers.py the label columns are taken in fp32, apart from the rest.
     """
 
     @staticmethod

@@ -109,7 +109,7 @@ def stage_statuses(
             code_of(stage),
         )
         if earlier and (replace(inputs, code=earlier.code) if ignore_code else inputs) == earlier:
-            inputs = earlier  # exactly: 0 == 0.0, but their fingerprints differ
+            inputs = earlier  # 0 == 0.0, but their fingerprints differ: keep the recorded values
         statuses[stage.name] = _status(stage, inputs, directory, record, begun)
     return statuses
 

@@ -247,10 +247,10 @@ def huge_pages() -> Iterator[None]:
     for start, stop in _blocks_of_this_process().items():
         first, end = -(-start // HUGE_PAGE) * HUGE_PAGE, stop // HUGE_PAGE * HUGE_PAGE
         if first < end and before.get(start) != stop:
-            collapse(first, end - first)
+            back_with_huge_pages(first, end - first)
 
 
-def collapse(start: int, size: int) -> int:
+def back_with_huge_pages(start: int, size: int) -> int:
     """Back a block, aligned to huge pages, with huge pages; return 0 on success."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int

@@ -402,6 +402,7 @@ class Pool:
         self._holders[row], self._holders[left] = self._holders[left], self._holders[row]
 
     def holder(self, row: int) -> Slot | None:
+        """Return the slot that holds a row, or None if it is free."""
         reference = self._holders[row]
         slot = None if reference is None else reference()
         return slot if slot is not None and slot.pool is self else None

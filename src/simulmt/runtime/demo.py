@@ -101,7 +101,7 @@ def play(
 
 
 def spoken(sentence: str) -> list[str]:
-    """Split a sentence into words, each with its trailing white space."""
+    """Split a sentence into words, each with its trailing whitespace."""
     parts, end = list[str](), 0
     for word in split_words(sentence):
         start = sentence.index(word, end)

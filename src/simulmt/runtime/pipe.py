@@ -81,7 +81,7 @@ class LineTranslator:
         self._beam = beam
         self._writer = writer
         self._streams = [translator.stream(delay, beam)]  # one per line; the last is for the line being read
-        self._is_begun = False  # whether that line has any characters, even white space
+        self._is_begun = False  # whether that line has any characters, even whitespace
 
     def push(self, arrived: Iterable[Arrival]) -> None:
         """Translate chunks of text; lines end with a line feed."""

@@ -189,8 +189,8 @@ class Stream:
     def push(self, text: str) -> list[Commit]:
         """Push a chunk of text of any size; return what can now be written.
 
-        A word is read once it is complete, that is, when white space or an ideograph follows. Line breaks are plain
-        white space; call `end_sentence` where they end a sentence.
+        A word is read once it is complete, that is, when whitespace or an ideograph follows. Line breaks are plain
+        whitespace; call `end_sentence` where they end a sentence.
 
         If this or `end_sentence` fails while computing, the text has still been accepted: continue with the text that
         follows, or with `push("")`, to get the rest.

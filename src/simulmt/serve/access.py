@@ -1,4 +1,4 @@
-"""Access control: limits, API keys, allowed origins, and the counts by client address that all workers share."""
+"""Access control (limits, API keys, allowed origins), and what workers share: counts by client address, connections."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class Resume(Message, frozen=True):
 
 
 class Source(Message, frozen=True):
-    """Append source text, in chunks of any size; a word is read once white space or an ideograph follows it."""
+    """Append source text, in chunks of any size; a word is read once whitespace or an ideograph follows it."""
 
     text: Annotated[str, _field("text appended to the source")]
 

@@ -4,7 +4,7 @@ On SIGTERM or Ctrl-C a server drains open streams before it exits.
 
 Every worker is a whole server with its own listening socket on the same port (SO_REUSEPORT), so the kernel distributes
 the connections. The supervisor only starts workers and replaces those that die. Workers share counters in a file, add
-up their metrics, and reach each other over Unix sockets, see `peers.py`.
+up their metrics, and reach each other over Unix sockets (`simulmt.serve.access.Peers`).
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class Supervisor:
             raise SimulmtError(failures[0])
 
     def run(self) -> None:
-        """Watch the workers until they have been stopped."""
+        """Replace workers that die, until all have been stopped."""
         while self._workers:
             wait([worker.process.sentinel for worker in self._workers])
             for worker in [each for each in self._workers if not each.process.is_alive()]:

@@ -22,8 +22,8 @@ from simulmt.errors import MissingExtraError, SpeechError
 
 RATE = 16_000  # samples per second
 BLOCK = RATE // 10  # samples read at once
-LOWEST_RATE, HIGHEST_RATE = 4_000, 384_000
-MOST_CHANNELS = 32
+MIN_RATE, MAX_RATE = 4_000, 384_000
+MAX_CHANNELS = 32
 ZERO_CROSSINGS = 16  # of the sinc, on either side
 UNREAD_SECONDS = 30  # of audio buffered while the recogniser is busy; more is dropped
 
@@ -47,10 +47,10 @@ class WavFormat:
     def __post_init__(self) -> None:
         if (self.encoding, self.bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
             raise SpeechError(f"WAV encoding {self.encoding} with {self.bits} bits: expected PCM or float samples")
-        if not 1 <= self.channels <= MOST_CHANNELS:
-            raise SpeechError(f"{self.channels} channels: expected 1 to {MOST_CHANNELS}")
-        if not LOWEST_RATE <= self.rate <= HIGHEST_RATE:
-            raise SpeechError(f"{self.rate} samples per second: expected {LOWEST_RATE} to {HIGHEST_RATE}")
+        if not 1 <= self.channels <= MAX_CHANNELS:
+            raise SpeechError(f"{self.channels} channels: expected 1 to {MAX_CHANNELS}")
+        if not MIN_RATE <= self.rate <= MAX_RATE:
+            raise SpeechError(f"{self.rate} samples per second: expected {MIN_RATE} to {MAX_RATE}")
 
     @property
     def frame_bytes(self) -> int:

@@ -219,7 +219,7 @@ def _is_year(terms: list[Fraction], last: _Part, part: _Part) -> bool:
 
 
 def _format_number(value: Fraction) -> str:
-    """Format a value in digits: 1500, 0.25, or 1⁄3 if there is no finite decimal."""
+    """Format a value in digits: 1500, 0.25, or 1⁄3 if 12 decimal places are not enough."""
     if value.denominator == 1:
         return str(value.numerator)
     places = next((n for n in range(1, 13) if 10**n % value.denominator == 0), 0)
@@ -230,7 +230,7 @@ def _format_number(value: Fraction) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Split a string at white space; shorter than a list of quoted words."""
+    """Split a string at whitespace; shorter than a list of quoted words."""
     return text.split()
 
 

@@ -29,7 +29,7 @@ COMBINING = (
     "\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed"
     "\u0900-\u0963\u0966-\u0dff\u200c\u200d"
 )
-# White space, and lone surrogates from broken input, which cannot be encoded.
+# Whitespace, and lone surrogates from broken input, which cannot be encoded.
 _GAP = r"\s\ud800-\udfff"
 
 # A letter or digit of a script that puts spaces between words.
@@ -91,12 +91,12 @@ class WordSplitter:
 
 
 def split_words(text: str) -> list[str]:
-    """Split text at white space, around ideographs, and after LONGEST_WORD characters."""
+    """Split text at whitespace, around ideographs, and after LONGEST_WORD characters."""
     return _WORD.findall(text)
 
 
 def collapse_spaces(text: str) -> str:
-    """Replace each run of white space by one space, and strip both ends."""
+    """Replace each run of whitespace by one space, and strip both ends."""
     return " ".join(_RUN.findall(text))
 
 

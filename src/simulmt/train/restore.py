@@ -140,7 +140,7 @@ def load_bundle(name_or_path: str | Path) -> tuple[InferenceModel, SystemConfig]
     found: dict[Tensor, Tensor] = {}
     try:
         system = _system_config(bundle, graphs)
-        model = _empty_model(system)
+        model = _zero_model(system)
         for name, stored in graphs.items():
             weights = iter(stored.weights)
             build_graph(name, model, config.longest, config.precision, partial(_Reader, weights, found))
@@ -261,7 +261,7 @@ class _Reader(Graph):
         self._found |= {module.query.weight: weight, module.query.bias: bias}
 
 
-def _empty_model(config: SystemConfig) -> InferenceModel:
+def _zero_model(config: SystemConfig) -> InferenceModel:
     """Build a model of zeros, without touching the random state of the run."""
     with torch.device("meta"):
         model = translator_of(build_model(config))

@@ -23,7 +23,7 @@ from simulmt.data.alignment import Link, WordPair, alignment_words, format_phara
 from simulmt.errors import DataError
 from simulmt.eval.latency import Instance
 from simulmt.eval.order import Anticipation, OracleScore
-from simulmt.eval.quality import HEADINGS, Comparison
+from simulmt.eval.quality import COMPARISON_HEADINGS, Comparison
 from simulmt.eval.results import INSTANCES, Interval, Result, read_instances
 from simulmt.files import write_whole
 from simulmt.text.words import Unit
@@ -187,7 +187,7 @@ def quality_table(results: Iterable[Result]) -> Table:
 
 def comparison_table(comparisons: Iterable[Comparison]) -> Table:
     """Return the table of paired bootstrap tests."""
-    return Table(HEADINGS, [comparison.cells() for comparison in comparisons], names=3)
+    return Table(COMPARISON_HEADINGS, [comparison.cells() for comparison in comparisons], names=3)
 
 
 def indicator_table(outputs: Iterable[Outputs]) -> Table:

@@ -318,8 +318,9 @@ def _sorting_blocks(records: Sequence[SortedSentence]) -> Iterator[Block]:
     for record in records:
         svg = plots.inline_svg(plots.heat_map_figure(record), f"Z of line {record.number}")
         caption = (
-            f"Z of {record.test_set}, line {record.number}, by {record.model} at k = {record.delay}: source pieces as "
-            "columns; as rows, the target pieces of each position's frames by CTC Viterbi alignment, · for a blank."
+            f"Z of {record.test_set}, line {record.number}, by {record.model} at k = {record.delay}. Columns are "
+            "source pieces. Rows are output positions, labelled with the target pieces that CTC Viterbi alignment "
+            "assigns to their frames (· is a blank)."
         )
         yield Figures([Picture(svg, caption)])
 
