@@ -23,7 +23,7 @@ from simulmt.data.transforms import (
     Progress,
     Rewritten,
     SpeechConfig,
-    WeighingConfig,
+    WeightingConfig,
     filter_corpus,
     has_repetition,
     join_corpora,
@@ -31,7 +31,7 @@ from simulmt.data.transforms import (
     numbers_disagree,
     reorder_corpus,
     speech_corpus,
-    weigh_corpus,
+    weight_corpus,
     write_once,
     write_pairs,
 )
@@ -202,15 +202,15 @@ class TestWeighing:
         )
 
     def test_whole_weights_are_exact_and_the_order_stays(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
-        weigh_corpus(*text, tmp_path / "out", WeighingConfig({"law": 2, "chat": 0}))
+        weight_corpus(*text, tmp_path / "out", WeightingConfig({"law": 2, "chat": 0}))
         kept = [number for number in range(3000) for _ in range((1, 2, 0)[number % 3])]
         assert lines(tmp_path / "out.source") == [f"s{number}" for number in kept]
         assert lines(tmp_path / "out.target") == [f"t{number}" for number in kept]
 
     def test_parts_are_drawn_at_random_and_the_same_again(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
-        config = WeighingConfig({"law": 1.25}, others=0.5)
+        config = WeightingConfig({"law": 1.25}, others=0.5)
         for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-            weigh_corpus(*text, tmp_path / name, replace(config, seed=seed))
+            weight_corpus(*text, tmp_path / name, replace(config, seed=seed))
         taken = Counter(lines(tmp_path / "a.source"))
         counts = [Counter(taken[f"s{number}"] for number in range(first, 3000, 3)) for first in range(3)]
         assert counts[0].keys() == counts[2].keys() == {0, 1}
@@ -224,16 +224,16 @@ class TestWeighing:
 
     def test_what_cannot_be_weighed_is_refused(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"no line has the label nwes; labels found: news \(1,000\), law"):
-            weigh_corpus(*text, tmp_path / "out", WeighingConfig({"nwes": 2}))
+            weight_corpus(*text, tmp_path / "out", WeightingConfig({"nwes": 2}))
         with pytest.raises(DataError, match="every label has weight 0"):
-            weigh_corpus(*text, tmp_path / "out", WeighingConfig({"law": 0}, others=0))
+            weight_corpus(*text, tmp_path / "out", WeightingConfig({"law": 0}, others=0))
         for count, word in ((2999, "fewer"), (3001, "more")):
             labels = write(tmp_path / f"{count}.txt", ["news"] * count)
             with pytest.raises(DataError, match=f"{count}.txt: has {word} lines than"):
-                weigh_corpus(text[0], text[1], labels, tmp_path / "out", WeighingConfig())
+                weight_corpus(text[0], text[1], labels, tmp_path / "out", WeightingConfig())
         for weight in (-1.0, math.nan, math.inf):
             with pytest.raises(ConfigError, match=r"a weight must be 0 or more, got .* for law"):
-                WeighingConfig({"law": weight})
+                WeightingConfig({"law": weight})
         assert not list(tmp_path.glob("out*source"))
 
 

@@ -301,15 +301,15 @@ def weigh(
 
     Give more weight to text of the target domain, and none to text whose licence does not permit your use.
     """
-    from simulmt.data.transforms import WeighingConfig, weigh_corpus
+    from simulmt.data.transforms import WeightingConfig, weight_corpus
 
     weights = [_weight(each) for each in weight or []]
     twice = [label for label, count in Counter(label for label, _ in weights).items() if count > 1]
     if twice:
         raise ConfigError(f"--weight: given more than once for {', '.join(twice)}")
-    config = WeighingConfig(dict(weights), others, seed)
+    config = WeightingConfig(dict(weights), others, seed)
     display = _Display()
-    display.summarise(output, weigh_corpus(source, target, labels, output, config, overwrite, display))
+    display.summarise(output, weight_corpus(source, target, labels, output, config, overwrite, display))
 
 
 def _weight(text: str) -> tuple[str, float]:

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal, TypeVar
 from unicodedata import category
 
-from simulmt.data.corpus import ParallelFiles, read_lines, read_sentences, reading
+from simulmt.data.corpus import ParallelFiles, read_lines, read_sentences, wrap_read_errors
 from simulmt.errors import ConfigError, DataError, SimulmtError, needs_extra
 from simulmt.text import split_words
 from simulmt.text.words import Unit
@@ -128,7 +128,7 @@ def parse_gold(line: str, base: int = 1, swapped: bool = False) -> tuple[set[Lin
 def read_alignments(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
     """Parse a file line by line; errors name file and line."""
     # Invalid bytes become a token that no parser accepts, so they are reported with their line.
-    with reading(path), path.open(encoding="utf-8", errors="replace") as lines:
+    with wrap_read_errors(path), path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 yield parse(line)

@@ -117,7 +117,7 @@ def read_lines(path: Path) -> Iterator[str]:
     files.
     """
     line = 0
-    with reading(path), _open(path) as file:
+    with wrap_read_errors(path), _open(path) as file:
         for line, raw in enumerate(file, start=1):
             try:
                 text = raw.decode("utf-8")
@@ -172,7 +172,7 @@ def read_development(source: Path, targets: Sequence[Path]) -> tuple[ParallelFil
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a corpus file as stored on disk; raise DataError if it cannot be read."""
-    with reading(path):
+    with wrap_read_errors(path):
         return sha256(path)
 
 
@@ -190,7 +190,7 @@ def _is_sgm(path: Path) -> bool:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def wrap_read_errors(path: Path) -> Iterator[None]:
     """Convert read and decompression errors to DataError."""
     try:
         yield
@@ -201,7 +201,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def wrap_write_errors(path: Path) -> Iterator[None]:
     """Convert write errors to DataError."""
     try:
         yield
@@ -339,7 +339,7 @@ def read_elements(path: Path, tag: str) -> Iterator[tuple[int, Element]]:
     `ElementTree.iterparse` does not report line numbers.
     """
     parser = _ElementParser(path, tag)
-    with reading(path), _open(path) as file:
+    with wrap_read_errors(path), _open(path) as file:
         try:
             while block := file.read(BLOCK):
                 yield from parser.feed(block)

@@ -31,7 +31,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulmt.config import as_table, build, require
-from simulmt.data.corpus import Corpus, Pair, file_sha256, map_chunks, read_lines, reading, writing
+from simulmt.data.corpus import (
+    Corpus,
+    Pair,
+    file_sha256,
+    map_chunks,
+    read_lines,
+    wrap_read_errors,
+    wrap_write_errors,
+)
 from simulmt.errors import ConfigError, DataError, VocabularyError
 from simulmt.files import replacing_directory, write_whole
 from simulmt.text import BACK_TRANSLATED, END, Tokenizer, VocabularySpec
@@ -130,7 +138,7 @@ def _write_development_text(directory: Path, pairs: Sequence[Pair], more_referen
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    with writing(path):
+    with wrap_write_errors(path):
         write_whole(path, "".join(line + "\n" for line in lines))
 
 
@@ -159,7 +167,7 @@ def _check_vocabulary(path: Path, tokenizer: Tokenizer, encoded: SideManifest) -
 
 def _write_vocabularies(directory: Path, overwrite: bool, models: Mapping[str, bytes]) -> None:
     """Write the vocabularies, unless that would overwrite stores or other vocabularies."""
-    with writing(directory):
+    with wrap_write_errors(directory):
         for name in ("train", "dev"):
             _refuse_to_overwrite(directory / name, overwrite)
         missing = [name for name, model in models.items() if not _has_vocabulary(directory / name, model)]
@@ -466,7 +474,7 @@ def _open_side(directory: Path, side: str, tokenizer: Tokenizer) -> Iterator[_Si
 def _replacing(directory: Path, overwrite: bool) -> Iterator[Path]:
     """Yield a temporary directory that replaces `directory` if the block succeeds."""
     directory = directory.resolve()  # replace the target of a symbolic link, not the link
-    with writing(directory):
+    with wrap_write_errors(directory):
         _refuse_to_overwrite(directory, overwrite)
         with replacing_directory(directory) as new:
             yield new
@@ -485,7 +493,7 @@ def _refuse_to_overwrite(directory: Path, overwrite: bool) -> None:
 
 def _read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST
-    with reading(path):
+    with wrap_read_errors(path):
         text = path.read_bytes()
     try:
         table = json.loads(text)

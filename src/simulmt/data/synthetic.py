@@ -27,7 +27,7 @@ from random import Random
 from typing import NamedTuple, TextIO
 
 from simulmt.data.alignment import Link, format_pharaoh
-from simulmt.data.corpus import writing
+from simulmt.data.corpus import wrap_write_errors
 from simulmt.errors import ConfigError, DataError
 
 LONGEST = 25  # words in a source sentence, punctuation included; the shortest have 4
@@ -67,7 +67,7 @@ def write_corpus(
     pairs = _distinct(_pairs(_reversed_at(reorder), seed))
     if not overwrite:
         _refuse_to_overwrite(directory, splits)
-    with writing(directory):
+    with wrap_write_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, count in splits.items():
             _write_split(directory, name, islice(pairs, count))

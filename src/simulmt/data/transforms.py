@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO
 from simulmt.config import as_table, require
 from simulmt.data import alignment
 from simulmt.data.alignment import Link, UnitChoice, alignment_words, find_unit
-from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, map_chunks, read_lines, writing
+from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, map_chunks, read_lines, wrap_write_errors
 from simulmt.data.speech_noise import Language, SpeechNoise, learn_misheard, unpunctuated
 from simulmt.errors import ConfigError, DataError
 from simulmt.files import cores, lock, replacing, write_whole
@@ -129,7 +129,7 @@ def write_pairs(
     job: Job, results: Callable[[], Iterable[Rewritten]], report: Report = lambda _: None
 ) -> dict[str, Any]:
     """Run a job line by line in constant memory, unless it is finished, and return its record."""
-    with writing(job.prefix), exclusive_lock(job.prefix):
+    with wrap_write_errors(job.prefix), exclusive_lock(job.prefix):
         record = finished(job)
         if record is None:
             remove_previous(job)
@@ -389,7 +389,7 @@ def sample_pairs(source: Path, target: Path, share: float, seed: int) -> Iterato
 
 
 @dataclass(frozen=True)
-class WeighingConfig:
+class WeightingConfig:
     """Weights of labels: 2 takes pairs twice, 0.5 a random half, 0 none."""
 
     weights: dict[str, float] = field(default_factory=dict)
@@ -401,12 +401,12 @@ class WeighingConfig:
             require(0 <= weight < math.inf, f"a weight must be 0 or more, got {weight:g} for {label}")
 
 
-def weigh_corpus(
+def weight_corpus(
     source: Path,
     target: Path,
     labels: Path,
     prefix: Path,
-    config: WeighingConfig,
+    config: WeightingConfig,
     overwrite: bool = False,
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
@@ -481,7 +481,7 @@ def align_and_reorder(
     saved as PREFIX.words.
     """
     refuse_to_overwrite_inputs(prefix, (source, target), (*_OUTPUT_SUFFIXES, "words", "links"))
-    with writing(prefix), exclusive_lock(prefix):
+    with wrap_write_errors(prefix), exclusive_lock(prefix):
         if cut_chinese:
             target = _segment_target(target, prefix.with_name(f"{prefix.name}.words"), overwrite)
             units = units[0], "word"

@@ -69,10 +69,10 @@ class Limits:
             require(value > 0, f"{field.name} must be above 0, got {value}")
 
 
-def check_limit(count: int, most: int, what: str) -> None:
+def check_limit(count: int, limit: int, what: str) -> None:
     """Raise RefusedError if `count` has reached the limit."""
-    if count >= most:
-        raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many {what} (limit {most}); try again later")
+    if count >= limit:
+        raise RefusedError(ErrorCode.TOO_MANY_STREAMS, f"too many {what} (limit {limit}); try again later")
 
 
 class ApiKeys:

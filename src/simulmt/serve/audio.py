@@ -43,10 +43,10 @@ class Audio:
     data: bytes
 
     @staticmethod
-    def parse(data: bytes, most: int) -> Audio:
+    def parse(data: bytes, max_bytes: int) -> Audio:
         """Validate a binary frame sent by a client."""
-        if len(data) > most:
-            raise RefusedError(ErrorCode.TOO_BIG, f"messages are limited to {most} bytes; send the audio in parts")
+        if len(data) > max_bytes:
+            raise RefusedError(ErrorCode.TOO_BIG, f"messages are limited to {max_bytes} bytes; send the audio in parts")
         if len(data) % SAMPLE_BYTES:
             raise RefusedError(
                 ErrorCode.BAD_MESSAGE, f"expected 16-bit samples, got an odd number of bytes ({len(data)})"

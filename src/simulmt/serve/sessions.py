@@ -362,11 +362,11 @@ class Sessions:
         if self.is_draining:
             raise RefusedError(ErrorCode.DRAINING, DRAINING)
 
-    def _evict(self, most: int, address: str | None = None) -> None:
+    def _evict(self, limit: int, address: str | None = None) -> None:
         """Drop the oldest detached session (of an address) if the limit is reached; its client can start again."""
         group = [session for session in self._sessions.values() if address in (None, session.address)]
         waiting = next((session for session in group if session.attachment is None), None)
-        if len(group) >= most and waiting is not None:
+        if len(group) >= limit and waiting is not None:
             self.forget(waiting)
 
     def forget(self, session: Session) -> None:

@@ -49,12 +49,12 @@ class ConnectionLimiter:
     """
 
     def __init__(
-        self, limits: Limits, counters: Counters, metrics: Metrics, most: int, proxies: Collection[str] = ()
+        self, limits: Limits, counters: Counters, metrics: Metrics, max_connections: int, proxies: Collection[str] = ()
     ) -> None:
         self.limits = limits
         self.metrics = metrics
         self._counters = counters
-        self._most = most  # of this process
+        self._max_connections = max_connections  # of this process
         self._proxies = proxies
         self._addresses: dict[asyncio.Transport, str] = {}
         self._idle: dict[asyncio.Transport, None] = {}  # no request yet, oldest first
@@ -66,7 +66,7 @@ class ConnectionLimiter:
         is_limited = address not in self._proxies and ANY_PROXY not in self._proxies
         if is_limited and at_address >= limits.connections_per_address:
             return f"too many connections from this address (limit {limits.connections_per_address})"
-        if len(self._addresses) >= self._most or counters.total(Counted.CONNECTIONS) >= limits.connections:
+        if len(self._addresses) >= self._max_connections or counters.total(Counted.CONNECTIONS) >= limits.connections:
             if not self._idle:
                 return "too many connections; try again later"
             oldest = next(iter(self._idle))

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulmt.config import as_table, require
-from simulmt.data.corpus import Pair, read_lines, writing
+from simulmt.data.corpus import Pair, read_lines, wrap_write_errors
 from simulmt.data.speech_noise import unpunctuated
 from simulmt.data.transforms import (
     EMPTY,
@@ -237,7 +237,7 @@ def rewrite(
 
     `lines` reads the input; `work` maps the lines of a shard to as many results, in order.
     """
-    with writing(job.prefix):
+    with wrap_write_errors(job.prefix):
         if finished(job) is None:
             with exclusive_lock(job.prefix):
                 if finished(job) is None:  # another process may have finished it while this one waited
