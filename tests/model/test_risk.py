@@ -306,18 +306,18 @@ def test_a_wait_k_model_learns_to_write_a_reordered_reference_in_its_own_order()
     model = Seq2SeqModel.build(Seq2SeqConfig(16, 16, True, 32, 64, 2, 1, 1, 0.0))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     scores = []
-    for _ in range(180):
-        source = torch.randint(6, 16, (64, 4))
-        target = torch.cat([source.flip(1), torch.full((64, 1), END)], 1)
-        lengths = torch.full((64,), 4), torch.full((64,), 5)
+    for _ in range(120):
+        source = torch.randint(6, 16, (32, 3))
+        target = torch.cat([source.flip(1), torch.full((32, 1), END)], 1)
+        lengths = torch.full((32,), 3), torch.full((32,), 4)
         batch = Batch(source, lengths[0], target, lengths[1])
         loss = wait_k_risk_loss(model, batch, 1, RiskConfig(samples=8, order_weights=(1.0,)))
         optimizer.zero_grad()
         (loss.total / loss.tokens).backward()
         optimizer.step()
         scores.append(1 - float(loss.likelihood / loss.tokens))
-    assert sum(scores[:5]) / 5 < 0.5
-    assert sum(scores[-5:]) / 5 > 0.7
+    assert sum(scores[:5]) / 5 < 0.3
+    assert sum(scores[-5:]) / 5 > 0.6
 
 
 def collapsed(path: tuple[int, ...]) -> list[int]:
