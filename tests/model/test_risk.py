@@ -224,7 +224,7 @@ def test_translations_are_drawn_with_their_probabilities() -> None:
     model = _wait_k().eval()
     torch.nn.init.normal_(model.target_embedding.weight, std=0.4)
     H = model.encoder(torch.randint(6, 12, (1, 4))).expand(20_000, -1, -1)
-    tokens, counts = sample_tokens(model, H, None, delay=1, longest=2)
+    tokens, counts = sample_tokens(model, model.start(H, None, 2), delay=1, longest=2)
     assert not set(tokens.unique().tolist()) & set(range(len(SPECIAL_SYMBOLS))) - {END, PAD}
     assert (counts == torch.where(tokens[:, 0] == END, 1, 2)).all()
     assert ((tokens[:, 1] == PAD) == (tokens[:, 0] == END)).all()
@@ -240,7 +240,7 @@ def test_at_a_low_temperature_the_greedy_translation_is_drawn() -> None:
     model = _wait_k().eval()
     torch.nn.init.normal_(model.target_embedding.weight, std=0.4)
     H = model.encoder(torch.randint(6, 12, (1, 4))).expand(50, -1, -1)
-    drawn, _ = sample_tokens(model, H, None, delay=1, longest=4, temperature=1e-4)
+    drawn, _ = sample_tokens(model, model.start(H, None, 4), delay=1, longest=4, temperature=1e-4)
     assert len({tuple(tokens) for tokens in drawn.tolist()}) == 1
     logits = model.decode(H[:1], None, drawn[:1], 1)[0] @ model.target_embedding.weight.T
     logits[:, [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]] = -torch.inf

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from simulmt.errors import ConfigError, VocabularyError
 from simulmt.model.layers import Batch, project_and_loss
-from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel, proportional_rates
 from simulmt.text import END, START
 
 from .helpers import Allocations, assert_same, gradients, pad, parameter_count, randomise, sum_gradients
@@ -86,6 +86,38 @@ def test_hypotheses_side_by_side_are_written_as_if_alone() -> None:
         for token in written.flatten(0, 1)[:, : t + 1].split(1, 1):
             expected, alone = model.step(token, alone)
         assert_same(logits, expected)
+
+
+# Proportional reading
+
+
+def test_rates_are_source_tokens_per_target_token_and_at_least_one() -> None:
+    assert proportional_rates(batch()).tolist() == [5 / 4, 1, 3]
+
+
+@pytest.mark.parametrize("delay", DELAYS)
+def test_with_proportional_reading_a_word_depends_on_the_source_up_to_its_share(delay: int) -> None:
+    model = make_model(causal=True)
+    source, target = torch.arange(6, 15), torch.arange(6, 12)  # a different token in every position
+    H = model.encoder(source[None])
+    states = model.decode(H, None, target[None], delay, torch.tensor([1.5]))[0]
+    for t, last in enumerate([0, 1, 3, 4, 6, 7]):  # floor(1.5 t)
+        (by_state,) = torch.autograd.grad(states[t].sum() ** 2, H, retain_graph=True)
+        assert (by_state[0].abs().sum(-1) > 0).tolist() == [s < last + delay for s in range(9)]
+
+
+@torch.no_grad()
+def test_steps_with_rates_are_a_decoding_with_rates() -> None:
+    model = make_model(causal=True)
+    source, source_lengths, target, _ = batch()
+    rates = torch.tensor([1.25, 1.0, 3.0])
+    state = model.encode(source, source_lengths, target.shape[1])
+    logits = []
+    for token in inputs_of(target).split(1, 1):
+        step, state = model.step(token, state, 1, rates=rates)
+        logits.append(step)
+    H, mask = model.encoder(source, source_mask := torch.arange(5) < source_lengths[:, None]), source_mask
+    assert_same(torch.stack(logits, 1), model.decode(H, mask, target, 1, rates) @ model.target_embedding.weight.T)
 
 
 # What depends on what

@@ -16,12 +16,13 @@ from simulmt.data.store import Dataset
 from simulmt.errors import CheckpointError, ConfigError, TrainingError
 from simulmt.model.asn import SortedCTCModel
 from simulmt.model.ctc import CTCModel
-from simulmt.model.layers import Loss
+from simulmt.model.layers import Batch, Loss
 from simulmt.model.risk import RiskConfig
+from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.train import loop
 from simulmt.train.analysis import sorting_statistics, translate_store
 from simulmt.train.batches import BatchPlan, DeviceStore
-from simulmt.train.loop import batches_in_update, learning_rate, update_size_warning
+from simulmt.train.loop import _Objective, batches_in_update, learning_rate, update_size_warning
 from simulmt.train.monitor import Monitor
 from simulmt.train.run import CheckpointFolder, RunState
 from simulmt.train.systems import RunConfig, System, TrainingConfig, build_model, load_model, translator_of
@@ -245,6 +246,25 @@ def test_second_stage_counts_bigrams_from_a_trained_model(data: Path, ctc_run: P
     run(config, tmp_path, recorder)
     assert all(0 <= loss <= 1 for loss in recorder.losses)  # 1 - F1, unlike a likelihood
     assert sum(recorder.losses[-5:]) < sum(recorder.losses[:5])
+
+
+def test_proportional_reading_needs_wait_k(data: Path) -> None:
+    with pytest.raises(ConfigError, match='reading is for system "wait-k", got ctc'):
+        RunConfig("ctc", data, reading="proportional")
+
+
+@pytest.mark.parametrize("objective", ["likelihood", "risk"])
+def test_the_objective_reads_as_configured(objective: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr("simulmt.train.loop.wait_k_risk_loss", lambda *arguments: found.append(arguments[-1]))
+    monkeypatch.setattr(Seq2SeqModel, "loss", lambda *arguments: found.append(arguments[-1]))
+    model = Seq2SeqModel.build(Seq2SeqConfig(9, 9, True, 8, 8, 2, 1, 1))
+    batch = Batch(torch.full((2, 4), 6), torch.tensor([4, 3]), torch.full((2, 3), 6), torch.tensor([2, 3]))
+    for reading in ("steady", "proportional"):
+        config = RunConfig("wait-k", data, data, objective=objective, reading=reading)  # type: ignore[arg-type]
+        _Objective(model, config, ["a"] * 9)(batch, 1)
+    assert found[0] is None
+    assert found[1].tolist() == [2.0, 1.0]
 
 
 def test_a_sampling_temperature_needs_wait_k(data: Path, tmp_path: Path) -> None:

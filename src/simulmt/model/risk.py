@@ -51,7 +51,7 @@ from simulmt.model.layers import (
     sentence_chunks,
     softmax_rows,
 )
-from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.model.seq2seq import DecoderState, Seq2SeqModel
 from simulmt.model.transducer import TransducerModel, wide_product
 from simulmt.text import BLANK, END, PAD, SPACE, SPECIAL_SYMBOLS, START
 
@@ -138,8 +138,9 @@ def wait_k_risk_loss(
     delay: int | None = 1,
     config: RiskConfig = DEFAULT,
     weights: Float[Tensor, "2 V"] | None = None,
+    rates: Float[Tensor, " B"] | None = None,
 ) -> Loss:
-    """Return `risk_loss` of a wait-k model.
+    """Return `risk_loss` of a wait-k model; `rates` are source tokens read per target token (default: 1).
 
     Samples, and the gradient, are those of the distribution at `config.temperature`. At temperature 1 almost every
     sample has a wrong word, and the model learns to continue after wrong words.
@@ -150,26 +151,29 @@ def wait_k_risk_loss(
     H, lengths = model.encoder(source, mask), target_lengths.to(source.device)
     copies = torch.arange(len(source), device=source.device).repeat_interleave(config.samples)
     copied, copied_mask = H[copies], None if mask is None else mask[copies]
+    copied_rates = None if rates is None else rates[copies]
     weights = torch.ones(2, model.target_embedding.num_embeddings) if weights is None else weights.clone()
     weights = weights.to(source.device)
     weights[:, END] = 0  # every sample has one, so as a match it would reward short translations
     with _without_dropout(model.dropout, *model.layers):  # samples and their probabilities have one distribution
         longest = int(1.25 * target.shape[1]) + 4
-        tokens, counts = sample_tokens(model, copied.detach(), copied_mask, delay, longest, config.temperature)
+        start = model.start(copied.detach(), copied_mask, longest)
+        tokens, counts = sample_tokens(model, start, delay, longest, config.temperature, copied_rates)
         drawn, written = (each.unflatten(0, (len(source), config.samples)) for each in (tokens, counts))
         orders, beta = config.order_weights, config.beta
         rewards, scores = ngram_rewards(drawn, written, target, lengths, weights, orders, beta)
         inside = torch.arange(tokens.shape[1], device=source.device) < counts[:, None]  # [BN M]
         # No discount: every token written would postpone the rewards of those after it, and it would pay to omit words.
         advantages = compute_advantages(rewards, 1.0).flatten(0, 1) * inside
-        states = model.decode(copied, copied_mask, tokens, delay) / config.temperature
+        states = model.decode(copied, copied_mask, tokens, delay, copied_rates) / config.temperature
     risk = ((1 - scores.mean(1)) * lengths).sum()
     table = model.target_embedding.weight
     no_context, no_table = states.new_zeros(*tokens.shape, 1)[:, None], table.new_zeros(len(table), 1)
     sampled = (states, table, no_context, no_table, tokens[:, None], advantages[:, None])
     total = policy_gradient(*sampled, risk, _FRAMES_PER_GRADIENT_CHUNK * config.samples)
     if config.likelihood_weight > 0:
-        total = total + config.likelihood_weight * model.loss_of_states(H, mask, batch, delay, smoothing=0.0).total
+        likelihood = model.loss_of_states(H, mask, batch, delay, smoothing=0.0, rates=rates)
+        total = total + config.likelihood_weight * likelihood.total
     return Loss(total, risk, lengths.sum(), torch.zeros_like(lengths[0]))
 
 
@@ -188,21 +192,21 @@ def _without_dropout(*modules: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def sample_tokens(
     model: Seq2SeqModel,
-    H: Float[Tensor, "B S D"],
-    source_mask: Tensor | None,
+    state: DecoderState,
     delay: int | None,
     longest: int,
     temperature: float = 1.0,
+    rates: Float[Tensor, " B"] | None = None,
 ) -> tuple[Int[Tensor, "B M"], Int[Tensor, " B"]]:
     """Draw a translation of each sentence under the wait-k policy; return its tokens, END included, and their count."""
-    state = model.start(H, source_mask, longest)
-    token = torch.full((len(H), 1), START, device=H.device)
+    keys = state.context[0].keys
+    token = torch.full((len(keys), 1), START, device=keys.device)
     ended = torch.zeros_like(token, dtype=torch.bool)
     written = []
     # Layers are compiled for whole sentences; here shapes change at every step.
-    with torch.compiler.set_stance("force_eager") if H.is_cuda else nullcontext():
+    with torch.compiler.set_stance("force_eager") if keys.is_cuda else nullcontext():
         for _ in range(longest):
-            logits, state = model.step(token, state, delay)
+            logits, state = model.step(token, state, delay, rates=rates)
             token = _draw(logits / temperature)[:, None].masked_fill(ended, PAD)
             written.append(token)
             ended = ended | (token == END)

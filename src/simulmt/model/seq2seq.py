@@ -2,6 +2,10 @@
 
 They differ only in two masks: the teacher's encoder is bidirectional and its decoder sees the whole source; the wait-k
 encoder is causal, and decoder step t (from 0) sees source tokens before t + k.
+
+With proportional reading, a wait-k model is trained as if it read r source tokens for every target token, with r = S/T
+for each sentence: step t sees source tokens before r * t + k. Where translations are shorter than their sources, the
+last tokens would otherwise be learned without the end of the source, and the model would learn to omit it.
 """
 
 from __future__ import annotations
@@ -100,18 +104,26 @@ class Seq2SeqModel(nn.Module):
         check_tokens(target, self.target_embedding.num_embeddings, "target")
         return self.decode(H, mask, target, delay) @ self.target_embedding.weight.T
 
-    def loss(self, batch: Batch, delay: int | None = None, smoothing: float = 0.1) -> Loss:
-        """Return the summed cross entropy of a batch."""
+    def loss(
+        self, batch: Batch, delay: int | None = None, smoothing: float = 0.1, rates: Float[Tensor, " B"] | None = None
+    ) -> Loss:
+        """Return the summed cross entropy of a batch; `rates` are source tokens read per target token (default: 1)."""
         H, mask = self._source_states(batch.source, batch.source_lengths)
         check_tokens(batch.target, self.target_embedding.num_embeddings, "target")
-        return self.loss_of_states(H, mask, batch, delay, smoothing)
+        return self.loss_of_states(H, mask, batch, delay, smoothing, rates)
 
     def loss_of_states(
-        self, H: Float[Tensor, "B S D"], source_mask: Tensor | None, batch: Batch, delay: int | None, smoothing: float
+        self,
+        H: Float[Tensor, "B S D"],
+        source_mask: Tensor | None,
+        batch: Batch,
+        delay: int | None,
+        smoothing: float,
+        rates: Float[Tensor, " B"] | None = None,
     ) -> Loss:
         """Return the loss, given the source states."""
         target, target_lengths = batch.target, batch.target_lengths
-        states = self.decode(H, source_mask, target, delay).flatten(0, 1)[:, None]  # [B*T 1 D]
+        states = self.decode(H, source_mask, target, delay, rates).flatten(0, 1)[:, None]  # [B*T 1 D]
         inside = length_mask(target_lengths, target.shape[1], target.device)
         weights = torch.ones_like(target, dtype=torch.float32) if inside is None else inside.float()
         weights = weights.flatten()[:, None].to(at_least_float32(states).dtype)
@@ -132,11 +144,16 @@ class Seq2SeqModel(nn.Module):
         return self.encoder(source, mask), mask
 
     def decode(
-        self, H: Float[Tensor, "B S D"], source_mask: Tensor | None, target: Int[Tensor, "B T"], delay: int | None
+        self,
+        H: Float[Tensor, "B S D"],
+        source_mask: Tensor | None,
+        target: Int[Tensor, "B T"],
+        delay: int | None,
+        rates: Float[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return the decoder states that predict each target token, given the source states."""
         x = self.dropout(self.target_embedding.embed(F.pad(target[:, :-1], (1, 0), value=START)))
-        context_mask = _context_mask(source_mask, target.shape[1], H.shape[1], 0, delay, H.device)
+        context_mask = _context_mask(source_mask, target.shape[1], H.shape[1], 0, delay, H.device, rates)
         for layer in self.layers:
             x, _ = layer(x, layer.cross_attention.project(H), context_mask, causal=True)
         return self.final_norm(x)
@@ -157,10 +174,11 @@ class Seq2SeqModel(nn.Module):
         delay: int | None = None,
         visible: Bool[Tensor, "B K L"] | None = None,
         pace: Pace | None = None,
+        rates: Float[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, "BK V"], DecoderState]:
         """Feed `token` (START at first); return the logits of the next token and the new state.
 
-        The visible source is given by the wait-k policy of `delay`, or by `pace`.
+        The visible source is given by the wait-k policy of `delay` and `rates`, or by `pace`.
 
         K hypotheses of a sentence share one cache, K tokens per step; `visible` says which of these L tokens, including
         the new ones, belong to which hypothesis. When a hypothesis continues another, only `visible` changes.
@@ -170,7 +188,7 @@ class Seq2SeqModel(nn.Module):
         position: int | Tensor
         if pace is None:
             position = state.past[0].length // K
-            mask = _context_mask(state.source_mask, 1, S, position, delay, token.device)
+            mask = _context_mask(state.source_mask, 1, S, position, delay, token.device, rates)
         else:
             position = pace.written.repeat_interleave(K)[:, None]
             mask = (torch.arange(S, device=token.device) < pace.seen[:, None])[:, None, None]
@@ -183,13 +201,30 @@ class Seq2SeqModel(nn.Module):
         return logits, state._replace(past=tuple(past))
 
 
+def proportional_rates(batch: Batch) -> Float[Tensor, " B"]:
+    """Return the source tokens per target token of each sentence, at least 1."""
+    rates = batch.source_lengths.float() / batch.target_lengths.float()
+    return rates.clamp(min=1.0).to(batch.source.device, non_blocking=True)
+
+
 def _context_mask(
-    source_mask: Tensor | None, queries: int, source: int, first: int, delay: int | None, device: torch.device
+    source_mask: Tensor | None,
+    queries: int,
+    source: int,
+    first: int,
+    delay: int | None,
+    device: torch.device,
+    rates: Float[Tensor, " B"] | None = None,
 ) -> Bool[Tensor, "B 1 T S"] | None:
-    """Return a mask for target step t to attend to source tokens before t + k, without padding."""
+    """Return a mask for target step t to attend to source tokens before rate * t + k, without padding."""
     padding = None if source_mask is None else source_mask[:, None, None, :]
     if delay is None:
         return padding
     check_delay(delay)
-    policy = look_ahead_mask(queries, source, first, delay, device)[None, None]
+    if rates is None:
+        policy = look_ahead_mask(queries, source, first, delay, device)[None, None]
+    else:
+        t = torch.arange(first, first + queries, device=device)
+        seen = (rates[:, None] * t).floor() + delay  # [B T]
+        policy = (torch.arange(source, device=device) < seen[:, :, None])[:, None]
     return policy if padding is None else policy & padding

@@ -25,7 +25,7 @@ from simulmt.model.asn import SortedCTCModel
 from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Batch, DecoderLayer, EncoderLayer, Loss
 from simulmt.model.risk import inference_path_loss, risk_loss, wait_k_risk_loss
-from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.model.seq2seq import Seq2SeqModel, proportional_rates
 from simulmt.model.transducer import TransducerModel
 from simulmt.train.analysis import bleu, sorting_statistics, translate_store
 from simulmt.train.batches import BatchPlan, BatchQueue, DeviceStore, draw_delay
@@ -202,9 +202,10 @@ class _Objective(nn.Module):
     def forward(self, batch: Batch, delay: int | None) -> Loss:
         model, smoothing = self.model, self.config.training.smoothing
         if isinstance(model, Seq2SeqModel):
+            rates = proportional_rates(batch) if self.config.reading == "proportional" else None
             if self.config.objective == "risk":
-                return wait_k_risk_loss(model, batch, delay, self.config.risk, self.weights)
-            return model.loss(batch, delay, smoothing)
+                return wait_k_risk_loss(model, batch, delay, self.config.risk, self.weights, rates)
+            return model.loss(batch, delay, smoothing, rates)
         assert delay is not None, "only a teacher has no delay"
         if self.config.objective == "bigrams":
             return inference_path_loss(cast(CTCModel, model), batch, delay)

@@ -93,6 +93,8 @@ class RunConfig:
     # "bigrams" (for CTC) and "risk" (for the transducer and wait-k), both of model/risk.py, fine-tune a
     # trained model on the path taken at inference.
     objective: Literal["likelihood", "bigrams", "risk"] = "likelihood"
+    # Source tokens that wait-k reads per target token in training: one, as in the paper, or S/T; see model/seq2seq.py.
+    reading: Literal["steady", "proportional"] = "steady"
 
     def __post_init__(self) -> None:
         systems = {"bigrams": ("ctc",), "risk": ("transducer", "wait-k")}.get(self.objective)
@@ -100,6 +102,8 @@ class RunConfig:
             named = " or ".join(f'"{system}"' for system in systems)
             require(self.system in systems, f'objective "{self.objective}" is for system {named}, got {self.system}')
             require(self.init is not None, f'objective "{self.objective}" needs init: a trained {self.system} model')
+        if self.reading != "steady":
+            require(self.system == "wait-k", f'reading is for system "wait-k", got {self.system}')
         if self.risk.temperature != 1:
             require(self.system == "wait-k", f'risk.temperature is for system "wait-k", got {self.system}')
 
