@@ -1,11 +1,11 @@
-"""Scores of a wait-k bundle by policy: for each delay, agreement and confidence.
+"""Scores of a wait-k bundle with a policy, by threshold: for each delay, the stability that a token must have.
 
     python benchmarks/policy.py --model BUNDLE --source newstest2020.en --reference newstest2020.zh1 \
-        --delay 1 3 --agreement 1 2 3 --confidence 0.7 0.9 1
+        --delay 1 3 --stability 0.6 0.7 0.8
 
 Columns: lower-cased BLEU, AL, LAAL, words written twice in a row, numbers of the source that are kept, and attempts
-(decoder steps) per source token, which rise with every prediction that is not accepted. "as exported" is the bundle's
-own policy. Without --source, a few sample sentences are translated; with --toy, by a tiny untrained model.
+(decoder steps) per source token, which rise with every prediction that is not stable. "as exported" are the bundle's
+own thresholds. Without --source, a few sample sentences are translated; with --toy, by a tiny untrained model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.table import Table
 
 from simulmt.eval.results import Result
 from simulmt.eval.run import Evaluator, TestSet, Timing, count_pieces, read_test_set
-from simulmt.runtime.bundle import DEFAULT_BUNDLE, Bundle, Policy, find
+from simulmt.runtime.bundle import DEFAULT_BUNDLE, Bundle, find
 from simulmt.runtime.decoding import Array
 from simulmt.runtime.seq2seq import Row, Seq2SeqDecoder
 from simulmt.runtime.stream import Translator
@@ -44,7 +44,7 @@ SAMPLE = TestSet(
     ),
     {},
 )
-TOY_DELAYS = (1, 3)
+TOY_DELAYS, TOY_STABILITIES = (1, 3), (0.5, 0.5)
 
 
 class CountingDecoder(Seq2SeqDecoder):
@@ -52,9 +52,9 @@ class CountingDecoder(Seq2SeqDecoder):
 
     attempts = 0
 
-    def predict(self, rows: Sequence[Row], output: str) -> Array:
+    def predict(self, rows: Sequence[Row], *outputs: str) -> dict[str, Array]:
         self.attempts += len(rows)
-        return super().predict(rows, output)
+        return super().predict(rows, *outputs)
 
 
 class Scores(NamedTuple):
@@ -66,27 +66,26 @@ class Scores(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="name or path of a wait-k bundle")
+    parser.add_argument("--model", help="name or path of a wait-k bundle with a policy")
     parser.add_argument("--toy", action="store_true", help="a tiny untrained model, to try the benchmark")
     parser.add_argument("--source", type=Path, help="source sentences, one per line")
     parser.add_argument("--reference", type=Path, nargs="+", default=[], help="reference translations, one per line")
     parser.add_argument("--sentences", type=int, help="use only the first N sentences", metavar="N")
     parser.add_argument("--delay", type=int, nargs="+", help="default: all delays of the model")
-    parser.add_argument("--agreement", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--confidence", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--stability", type=float, nargs="+", default=[0.5, 0.7, 0.9], help="thresholds to compare")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     if bool(arguments.model) == arguments.toy:
         parser.error("give either --model or --toy")
-    policies = [Policy(*each) for each in product(arguments.agreement, arguments.confidence)]
     test_set = SAMPLE
     if arguments.source:
         test_set = read_test_set(arguments.source, arguments.reference, limit=arguments.sentences)
     evaluator = Evaluator(test_set, "auto", Timing(sentences=0))
     with opened(arguments.model) as bundle:
-        if bundle.config.kind != "wait-k":
-            parser.error(f"{bundle.name} is a {bundle.config.kind} bundle, and only wait-k has policies")
-        show(evaluations(evaluator, bundle, arguments.delay or bundle.config.delays, policies, arguments.threads))
+        if not bundle.config.has_policy:
+            parser.error(f"{bundle.name} is a {bundle.config.kind} bundle without a policy")
+        delays = arguments.delay or bundle.config.delays
+        show(evaluations(evaluator, bundle, delays, arguments.stability, arguments.threads))
 
 
 @contextmanager
@@ -109,28 +108,24 @@ def write_toy(folder: Path) -> Bundle:
     shipped = Bundle(find(DEFAULT_BUNDLE))
     source, target = shipped.source, shipped.target
     torch.manual_seed(1)
-    sizes = {"width": 32, "inner": 64, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    sizes = {"width": 32, "inner": 64, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "policy_inner": 32}
     model = Seq2SeqModel.build(Seq2SeqConfig(source.size, target.size, causal=True, **sizes)).eval()
-    config = ExportConfig("en", "zh", delays=TOY_DELAYS, precision="fp32")
+    config = ExportConfig("en", "zh", delays=TOY_DELAYS, stabilities=TOY_STABILITIES, precision="fp32")
     export(TrainedModel(model, source, target), folder / "toy", config)
     return Bundle(folder / "toy")
 
 
 def evaluations(
-    evaluator: Evaluator, bundle: Bundle, delays: Sequence[int], policies: Sequence[Policy], threads: int
+    evaluator: Evaluator, bundle: Bundle, delays: Sequence[int], thresholds: Sequence[float], threads: int
 ) -> Iterator[Scores]:
-    """Yield the scores of the bundle as it is and with each policy, at each delay."""
-    versions = {"as exported": bundle} | {title(policy): bundle.with_policy(policy) for policy in policies}
+    """Yield the scores of the bundle as it is and with each threshold, at each delay."""
+    versions = {"as exported": bundle} | {f"stability {each:g}": bundle.with_stability(each) for each in thresholds}
     for delay, (name, version) in product(delays, versions.items()):
         translator = Translator(version, threads)
         translator.decoder = decoder = CountingDecoder(version, threads)
         result = evaluator.score_bundle(bundle.name, translator, delay, threads).result
         tokens = sum(sum(count_pieces(translator, source)) for source in evaluator.test_set.sources)
         yield Scores(name, delay, result, decoder.attempts / tokens)
-
-
-def title(policy: Policy) -> str:
-    return f"agreement {policy.agreement}, confidence {policy.confidence:g}"
 
 
 def show(found: Iterator[Scores]) -> None:

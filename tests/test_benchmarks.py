@@ -15,7 +15,7 @@ import torch
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 TOY = {
     "decode.py": ("--toy --runs 1", "CTranslate2 int8"),
-    "policy.py": ("--toy --agreement 1 2 --confidence 0.5 1", "agreement 2, confidence 0.5"),
+    "policy.py": ("--toy --stability 0.5 0.7", "stability 0.7"),
     "rules.py": ("--delay 1", "without restarted_noun"),
     "speech.py": ("--model toy --seconds 4 --interval 0.5", "two_cities"),
     "standard_library.py": ("--units 100 --rounds 1", "lines (as_toml)"),
@@ -47,6 +47,29 @@ def test_benchmark_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(sys, "argv", [name, *options.split()])
     runpy.run_path(str(FOLDER / name), run_name="__main__")
     assert expected in capsys.readouterr().out
+
+
+def test_policies_are_compared_at_every_delay(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["policy.py", "--toy", "--stability", "0", "1"])
+    runpy.run_path(str(FOLDER / "policy.py"), run_name="__main__")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:-1]]
+    assert [row[:3] for row in rows] == [
+        [*name.split(), delay] for delay in "13" for name in ("as exported", "stability 0", "stability 1")
+    ]
+    for hasty, patient in (rows[1:3], rows[4:6]):
+        assert float(hasty[4]) < float(patient[4])  # AL
+        assert float(hasty[-1]) < float(patient[-1])  # attempts
+
+
+def test_only_a_bundle_with_a_policy_has_thresholds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["policy.py", "--model", "toy"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(FOLDER / "policy.py"), run_name="__main__")
+    assert "toy is a ctc bundle without a policy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("system", ["transducer+asn", "transducer", "risk"])

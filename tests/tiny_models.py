@@ -26,11 +26,16 @@ from simulmt.train.graph import Precision
 DELAYS = (1, 2, 3, 5)
 BONUS = -3.0  # a penalty below zero: untrained networks hardly ever choose the blank by themselves
 LONGEST = 40
-AGREEMENTS, CONFIDENCES = (2, 1, 3, 2), (1.0, 0.5, 0.08, 0.1)  # policies of the delays; untrained networks are unsure
+STABILITIES = (0.6, 0.75, 0.82, 0.7)  # thresholds of the delays; untrained policies predict anything from 0 to 1
 
 
-def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False) -> TrainedModel:
-    """Make an untrained network with random biases and gains, so that none can hide a mistake."""
+def trained(
+    kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool = False, policy: bool = False
+) -> TrainedModel:
+    """Make an untrained network with random biases and gains, so that none can hide a mistake.
+
+    With a policy, a wait-k network has the same other weights as without.
+    """
     vocabularies = (source.size, target.size)
     model: CTCModel | Seq2SeqModel
     if kind == "ctc":
@@ -41,8 +46,8 @@ def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool 
         sizes |= {"context_symbols": 3, "context_inner": 12, "context_rank": 8}
         model = TransducerModel.build(TransducerConfig(*vocabularies, whole_words=whole_words, **sizes))
     else:
-        causal = kind == "wait-k"
-        model = Seq2SeqModel.build(Seq2SeqConfig(*vocabularies, causal, 16, 24, 2, encoder_layers=2, decoder_layers=2))
+        layers = {"encoder_layers": 2, "decoder_layers": 2, "policy_inner": 12 if policy else 0}
+        model = Seq2SeqModel.build(Seq2SeqConfig(*vocabularies, kind == "wait-k", 16, 24, 2, **layers))
     _randomise(model)
     model.encoder.mark_words(source.word_starts)
     if isinstance(model, Seq2SeqModel):
@@ -51,6 +56,8 @@ def trained(kind: Kind, source: Tokenizer, target: Tokenizer, whole_words: bool 
             model.target_embedding.weight[BLANK] = contrast
             model.target_embedding.weight[MASK] = -contrast
             model.target_embedding.weight[END] *= 2  # or nothing would end before its limit
+            if model.policy is not None:
+                model.policy.contract.weight *= 2  # so that stabilities vary
     return TrainedModel(model.eval(), source, target)
 
 
@@ -97,7 +104,7 @@ class FirstLook(NamedTuple):
 
 @torch.inference_mode()
 def by_policy(model: TrainedModel, words: Sequence[Sequence[int]], schedule: Sequence[int]) -> list[tuple[int, int]]:
-    """Translate words with PyTorch, each read at its own delay, where AGREEMENTS and CONFIDENCES decide when to write.
+    """Translate words with PyTorch, each read at its own delay, where STABILITIES decide when to write.
 
     Return the tokens, END included, and how many words had been read when each was written; END is a word as well.
     """
@@ -106,23 +113,40 @@ def by_policy(model: TrainedModel, words: Sequence[Sequence[int]], schedule: Seq
     ends, source = list(accumulate(map(len, words))), list(chain(*words))
     longest = int(1.2 * len(source)) + 10
     looks = first_looks(ends, [*schedule, schedule[-1]])
-    state = model.model.encode(torch.tensor([source]), torch.tensor([len(source)]), longest + 1)
     written: list[tuple[int, int]] = []
+    visible: list[int] = []  # source tokens that each position saw
     least, token = 0, START
     while len(written) < longest and token != END:
-        position = len(written)
-        seen, read, delay = looks[position] if position < len(looks) else FirstLook(len(words), len(words), DELAYS[0])
-        seen, guesses, is_written = max(seen, least), list[int](), False
+        seen, read, threshold = len(words), len(words), 0.0
+        if len(written) < len(looks):
+            seen, read, delay = looks[len(written)]
+            threshold = STABILITIES[DELAYS.index(delay)]
+        seen, is_written = max(seen, least), False
         while not is_written:
-            logits, after = model.model.step(torch.tensor([[token]]), seeing(state, ends[seen - 1]))
-            guess, probability = best_symbol(logits[0], may_end=position > 0)
-            guesses.append(guess)
-            is_written = seen == len(words) or (guess != END and is_accepted(guesses, probability, delay))
+            tokens = [each for each, _ in written]
+            token, stability = next_token(model.model, source, tokens, [*visible, ends[seen - 1]])
+            is_written = seen == len(words) or (token != END and stability >= threshold)
             if not is_written:
                 seen = least = seen + 1
-        token, state = guess, after._replace(context=state.context)
         written.append((token, max(seen, read)))
+        visible.append(ends[seen - 1])
     return written
+
+
+def next_token(
+    model: Seq2SeqModel, source: Sequence[int], written: Sequence[int], visible: Sequence[int]
+) -> tuple[int, float]:
+    """Return the most likely next token and its predicted stability; position t sees visible[t] source tokens."""
+    assert model.policy is not None
+    H = model.encoder(torch.tensor([source]))
+    x = model.target_embedding.embed(torch.tensor([[START, *written]]))
+    seen = torch.arange(len(source)) < torch.tensor(visible)[:, None]
+    for layer in model.layers:
+        x, _ = layer(x, layer.cross_attention.project(H), seen, causal=True)
+    state = model.final_norm(x)[0, -1]
+    allowed = [*range(len(SPECIAL_SYMBOLS), model.target_embedding.num_embeddings), *([END] if written else [])]
+    scores = model.target_embedding.weight[allowed] @ state
+    return allowed[int(scores.argmax())], float(model.policy(state).sigmoid())
 
 
 def first_looks(ends: Sequence[int], schedule: Sequence[int]) -> list[FirstLook]:
@@ -133,20 +157,6 @@ def first_looks(ends: Sequence[int], schedule: Sequence[int]) -> list[FirstLook]
             seen = next(word for word, end in enumerate(ends, start=1) if len(looks) + delay <= end)
             looks.append(FirstLook(seen, read, delay))
     return looks
-
-
-def best_symbol(logits: Tensor, may_end: bool) -> tuple[int, float]:
-    """Return the most likely symbol and its probability among all that may be written."""
-    allowed = [*range(len(SPECIAL_SYMBOLS), len(logits)), *([END] if may_end else [])]
-    probability, index = logits[allowed].softmax(-1).max(-1)
-    return allowed[int(index)], float(probability)
-
-
-def is_accepted(guesses: Sequence[int], probability: float, delay: int) -> bool:
-    """Return whether the last guess may be written before the whole source is read."""
-    index = DELAYS.index(delay)
-    agreement = AGREEMENTS[index]
-    return probability >= CONFIDENCES[index] or list(guesses[-agreement:]) == [guesses[-1]] * agreement
 
 
 def penalty_of(delay: int) -> float:
@@ -175,6 +185,8 @@ def _randomise(network: nn.Module) -> None:
         for name, parameter in network.named_parameters():
             if not parameter.requires_grad:
                 continue  # it says where words begin
+            if name.startswith("policy."):
+                parameter.zero_()  # its biases are drawn by PyTorch
             if parameter.ndim == 1:
                 parameter.add_(torch.empty_like(parameter).normal_(std=0.3, generator=generator))
             else:

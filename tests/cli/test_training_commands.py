@@ -379,36 +379,33 @@ class TestFromTextToTranslation:
         described = Bundle(Path("full")).config
         assert (described.kind, described.delays, described.default_delay) == ("full-sentence", (), None)
 
-    def test_a_wait_k_model_is_exported_with_its_policies(
+    def test_a_wait_k_model_is_exported_with_the_thresholds_of_its_policy(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.chdir(folder)
         data = Dataset.open(Path("data"))
         sizes = {"width": 16, "inner": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-        config = SystemConfig("wait-k", data.source_tokenizer.size, data.target_tokenizer.size, sizes, delays=(1, 3))
-        save_model(build_model(config), config, Path("wait-k"), {})
-        command = f"export wait-k --data data --precision fp32 {LANGUAGES}"
-        one = "--agreement 2 --confidence 0.8"
-        finished = call(*f"{command} --output patient {one} --agreement 3 --confidence 1".split(), capture=capsys)
+        vocabularies = data.source_tokenizer.size, data.target_tokenizer.size
+        for name, policy in (("plain", 0), ("deciding", 8)):
+            config = SystemConfig("wait-k", *vocabularies, sizes | {"policy_inner": policy}, delays=(1, 3))
+            save_model(build_model(config), config, Path(name), {})
+        options = f"--data data --precision fp32 {LANGUAGES}"
+        command = f"export deciding {options} --output patient --stability 0.8 --stability 1"
+        finished = call(*command.split(), capture=capsys)
         assert finished.returncode == 0, finished.stderr
-        described = Bundle(Path("patient")).config
-        assert (described.agreements, described.confidences) == ((2, 3), (0.8, 1.0))
-        assert "- policy: agreement 2, 3, confidence 0.8, 1.0\n" in Path("patient/README.md").read_text(
-            encoding="utf-8"
-        )
-        for options, mentioned in (
-            (one, ["1 agreements", "one for each delay", "1, 3"]),
-            (f"{one} --agreement 3", ["1 confidences", "one for each delay", "1, 3"]),
-            ("--agreement 2 --agreement 3", ["agreements and confidences", "together"]),
-            ("--confidence 1 --confidence 1", ["agreements and confidences", "together"]),
-            (
-                "--agreement 0 --agreement 3 --confidence 1 --confidence 1",
-                ["--agreement", "greater than or equal to 1"],
-            ),
-            (f"{one} --agreement 3 --confidence 1.2", ["confidence must be", "1.2"]),
-            (f"{one} --agreement 3 --confidence 0", ["confidence must be", "0"]),
+        assert Bundle(Path("patient")).config.stabilities == (0.8, 1.0)
+        card = Path("patient/README.md").read_text(encoding="utf-8")
+        assert "- policy: writes at stability 0.8, 1.0\n" in card
+        for name, thresholds, mentioned in (
+            ("deciding", "--stability 0.8", ["1 stabilities", "one for each delay", "1, 3"]),
+            ("deciding", "", ["a model with a policy needs one stability for each delay"]),
+            ("deciding", "--stability 0.8 --stability 1.2", ["--stability", "less than or equal to 1"]),
+            ("deciding", "--stability 0.8 --stability -1", ["--stability", "greater than or equal to 0"]),
+            ("plain", "--stability 0.8 --stability 1", ["stabilities need a wait-k model with a policy"]),
         ):
-            assert_refused(call(*f"{command} --output new {options}".split(), capture=capsys), 2, *mentioned)
+            refused = call(*f"export {name} {options} --output new {thresholds}".split(), capture=capsys)
+            assert_refused(refused, 2, *mentioned)
+            assert not Path("new").exists()
 
     @pytest.mark.parametrize(
         ("arguments", "code", "mentioned"),
@@ -421,9 +418,9 @@ class TestFromTextToTranslation:
             ("export run --data data --output new --tune-penalty --blank-penalty 1", 2, ["--tune-penalty"]),
             ("export run --data data --output new --blank-penalty 1", 2, ["1 blank penalties", "1, 3"]),
             (
-                "export run --data data --output new --agreement 2 --agreement 2 --confidence 1 --confidence 1",
+                "export run --data data --output new --stability 0.5 --stability 0.5",
                 2,
-                ["agreements and confidences need a wait-k model"],
+                ["stabilities need a wait-k model with a policy"],
             ),
             ("export run --data data --output new --restarted-noun 1", 2, ["restarted_noun", "language en, not bb"]),
             ("export run --data data --output new --card missing.md", 1, ["missing.md"]),

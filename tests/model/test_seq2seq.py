@@ -19,10 +19,9 @@ PAIRS = [([7, 8, 9, 10, 6], [6, 7, 7, END]), ([11], [8, 9, 10, 11, 12, END]), ([
 DELAYS = range(1, 6)
 
 
-def make_model(causal: bool) -> Seq2SeqModel:
-    config = Seq2SeqConfig(
-        VOCABULARY, VOCABULARY, causal, width=8, inner=16, heads=2, encoder_layers=2, decoder_layers=3, dropout=0.0
-    )
+def make_model(causal: bool, policy_inner: int = 0, dropout: float = 0.0) -> Seq2SeqModel:
+    sizes = {"width": 8, "inner": 16, "heads": 2, "encoder_layers": 2, "decoder_layers": 3}
+    config = Seq2SeqConfig(VOCABULARY, VOCABULARY, causal, **sizes, dropout=dropout, policy_inner=policy_inner)
     return randomise(Seq2SeqModel.build(config))
 
 
@@ -188,6 +187,151 @@ def test_the_loss_never_stores_all_logits(monkeypatch: pytest.MonkeyPatch) -> No
     assert allocations.largest == 7 * 500
 
 
+# The policy
+
+
+def make_deciding_model(dropout: float = 0.0) -> Seq2SeqModel:
+    """Make a model with a policy, and so sharp that its distributions change with every source token."""
+    model = make_model(causal=True, policy_inner=5, dropout=dropout)
+    with torch.no_grad():
+        model.final_norm.weight.mul_(5)
+        for layer in model.layers:
+            layer.cross_attention.key_value.weight *= 8
+    return model
+
+
+def states_by_prefix(model: Seq2SeqModel, source: list[int], target: list[int], seen: list[int]) -> Tensor:
+    """Return the decoder states of a sentence, where step t sees the first seen[t] tokens of the source."""
+    H = model.encoder(torch.tensor([source]))
+    x = model.target_embedding.embed(torch.tensor([[START, *target[:-1]]]))
+    visible = torch.arange(len(source)) < torch.tensor(seen)[:, None]
+    for layer in model.layers:
+        x, _ = layer(x, layer.cross_attention.project(H), visible, causal=True)
+    return model.final_norm(x)[0]
+
+
+def overlap(one: Tensor, other: Tensor) -> float:
+    """Return the overlap of two distributions, given as logits."""
+    return sum(map(min, one.softmax(-1).tolist(), other.softmax(-1).tolist()))
+
+
+@pytest.mark.parametrize(
+    ("partial", "whole", "expected"),
+    [
+        ([0.5, 0.3, 0.1, 0.1], [0.5, 0.3, 0.1, 0.1], 1.0),
+        ([0.5, 0.3, 0.1, 0.1], [0.1, 0.3, 0.1, 0.5], 0.6),
+        ([0.5, 0.5, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], 0.5),
+        ([1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0], 0.0),
+    ],
+)
+def test_stability_by_hand(
+    partial: list[float], whole: list[float], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Seq2SeqModel.build(Seq2SeqConfig(9, 4, True, 4, 4, 1, 1, 1, policy_inner=2)).double()
+    model.target_embedding.weight.data = torch.eye(4).double()  # states are logits
+    states = {
+        delay: torch.tensor([[each]], dtype=torch.float64).clamp(min=1e-30).log()
+        for delay, each in ((1, partial), (None, whole))
+    }
+    monkeypatch.setattr(model, "decode", lambda _H, _mask, _target, delay, _rates=None: states[delay])
+    one = torch.tensor([1])
+    found = model.stability(Batch(torch.tensor([[6]]), one, torch.tensor([[2]]), one), 1)
+    assert_same(found[0], states[1][0])
+    assert_same(found[1], torch.tensor([expected], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("delay", DELAYS)
+@torch.no_grad()
+def test_stability_is_the_overlap_with_the_distribution_given_the_whole_source(delay: int) -> None:
+    model = make_deciding_model()
+    source, source_lengths, target, target_lengths = batch()
+    partial, whole = (model(source, source_lengths, target, each) for each in (delay, None))
+    inside = [(row, t) for row, length in enumerate(target_lengths.tolist()) for t in range(length)]
+    states, found = model.stability(batch(), delay)
+    assert_same(found, torch.tensor([overlap(partial[at], whole[at]) for at in inside], dtype=torch.float64))
+    assert_same(states @ model.target_embedding.weight.T, torch.stack([partial[at] for at in inside]))
+    # Later steps see the whole source as well, but attend to steps that have not.
+    sees_all = [bool(source_lengths[row] <= delay) for row, _ in inside]
+    assert [value > 1 - 1e-12 for value in found.tolist()] == sees_all
+    assert found.max() <= 1
+    assert found.min() < 0.9 or delay > 2
+
+
+@torch.no_grad()
+def test_stability_with_proportional_reading() -> None:
+    model = make_deciding_model()
+    rates = torch.tensor([1.5, 1.0, 3.0])
+    _, found = model.stability(batch(), 1, rates)
+    expected = []
+    for (source, target), rate in zip(PAIRS, rates.tolist(), strict=True):
+        seen = [min(len(source), int(rate * t) + 1) for t in range(len(target))]
+        parts = (states_by_prefix(model, source, target, each) for each in (seen, [len(source)] * len(target)))
+        table = model.target_embedding.weight.T
+        expected += [overlap(one @ table, other @ table) for one, other in zip(*parts, strict=True)]
+    assert_same(found, torch.tensor(expected, dtype=torch.float64))
+    assert not torch.equal(found, model.stability(batch(), 1)[1])
+
+
+def test_stability_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_deciding_model()
+    expected = model.stability(batch(), 1)
+    monkeypatch.setattr("simulmt.model.seq2seq.FRAMES_PER_CHUNK", 3)
+    assert_same(model.stability(batch(), 1), expected)
+
+
+@pytest.mark.parametrize("rates", [None, torch.tensor([1.5, 1.0, 3.0])])
+def test_the_loss_of_the_policy_is_cross_entropy(rates: Tensor | None) -> None:
+    model = make_deciding_model().float()
+    assert model.policy is not None
+    loss = model.policy_loss(batch(), 1, rates)
+    states, stability = model.stability(batch(), 1, rates)
+    chances = model.policy(states).sigmoid()
+    expected = -(stability * chances.log() + (1 - stability) * (1 - chances).log()).sum()
+    assert_same(loss.total, expected, tolerance=1e-5)
+    assert_same(loss.likelihood, expected.detach(), tolerance=1e-5)
+    assert (loss.tokens.item(), loss.skipped.item()) == (sum(len(target) for _, target in PAIRS), 0)
+    assert not loss.likelihood.requires_grad
+    own = dict(model.policy.named_parameters())
+    by_hand = torch.autograd.grad(expected, list(own.values()))
+    loss.total.backward()
+    assert_same([parameter.grad for parameter in own.values() if parameter.grad is not None], by_hand, tolerance=1e-4)
+
+
+def test_only_the_policy_learns_from_its_loss() -> None:
+    model = make_deciding_model().float()
+    model.policy_loss(batch(), 1).total.backward()
+    learning = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert learning == {f"policy.{layer}.{part}" for layer in ("expand", "contract") for part in ("weight", "bias")}
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters() if parameter.grad is not None)
+
+
+def test_a_padded_batch_is_the_sum_of_its_sentences_to_the_policy() -> None:
+    model = make_deciding_model().float()
+    together = model.policy_loss(batch(), 2)
+    alone = [model.policy_loss(Batch(*pad([x]), *pad([y])), 2) for x, y in PAIRS]
+    for field, parts in zip(together, zip(*alone, strict=True), strict=True):
+        assert_same(field, torch.stack(parts).sum(0), tolerance=1e-5)
+
+
+def test_the_policy_learns_without_dropout() -> None:
+    model = make_deciding_model(dropout=0.5).float()
+    expected = model.policy_loss(batch(), 1)
+    model.train()
+    modes = {name: module.training for name, module in model.named_modules()}
+    assert not torch.equal(model.loss(batch(), 1).total, model.loss(batch(), 1).total)
+    assert_same(model.policy_loss(batch(), 1), expected)
+    assert {name: module.training for name, module in model.named_modules()} == modes == dict.fromkeys(modes, True)
+
+
+@torch.no_grad()
+def test_a_policy_changes_no_translation() -> None:
+    plain, deciding = make_model(causal=True), make_deciding_model()
+    weights = {name: each for name, each in deciding.state_dict().items() if not name.startswith("policy.")}
+    plain.load_state_dict(weights)
+    source, source_lengths, target, _ = batch()
+    assert torch.equal(plain(source, source_lengths, target, 2), deciding(source, source_lengths, target, 2))
+
+
 def test_parameter_count_of_the_paper() -> None:
     with torch.device("meta"):
         models = [Seq2SeqModel.build(Seq2SeqConfig(32_000, 32_000, causal)) for causal in (True, False)]
@@ -236,6 +380,8 @@ def test_a_delay_below_one_is_refused(delay: int) -> None:
         ("dropout", 1.0, "dropout .* got 1.0"),
         ("heads", 5, r"multiple of heads \(5\)"),
         ("heads", 0, r"multiple of heads \(0\)"),
+        ("policy_inner", -1, "policy_inner must not be negative, got -1"),
+        ("policy_inner", 8, "policy_inner is for wait-k models"),
     ],
 )
 def test_bad_settings_are_named(setting: str, value: float, message: str) -> None:

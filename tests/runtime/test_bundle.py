@@ -20,7 +20,6 @@ from simulmt.runtime.bundle import (
     Bundle,
     BundleConfig,
     Kind,
-    Policy,
     anonymous_blocks,
     find,
     huge_pages,
@@ -31,7 +30,7 @@ from simulmt.runtime.rules import RulesConfig, UnknownWord
 from simulmt.runtime.stream import load
 from simulmt.text import Tokenizer
 from simulmt.train.export import export
-from tiny_models import export_config, trained, translator
+from tiny_models import STABILITIES, export_config, trained, translator
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +145,7 @@ def test_an_unreadable_word_list_is_named(bundle: Path) -> None:
         ("rules", {"doubled_punctuation": 1}),
         ("rules", {"unknown_words": 1.0}),
         ("blank_penalties", [math.nan, 0.0, 0.0, 0.0]),
-        ("agreements", [2, 2, 2, 2]),  # it is a CTC bundle
-        ("confidences", [0.5, 0.5, 0.5, 0.5]),
+        ("stabilities", [0.5, 0.5, 0.5, 0.5]),  # it is a CTC bundle
     ],
 )
 def test_an_impossible_configuration_is_named(bundle: Path, key: str, value: Any) -> None:
@@ -174,6 +172,12 @@ def test_the_penalties_of_older_bundles_become_rules(
     (bundle / CONFIG).write_text(json.dumps({**table, "format": 4, "repeat_penalty": repeat, "word_penalty": word}))
     _trust_sizes(bundle)
     assert Bundle(bundle).config.rules == rules
+
+
+def test_a_bundle_of_format_7_without_a_policy_loads(bundle: Path) -> None:
+    change(bundle / CONFIG, format=7, agreements=[], confidences=[])
+    _trust_sizes(bundle)
+    assert not Bundle(bundle).config.has_policy
 
 
 @pytest.mark.parametrize("value", [-1.0, math.inf, "much"])
@@ -255,44 +259,58 @@ def test_a_penalty_belongs_to_its_delay() -> None:
 WAIT_K = BundleConfig(1, "wait-k", "en", "de", "fp32", 9, delays=(1, 3), default_delay=3)
 
 
-def test_a_policy_belongs_to_its_delay() -> None:
-    config = replace(WAIT_K, agreements=(2, 3), confidences=(0.5, 1.0))
-    assert (config.policy(1), config.policy(3)) == (Policy(2, 0.5), Policy(3, 1.0))
-    assert WAIT_K.policy(1) == WAIT_K.policy(3) == Policy(agreement=1, confidence=1.0)
+def test_a_threshold_belongs_to_its_delay() -> None:
+    config = replace(WAIT_K, stabilities=(0.5, 1.0))
+    assert (config.has_policy, config.stability(1), config.stability(3)) == (True, 0.5, 1.0)
+    assert (WAIT_K.has_policy, WAIT_K.stability(1), WAIT_K.stability(3)) == (False, 0.0, 0.0)
+
+
+def test_a_threshold_of_zero_is_a_policy_all_the_same() -> None:
+    """Unlike a model without a policy, it sees whole words."""
+    assert replace(WAIT_K, stabilities=(0.0, 0.0)).has_policy
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"agreements": (2,), "confidences": (0.5,)}, "agreements must be one for each of the 2 delays"),
-        ({"agreements": (2, 2), "confidences": (0.5,)}, "confidences must be one for each of the 2 delays"),
-        ({"agreements": (2, 2)}, "agreements and confidences belong together"),
-        ({"confidences": (0.5, 0.5)}, "agreements and confidences belong together"),
-        ({"agreements": (2, 0), "confidences": (0.5, 0.5)}, "agreement must be at least 1, got 0"),
-        ({"agreements": (2, 2), "confidences": (0.5, 0.0)}, r"confidence must be above 0 and at most 1, got 0\.0"),
-        ({"agreements": (2, 2), "confidences": (1.2, 0.5)}, r"confidence must be above 0 and at most 1, got 1\.2"),
-        ({"agreements": (2, 2), "confidences": (math.nan, 0.5)}, "confidence must be above 0 and at most 1, got nan"),
-        ({"kind": "ctc", "agreements": (2, 2), "confidences": (0.5, 0.5)}, "agreements are for wait-k, not for ctc"),
-        ({"kind": "transducer", "confidences": (0.5, 0.5)}, "confidences are for wait-k, not for transducer"),
-        ({"kind": "full-sentence", "delays": (), "default_delay": None, "agreements": (2,)}, "not for full-sentence"),
+        ({"stabilities": (0.5,)}, "stabilities must be one for each of the 2 delays"),
+        ({"stabilities": (0.5, 0.6, 0.7)}, "stabilities must be one for each of the 2 delays"),
+        ({"stabilities": (0.5, -0.1)}, r"stabilities must be in 0\.\.1, got \(0\.5, -0\.1\)"),
+        ({"stabilities": (1.2, 0.5)}, r"stabilities must be in 0\.\.1, got \(1\.2, 0\.5\)"),
+        ({"stabilities": (math.nan, 0.5)}, r"stabilities must be in 0\.\.1, got \(nan, 0\.5\)"),
+        ({"kind": "ctc", "stabilities": (0.5, 0.5)}, "stabilities are for wait-k, not for ctc"),
+        ({"kind": "transducer", "stabilities": (0.5, 0.5)}, "stabilities are for wait-k, not for transducer"),
+        (
+            {"kind": "full-sentence", "delays": (), "default_delay": None, "stabilities": (1.0,)},
+            "not for full-sentence",
+        ),
     ],
 )
-def test_impossible_policies_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_thresholds_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(WAIT_K, **changes)
 
 
-def test_a_bundle_with_another_policy(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path) -> None:
-    network = trained("wait-k", source_tokenizer, target_tokenizer)
-    opened = translator(network, "wait-k", "fp32", tmp_path).bundle
-    changed = opened.with_policy(Policy(2, 0.7))
-    assert {changed.config.policy(delay) for delay in changed.config.delays} == {Policy(2, 0.7)}
-    assert not opened.config.agreements  # left as it is
+def test_a_bundle_with_another_threshold(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    network = trained("wait-k", source_tokenizer, target_tokenizer, policy=True)
+    opened = translator(network, "wait-k", "fp32", tmp_path, stabilities=STABILITIES).bundle
+    changed = opened.with_stability(0.7)
+    assert {changed.config.stability(delay) for delay in changed.config.delays} == {0.7}
+    assert opened.config.stabilities == STABILITIES  # left as it is
+    with pytest.raises(ConfigError, match=r"stabilities must be in 0\.\.1"):
+        opened.with_stability(1.5)
 
 
-def test_a_policy_is_for_wait_k_only(bundle: Path) -> None:
-    with pytest.raises(ConfigError, match="agreements are for wait-k, not for ctc"):
-        Bundle(bundle).with_policy(Policy(2))
+def test_a_threshold_is_for_a_policy_only(
+    bundle: Path, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="en-de: has no policy"):
+        Bundle(bundle).with_stability(0.5)
+    plain = translator(trained("wait-k", source_tokenizer, target_tokenizer), "wait-k", "fp32", tmp_path, "plain")
+    with pytest.raises(ConfigError, match="plain: has no policy"):
+        plain.bundle.with_stability(0.5)
 
 
 def _trust_sizes(bundle: Path) -> None:

@@ -17,10 +17,10 @@ from simulmt.runtime.bundle import Kind
 from simulmt.runtime.decoding import Array, Binding, Caches, Collapse, Pool, Slot, visibility
 from simulmt.runtime.stream import Commit, Stream, Translator
 from simulmt.text import BLANK, Tokenizer
-from tiny_models import AGREEMENTS, CONFIDENCES, facts, trained, translator
+from tiny_models import STABILITIES, facts, trained, translator
 
 KINDS: tuple[Kind, ...] = ("ctc", "transducer", "wait-k", "full-sentence")
-POLICY = "policy"  # a wait-k model that reads on until predictions agree
+POLICY = "policy"  # a wait-k model that reads on until its predictions are stable
 SYSTEMS = (*KINDS, POLICY)
 SPOKEN = [
     "the old bridge over the river was closed. nobody knows why",
@@ -37,8 +37,8 @@ def translators(
     folder = tmp_path_factory.mktemp("bundles")
     networks = {kind: trained(kind, source_tokenizer, target_tokenizer) for kind in KINDS}
     made: dict[str, Translator] = {kind: translator(networks[kind], kind, "fp32", folder) for kind in KINDS}
-    policy = {"agreements": AGREEMENTS, "confidences": CONFIDENCES}
-    made[POLICY] = translator(networks["wait-k"], "wait-k", "fp32", folder, POLICY, **policy)
+    network = trained("wait-k", source_tokenizer, target_tokenizer, policy=True)
+    made[POLICY] = translator(network, "wait-k", "fp32", folder, POLICY, stabilities=STABILITIES)
     return made
 
 

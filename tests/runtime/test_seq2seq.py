@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -12,19 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulmt.runtime.bundle import Policy
-from simulmt.runtime.decoding import ROWS, Array, log_softmax
+from simulmt.runtime.decoding import ROWS, Array, Due, Slot, log_softmax
 from simulmt.runtime.seq2seq import BeamSearch, Row, Seq2SeqDecoder, Seq2SeqSentence
-from simulmt.text import END, SPECIAL_SYMBOLS, Tokenizer
-from tiny_models import AGREEMENTS, CONFIDENCES, facts, trained, translator
+from simulmt.runtime.stream import Translator
+from simulmt.text import END, SPECIAL_SYMBOLS, START, Tokenizer
+from tiny_models import DELAYS, STABILITIES, facts, trained, translator
 
 V = 8  # symbols 6 and 7 beside the special ones
 WORDS = ([11, 12], [13], [14, 15, 16])  # they end after 2, 3 and 6 tokens
 A, B = 6, 7
 
-Attempt = tuple[
-    int, int, float, bool
-]  # source tokens seen, the prediction and its probability, and whether it is written
+Attempt = tuple[int, int, bool, bool]  # source tokens seen, the prediction, whether it is stable and whether written
 
 
 @given(st.integers(0, 1000), st.integers(1, 3))
@@ -77,46 +74,56 @@ def test_beam_search_writes_no_special_symbol_and_something() -> None:
 
 
 # With delay 1, the positions see 2, 2, 3, 6, 6 and 6 tokens at first.
-READING: dict[str, tuple[Policy, list[Attempt]]] = {
-    "agreement takes another word, not another token": (
-        Policy(2),
-        [(2, A, 0.9, False), (3, A, 0.1, True), (3, B, 0.1, False), (6, B, 0.1, True), (6, A, 0.1, False)],
-    ),
-    "what was written does not count for the next position": (
-        Policy(2),
-        [(2, A, 0.1, False), (3, A, 0.1, True), (3, A, 0.1, False), (6, A, 0.1, True), (6, A, 0.1, False)],
-    ),
-    "a changed prediction is counted anew": (Policy(2), [(2, A, 0.1, False), (3, B, 0.1, False), (6, B, 0.1, True)]),
-    "and so is one that returns": (Policy(2), [(2, A, 0.1, False), (3, B, 0.1, False), (6, A, 0.1, False)]),
-    "three in a row": (Policy(3), [(2, A, 0.1, False), (3, A, 0.1, False), (6, A, 0.1, True), (6, A, 0.1, False)]),
-    "a sure prediction is written at once": (
-        Policy(3, 0.6),
-        [(2, A, 0.6, True), (2, B, 0.59, False), (3, A, 0.61, True), (3, A, 0.59, False)],
-    ),
-    "without agreement": (Policy(1), [(2, A, 0.1, True), (2, A, 0.1, True), (3, B, 0.1, True), (6, A, 0.1, True)]),
-    "END reads on, however sure and often predicted": (
-        Policy(2, 0.6),
-        [(2, A, 0.9, True), (2, END, 0.9, False), (3, END, 0.9, False), (6, END, 0.9, False)],
-    ),
-    "END interrupts": (Policy(2), [(2, A, 0.1, False), (3, END, 0.1, False), (6, A, 0.1, False)]),
+READING: dict[str, list[Attempt]] = {
+    "an unstable token takes another word, not another token": [
+        (2, A, False, False),
+        (3, A, True, True),
+        (3, B, False, False),
+        (6, B, True, True),
+        (6, A, False, False),
+    ],
+    "a stable token is written at once": [
+        (2, A, True, True),
+        (2, A, True, True),
+        (3, B, True, True),
+        (6, A, True, True),
+    ],
+    "an unstable token waits, however often it is predicted": [
+        (2, A, False, False),
+        (3, A, False, False),
+        (6, A, False, False),
+    ],
+    "another token may be written instead": [(2, A, False, False), (3, B, True, True)],
+    "what was read for a token is seen by the next": [
+        (2, A, False, False),
+        (3, A, False, False),
+        (6, A, True, True),
+        (6, B, True, True),
+    ],
+    "END reads on, however stable": [
+        (2, A, True, True),
+        (2, END, True, False),
+        (3, END, True, False),
+        (6, END, True, False),
+    ],
+    "and so does an unstable END": [(2, A, True, True), (2, END, False, False), (3, B, True, True)],
 }
 
 
-@pytest.mark.parametrize(("policy", "attempts"), READING.values(), ids=READING)
-def test_what_is_written_while_reading(policy: Policy, attempts: list[Attempt]) -> None:
+@pytest.mark.parametrize("attempts", READING.values(), ids=READING)
+def test_what_is_written_while_reading(attempts: list[Attempt]) -> None:
     sentence = _reading(Seq2SeqSentence(beam=1, by_word=True))
-    assert _attempts(sentence, policy, attempts) == attempts
+    assert _attempts(sentence, attempts) == attempts
     assert sentence.is_due == (attempts[-1][0] < 6 or attempts[-1][3])  # what has read all words waits for the next one
 
 
-@pytest.mark.parametrize("policy", [Policy(2), Policy(9, 0.6)])
-def test_after_the_whole_source_everything_is_written(policy: Policy) -> None:
+def test_after_the_whole_source_everything_is_written() -> None:
     sentence = _reading(Seq2SeqSentence(beam=1, by_word=True))
-    _attempts(sentence, policy, [(2, A, 0.1, False), (3, B, 0.1, False), (6, A, 0.1, False)])
+    _attempts(sentence, [(2, A, False, False), (3, B, False, False), (6, A, False, False)])
     assert not sentence.is_due
     sentence.close(delay=1)
-    rest: list[Attempt] = [(7, B, 0.1, True), (7, A, 0.1, True), (7, END, 0.1, True)]
-    assert _attempts(sentence, policy, rest) == rest
+    rest: list[Attempt] = [(7, B, False, True), (7, A, False, True), (7, END, False, True)]
+    assert _attempts(sentence, rest) == rest
     assert sentence.is_over
 
 
@@ -124,38 +131,71 @@ def test_a_closed_sentence_is_read_on_word_by_word() -> None:
     """The policy does not depend on whether the next words have already arrived."""
     sentence = _reading(Seq2SeqSentence(beam=1, by_word=True))
     sentence.close(delay=1)
-    attempts: list[Attempt] = [(2, A, 0.1, False), (3, B, 0.1, False), (6, B, 0.1, True), (6, A, 0.1, False)]
-    attempts += [(7, B, 0.1, True), (7, END, 0.1, True)]
-    assert _attempts(sentence, Policy(2), attempts) == attempts
+    attempts: list[Attempt] = [(2, A, False, False), (3, B, False, False), (6, B, True, True), (6, A, False, False)]
+    attempts += [(7, B, False, True), (7, END, False, True)]
+    assert _attempts(sentence, attempts) == attempts
 
 
 def test_without_a_policy_it_sees_and_reads_on_by_tokens() -> None:
-    attempts: list[Attempt] = [(1, A, 0.1, True), (2, END, 0.1, False), (3, END, 0.1, False), (4, B, 0.1, True)]
-    assert _attempts(_reading(Seq2SeqSentence(beam=1)), Policy(), attempts) == attempts
+    attempts: list[Attempt] = [(1, A, True, True), (2, END, True, False), (3, END, True, False), (4, B, True, True)]
+    assert _attempts(_reading(Seq2SeqSentence(beam=1)), attempts) == attempts
 
 
-def test_a_sentence_that_may_end_early_ends_once_predictions_of_its_end_agree() -> None:
+def test_a_sentence_that_may_end_early_ends_once_its_end_is_stable() -> None:
     sentence = _reading(Seq2SeqSentence(beam=1, reads_on=False, by_word=True))
-    attempts: list[Attempt] = [(2, A, 0.1, False), (3, A, 0.1, True), (3, END, 0.1, False), (6, END, 0.1, True)]
-    assert _attempts(sentence, Policy(2), attempts) == attempts
+    attempts: list[Attempt] = [(2, A, False, False), (3, A, True, True), (3, END, False, False), (6, END, True, True)]
+    assert _attempts(sentence, attempts) == attempts
     assert not sentence.is_due
 
 
 def test_what_had_been_read_is_reported() -> None:
     sentence = _reading(Seq2SeqSentence(beam=1, by_word=True))
     triggers = []
-    for _ in range(4):
+    for is_stable in (False, True, False, True):
         sentence.next_due()
-        triggers.append(sentence.write([A], 0.1, Policy(2)).trigger)
+        triggers.append(sentence.write([A], is_stable).trigger)
     assert triggers == [1, 2, 2, 5]
 
 
-def test_a_failed_step_changes_no_counts(
-    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def deciding(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Translator:
+    """A wait-k model with a policy."""
+    network = trained("wait-k", source_tokenizer, target_tokenizer, policy=True)
+    return translator(network, "wait-k", "fp32", tmp_path_factory.mktemp("bundle"), stabilities=STABILITIES)
+
+
+def test_every_row_has_the_threshold_of_its_own_delay(deciding: Translator) -> None:
+    decoder = deciding.decoder
+    assert isinstance(decoder, Seq2SeqDecoder)
+    first, *others = STABILITIES
+    rows = [Row(Slot(), START, Due(0, 1, 0, delay)) for delay in (*DELAYS, 0)]
+    for shift, accepted in ((0.0, [True] * 5), (-1e-4, [False, True, True, True, True])):
+        outputs = {"symbols": np.arange(5), "stability": np.array([first + shift, *others, 0.0])}
+        with patch.object(decoder, "predict", return_value=outputs):
+            assert decoder._next(rows) == list(enumerate(accepted))
+
+
+def test_predictions_are_in_the_order_of_their_rows(deciding: Translator) -> None:
+    decoder = deciding.decoder
+    assert isinstance(decoder, Seq2SeqDecoder)
+    sentences = [_reading(decoder.open()) for _ in range(4)]
+    for sentence in sentences:
+        decoder.caches.reserve(sentence.slot, 6)
+    decoder.read(dict.fromkeys(sentences, 6))
+    rows = [Row(sentence.slot, last, Due(0, 6, 5, 1)) for sentence, last in zip(sentences, (9, 8, 7, 6), strict=True)]
+    found = [decoder.predict([row], "stability", "symbols") for row in rows]
+    assert len({float(each["stability"][0]) for each in found}) == 4
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]):
+        together = decoder.predict([rows[index] for index in order], "symbols", "stability")
+        for output, values in together.items():
+            np.testing.assert_array_equal(values, [found[index][output][0] for index in order])
+
+
+def test_a_failed_step_changes_nothing(deciding: Translator) -> None:
     """The second of two batches fails, when the first has its predictions."""
-    network = trained("wait-k", source_tokenizer, target_tokenizer)
-    model = translator(network, "wait-k", "fp32", tmp_path, agreements=AGREEMENTS, confidences=CONFIDENCES)
+    model = deciding
     text = "the old bridge over the river was closed in winter"
     streams = [model.stream(delay=3) for _ in range(ROWS + 1)]
     for stream in streams:
@@ -168,11 +208,11 @@ def test_a_failed_step_changes_no_counts(
     before = [_state(sentence) for sentence in sentences]
     predict, calls = Seq2SeqDecoder.predict, list[int]()
 
-    def fail_behind_the_first(decoder: Seq2SeqDecoder, rows: Sequence[Row], output: str) -> Array:
+    def fail_behind_the_first(decoder: Seq2SeqDecoder, rows: Sequence[Row], *outputs: str) -> dict[str, Array]:
         calls.append(len(rows))
         if len(calls) > 1:
             raise RuntimeError("a fault of the engine")
-        return predict(decoder, rows, output)
+        return predict(decoder, rows, *outputs)
 
     with patch.object(Seq2SeqDecoder, "predict", fail_behind_the_first), pytest.raises(RuntimeError):
         model.step(streams)
@@ -189,15 +229,15 @@ def _reading(sentence: Seq2SeqSentence) -> Seq2SeqSentence:
     return sentence
 
 
-def _attempts(sentence: Seq2SeqSentence, policy: Policy, predictions: Sequence[Attempt]) -> list[Attempt]:
+def _attempts(sentence: Seq2SeqSentence, predictions: Sequence[Attempt]) -> list[Attempt]:
     """Let a sentence predict what is given; return what it saw and whether it wrote."""
     found = []
-    for _, symbol, probability, _ in predictions:
+    for _, symbol, is_stable, _ in predictions:
         assert sentence.is_due
         seen = sentence.next_due().visible
-        written = sentence.write([symbol], probability, policy).tokens
+        written = sentence.write([symbol], is_stable).tokens
         assert written in ([], [symbol])
-        found.append((seen, symbol, probability, written == [symbol]))
+        found.append((seen, symbol, is_stable, written == [symbol]))
     return found
 
 

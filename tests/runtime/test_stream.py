@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from simulmt.errors import ConfigError, StreamError
 from simulmt.model.ctc import CTCModel
 from simulmt.runtime import rules
-from simulmt.runtime.bundle import Kind, Policy
+from simulmt.runtime.bundle import Kind
 from simulmt.runtime.decoding import Collapse, Written
 from simulmt.runtime.rules import Context, DecodingRules, RulesConfig, SourcePrefix
 from simulmt.runtime.stream import Commit, Lag, Stream, StreamState, Translator, load
@@ -28,10 +28,9 @@ from simulmt.text import BLANK, END, Detokenizer, Tokenizer, split_words
 from simulmt.text.words import SENTENCE_ENDS, ends_sentence
 from simulmt.train.export import TrainedModel
 from tiny_models import (
-    AGREEMENTS,
-    CONFIDENCES,
     DELAYS,
     LONGEST,
+    STABILITIES,
     by_policy,
     collapse,
     facts,
@@ -54,6 +53,7 @@ SYSTEMS: list[tuple[Kind, str]] = [
     ("wait-k", "fp32"),
     ("wait-k", "int8"),
     ("wait-k", "policy"),
+    ("wait-k", "int8 policy"),
     ("full-sentence", "fp32"),
     ("full-sentence", "int8"),
 ]
@@ -91,9 +91,16 @@ def seeing_words(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Tr
 
 
 @pytest.fixture(scope="session")
+def deciding(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> TrainedModel:
+    """A wait-k network with a policy."""
+    return trained("wait-k", source_tokenizer, target_tokenizer, policy=True)
+
+
+@pytest.fixture(scope="session")
 def translators(
     networks: dict[Kind, TrainedModel],
     seeing_words: TrainedModel,
+    deciding: TrainedModel,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[tuple[str, str], Translator]:
     folder = tmp_path_factory.mktemp("bundles")
@@ -110,8 +117,9 @@ def translators(
         made["transducer", "full stops"] = translator(
             networks["transducer"], "transducer", "fp32", folder, "full-stops", rules=stops
         )
-    policy = {"agreements": AGREEMENTS, "confidences": CONFIDENCES}
-    made["wait-k", "policy"] = translator(networks["wait-k"], "wait-k", "fp32", folder, "policy", **policy)
+    policy = {"stabilities": STABILITIES}
+    made["wait-k", "policy"] = translator(deciding, "wait-k", "fp32", folder, "policy", **policy)
+    made["wait-k", "int8 policy"] = translator(deciding, "wait-k", "int8", folder, "int8-policy", **policy)
     return made
 
 
@@ -295,14 +303,14 @@ class TestAgainstPyTorch:
     def test_a_policy_with_changing_delays(
         self,
         translators: dict[tuple[str, str], Translator],
-        networks: dict[Kind, TrainedModel],
+        deciding: TrainedModel,
         text: str,
         changes: list[int],
         every: int,
     ) -> None:
         """Text and words read are those of a plain implementation of the policy."""
         words = [word for word in split_words(text) if not ends_sentence(word, "en")]
-        lengths = accumulate(len(networks["wait-k"].source.encode_word(word)) for word in words)
+        lengths = accumulate(len(deciding.source.encode_word(word)) for word in words)
         words = words[: sum(length < LONGEST for length in lengths)]  # a longer sentence would be cut
         schedule = [changes[index // every % len(changes)] for index in range(len(words))]
         stream, commits = open_stream(translators["wait-k", "policy"], changes[0]), list[Commit]()
@@ -311,14 +319,23 @@ class TestAgainstPyTorch:
             commits += stream.push(f"{word} ")
         commits += stream.finish()
         found = [(commit.text, commit.source_words) for commit in commits]
-        assert found == texts_by_policy(networks["wait-k"], words, schedule)
+        assert found == texts_by_policy(deciding, words, schedule)
 
-    def test_agreement_and_confidence_change_something(self, translators: dict[tuple[str, str], Translator]) -> None:
+    def test_a_threshold_changes_something(self, translators: dict[tuple[str, str], Translator]) -> None:
         bundle = translators["wait-k", "policy"].bundle
-        policies = (Policy(1), Policy(2), Policy(3), Policy(3, 0.08))
-        found = [facts(at_once(Translator(bundle.with_policy(each), threads=1), PATIENT, 3)) for each in policies]
+        thresholds = (0.0, 0.6, 0.7, STABILITIES[DELAYS.index(3)])
+        found = [facts(at_once(Translator(bundle.with_stability(each), threads=1), PATIENT, 3)) for each in thresholds]
         assert all(one != other for one, other in combinations(found, 2))
         assert found[3] == facts(at_once(translators["wait-k", "policy"], PATIENT, 3))
+
+    def test_a_policy_that_never_writes_early_translates_whole_sentences(
+        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, TrainedModel]
+    ) -> None:
+        """The other weights are those of the network without a policy."""
+        patient = Translator(translators["wait-k", "policy"].bundle.with_stability(1.0), threads=1)
+        commits = at_once(patient, PATIENT, 1)
+        assert joined(commits) == reference(networks["wait-k"], PATIENT, None)
+        assert {commit.source_words for commit in commits} == {len(PATIENT.split())}
 
     @pytest.mark.parametrize(("kind", "delay"), [("full-sentence", None), ("wait-k", max(DELAYS))])
     @given(text=texts, beam=st.integers(2, 3))

@@ -38,9 +38,9 @@ class Recorder(Monitor):
         self.warnings: list[str] = []
         self.weights: list[dict[str, Tensor]] = []  # before the first update, then after each
 
-    def start(self, update: int, max_updates: int, model: nn.Module, plan: BatchPlan) -> None:
-        super().start(update, max_updates, model, plan)
-        self.model, self.plan, self.started_at = model, plan, update
+    def start(self, update: int, max_updates: int, model: nn.Module, plan: BatchPlan, metric: str = "BLEU") -> None:
+        super().start(update, max_updates, model, plan, metric)
+        self.model, self.plan, self.started_at, self.metric = model, plan, update, metric
         self.weights.append(snapshot(model))
 
     def update(self, report: UpdateReport, totals: RunProgress) -> None:
@@ -67,7 +67,7 @@ class Recorder(Monitor):
 def tiny(data: Path, system: System = "ctc", **changes: Any) -> RunConfig:
     """Return the configuration of a short run; `changes` are fields of RunConfig or TrainingConfig."""
     layers = {"layers": 1} if system.startswith(("ctc", "transducer")) else {"encoder_layers": 1, "decoder_layers": 1}
-    own = {name: changes.pop(name) for name in ("delays", "init", "asn", "objective") if name in changes}
+    own = {name: changes.pop(name) for name in ("delays", "init", "asn", "objective", "reading") if name in changes}
     own.setdefault("asn", ASNConfig(layers=1, iterations=4))
     model = {**SIZES, **layers, **changes.pop("model", {})}
     training: dict[str, Any] = {

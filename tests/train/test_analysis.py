@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -42,6 +43,7 @@ from simulmt.train.analysis import (
     collapse,
     heat_map,
     oracle_order,
+    policy_fit,
     scores_by_blank_penalty,
     sort_pairs,
     translate_store,
@@ -224,6 +226,96 @@ def test_wait_k_and_teacher_write_what_reading_step_by_step_gives(dataset: Datas
         hasty = [beam_search(model, each, torch.tensor([each.shape[1]]), config, delay)[0][0] for each in sources]
         assert sum(len(hypothesis.tokens) < len(translated[row]) for row, hypothesis in enumerate(hasty)) > 2
     assert translated == {row: write_greedily(model, source, delay) for row, source in enumerate(sentences(dataset))}
+
+
+# --- The fit of a policy ------------------------------------------------------------------------------------
+
+
+RATE = 1.5  # source tokens per target token; the translations of the development set are longer than their sources
+
+
+class Shown(nn.Module):
+    """A policy that returns what it is shown."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states[..., 0]
+
+
+@pytest.fixture
+def deciding(dataset: Dataset) -> Seq2SeqModel:
+    """A wait-k model with a policy, in training mode."""
+    sizes = {"width": 16, "inner": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "policy_inner": 8}
+    vocabularies = dataset.source_tokenizer.size, dataset.target_tokenizer.size
+    model = lively(Seq2SeqModel.build(Seq2SeqConfig(*vocabularies, causal=True, dropout=0.3, **sizes)))
+    assert isinstance(model, Seq2SeqModel)
+    with torch.no_grad():  # otherwise nearly everything would be stable
+        model.final_norm.weight.mul_(3)
+    return model.float()
+
+
+def stabilities(model: Seq2SeqModel, dataset: Dataset, delays: Sequence[int], proportional: bool) -> list[Tensor]:
+    """Return the predicted stability of every token of the development set, sentence by sentence, and the true one."""
+    assert model.policy is not None
+    found = []
+    for delay, (source, target) in product(delays, map(dataset.dev.pair, range(len(dataset.dev)))):
+        rows = [torch.from_numpy(side.astype("int64"))[None] for side in (source, target)]
+        rates = torch.tensor([RATE]) if proportional else None
+        batch = Batch(rows[0], torch.tensor([len(source)]), rows[1], torch.tensor([len(target)]))
+        states, stability = model.stability(batch, delay, rates)
+        found.append(torch.stack([model.policy(states).sigmoid().detach(), stability]))
+    return list(torch.cat(found, 1))
+
+
+@pytest.mark.parametrize("delays", [(1,), (1, 3)])
+@pytest.mark.parametrize("proportional", [False, True])
+def test_the_fit_of_a_policy_is_the_share_of_variance_explained(
+    dataset: Dataset,
+    deciding: Seq2SeqModel,
+    delays: tuple[int, ...],
+    proportional: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(analysis, "proportional_rates", lambda batch: torch.full((len(batch.source),), RATE))
+    store = DeviceStore(dataset.dev, CPU)
+    predicted, true = stabilities(deciding, dataset, delays, proportional)
+    residual, total = ((true - predicted) ** 2).sum(), ((true - true.mean()) ** 2).sum()
+    for batch_tokens in (150, 4096):
+        found = policy_fit(deciding, store, delays, proportional, batch_tokens)
+        assert found == pytest.approx(100 * (1 - float(residual / total)), rel=1e-3)
+    assert deciding.training  # as it was before
+    assert found != pytest.approx(policy_fit(deciding, store, (2,), proportional), rel=1e-3)
+    assert found != pytest.approx(policy_fit(deciding, store, delays, not proportional), rel=1e-3)
+
+
+def test_a_perfect_policy_explains_all_variance_and_the_mean_none(
+    dataset: Dataset, deciding: Seq2SeqModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, stability = DeviceStore(dataset.dev, CPU), deciding.stability
+    _, true = stabilities(deciding, dataset, (1, 3), proportional=False)
+    assert true.std() > 0.05
+    deciding.policy = Shown()  # type: ignore[assignment]
+
+    def showing(value: Tensor | None) -> float:
+        """Show the policy the true stability, or a constant."""
+
+        def shown(*arguments: Any) -> tuple[Tensor, Tensor]:
+            _, found = stability(*arguments)
+            return (found if value is None else value.expand_as(found)).logit()[:, None], found
+
+        monkeypatch.setattr(deciding, "stability", shown)
+        return policy_fit(deciding, store, (1, 3), proportional=False)
+
+    assert showing(None) == pytest.approx(100, abs=1e-3)
+    assert showing(true.mean()) == pytest.approx(0, abs=1e-3)
+    assert showing(true.mean() / 2) < -10
+
+
+def test_where_stability_never_varies_the_fit_is_finite(dataset: Dataset, deciding: Seq2SeqModel) -> None:
+    """Every token is stable once the delay is as long as the source."""
+    assert math.isfinite(policy_fit(deciding, DeviceStore(dataset.dev, CPU), (200,), proportional=False))
+
+
+# --- Shards and BLEU ----------------------------------------------------------------------------------------
 
 
 def test_shards_are_parts_of_the_whole(dataset: Dataset, ctc: CTCModel) -> None:

@@ -18,7 +18,7 @@ from simulmt.train import export as export_module
 from simulmt.train import export as module
 from simulmt.train.export import TOLERANCE, ExportConfig, TrainedModel, export
 from simulmt.train.graph import Graph, Precision, build_graph
-from tiny_models import export_config, trained
+from tiny_models import STABILITIES, export_config, trained
 
 DEVELOPMENT = [
     ("The old bridge was closed.", "Die alte Brücke war gesperrt."),
@@ -99,6 +99,33 @@ def test_every_kind_is_exported_in_every_precision(
     assert 0 < described.checks["fp32_largest_difference"] < 1e-4
     assert ("int8_agreement" in described.checks) == (precision == "int8")
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_policy_is_exported_with_its_thresholds(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path, precision: Precision
+) -> None:
+    network = trained("wait-k", source_tokenizer, target_tokenizer, policy=True)
+    config = export_config("wait-k", precision, longest=12, stabilities=STABILITIES)
+    described = export(network, tmp_path / "bundle", config)
+    bundle = Bundle(tmp_path / "bundle")
+    assert bundle.config == described
+    assert (described.has_policy, described.stabilities) == (True, STABILITIES)
+    outputs = {name: [each.name for each in bundle.session(name, 1).get_outputs()] for name in ("encoder", "decoder")}
+    assert "stability" in outputs["decoder"]
+    card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
+    assert f"- policy: writes at stability {', '.join(map(str, STABILITIES))}\n" in card
+
+
+@pytest.mark.parametrize("policy", [False, True])
+def test_a_policy_and_its_thresholds_belong_together(
+    policy: bool, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    network = trained("wait-k", source_tokenizer, target_tokenizer, policy=policy)
+    message = "a model with a policy needs one stability" if policy else "stabilities need a wait-k model with a policy"
+    with pytest.raises(ConfigError, match=message):
+        export(network, tmp_path / "bundle", export_config("wait-k", "fp32", stabilities=() if policy else STABILITIES))
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_was_measured_is_in_the_card(network: TrainedModel, tmp_path: Path) -> None:

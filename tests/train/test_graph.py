@@ -1,21 +1,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.runtime import decoding
 from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.decoding import Array, CTCDecoder, CTCSentence, Due, Written
-from simulmt.text import Tokenizer
+from simulmt.runtime.seq2seq import Row, Seq2SeqDecoder
+from simulmt.text import START, Tokenizer
 from simulmt.train.export import export
 from simulmt.train.graph import Precision, quantise
-from tiny_models import export_config, trained
+from tiny_models import STABILITIES, export_config, trained, translator
 
 TOKENS = [[9, 30, 12, 7, 77, 8, 25, 9, 9, 60, 14], [40, 41, 6], [99, 12, 12, 13, 80, 20], [6] * 9]
 
@@ -31,6 +35,40 @@ def bundle(
     directory = tmp_path_factory.mktemp("bundle") / precision
     export(trained("ctc", source_tokenizer, target_tokenizer), directory, export_config("ctc", precision))
     return Bundle(directory)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("int8", 0.1)])
+def test_stability_is_that_of_the_model(
+    precision: Precision,
+    tolerance: float,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    tmp_path: Path,
+) -> None:
+    network = trained("wait-k", source_tokenizer, target_tokenizer, policy=True)
+    model = network.model
+    assert isinstance(model, Seq2SeqModel)
+    assert model.policy is not None
+    exported = translator(network, "wait-k", precision, tmp_path, stabilities=STABILITIES)
+    decoder = exported.decoder
+    assert isinstance(decoder, Seq2SeqDecoder)
+    differences, seen = list[float](), list[float]()
+    for delay, source, target in product((1, 3), TOKENS, TOKENS):
+        with torch.no_grad():
+            H = model.encoder(torch.tensor([source]))
+            expected = model.policy(model.decode(H, None, torch.tensor([target]), delay))[0].sigmoid().tolist()
+        sentence = decoder.open()
+        sentence.tokens = list(source)
+        decoder.caches.reserve(sentence.slot, max(len(source), len(target)))
+        for position, last in enumerate([START, *target[:-1]]):
+            visible = min(len(source), position + delay)
+            decoder.read({sentence: visible})
+            found = decoder.predict([Row(sentence.slot, last, Due(position, visible, 0, delay))], "stability")
+            differences.append(abs(float(found["stability"][0]) - expected[position]))
+        seen += expected
+    assert np.std(seen) > 0.1
+    assert max(differences) < (tolerance if precision == "fp32" else 0.5)
+    assert np.mean(differences) < tolerance
 
 
 class Recorded(CTCSentence):

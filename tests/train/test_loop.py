@@ -20,7 +20,7 @@ from simulmt.model.layers import Batch, Loss
 from simulmt.model.risk import RiskConfig
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.train import loop
-from simulmt.train.analysis import sorting_statistics, translate_store
+from simulmt.train.analysis import policy_fit, sorting_statistics, translate_store
 from simulmt.train.batches import BatchPlan, DeviceStore
 from simulmt.train.loop import _Objective, batches_in_update, learning_rate, update_size_warning
 from simulmt.train.monitor import Monitor
@@ -253,15 +253,17 @@ def test_proportional_reading_needs_wait_k(data: Path) -> None:
         RunConfig("ctc", data, reading="proportional")
 
 
-@pytest.mark.parametrize("objective", ["likelihood", "risk"])
+@pytest.mark.parametrize("objective", ["likelihood", "risk", "policy"])
 def test_the_objective_reads_as_configured(objective: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     monkeypatch.setattr("simulmt.train.loop.wait_k_risk_loss", lambda *arguments: found.append(arguments[-1]))
-    monkeypatch.setattr(Seq2SeqModel, "loss", lambda *arguments: found.append(arguments[-1]))
+    for loss in ("loss", "policy_loss"):
+        monkeypatch.setattr(Seq2SeqModel, loss, lambda *arguments: found.append(arguments[-1]))
     model = Seq2SeqModel.build(Seq2SeqConfig(9, 9, True, 8, 8, 2, 1, 1))
     batch = Batch(torch.full((2, 4), 6), torch.tensor([4, 3]), torch.full((2, 3), 6), torch.tensor([2, 3]))
     for reading in ("steady", "proportional"):
-        config = RunConfig("wait-k", data, data, objective=objective, reading=reading)  # type: ignore[arg-type]
+        how: dict[str, Any] = {"objective": objective, "reading": reading}
+        config = RunConfig("wait-k", data, data, model={"policy_inner": 4}, **how)
         _Objective(model, config, ["a"] * 9)(batch, 1)
     assert found[0] is None
     assert found[1].tolist() == [2.0, 1.0]
@@ -280,6 +282,131 @@ def test_second_stage_needs_a_ctc_model_that_has_learnt(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny(data, system, objective="bigrams", init=ctc_run if init else None)
+
+
+# --- The read/write policy of a wait-k model ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wait_k_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Finish a run of a wait-k system without a policy."""
+    directory = tmp_path_factory.mktemp("wait-k")
+    run(tiny(data, "wait-k", delays=(1, 3), max_updates=6, validate_every=3), directory)
+    return directory
+
+
+def policy_of(data: Path, init: Path, **changes: Any) -> RunConfig:
+    settings = {"delays": (1, 3), "max_updates": 12, "validate_every": 4, "learning_rate": 0.02, **changes}
+    return tiny(data, "wait-k", init=init, objective="policy", model={"policy_inner": 8}, **settings)
+
+
+@pytest.mark.parametrize("changes", [{}, {"ema_decay": 0.5}, {"weight_decay": 0.5}, {"reading": "proportional"}])
+def test_a_policy_is_trained_and_nothing_else(
+    changes: dict[str, Any], data: Path, wait_k_run: Path, tmp_path: Path
+) -> None:
+    recorder = Recorder()
+    outcome = run(policy_of(data, wait_k_run, keep_best=3, **changes), tmp_path, recorder)
+    assert outcome.status == "finished"
+    learning = [name for name, parameter in recorder.model.named_parameters() if parameter.requires_grad]
+    assert learning == [f"policy.{layer}.{part}" for layer in ("expand", "contract") for part in ("weight", "bias")]
+    final, initial = snapshot(load_model(tmp_path)[0]), snapshot(load_model(wait_k_run)[0])
+    assert initial.keys() == {name for name in final if not name.startswith("policy.")}
+    for weights in (*recorder.weights, final):
+        assert same({name: weights[name] for name in initial}, initial)
+    for name, tensor in under("policy.", final).items():
+        assert not torch.equal(tensor, recorder.weights[0][f"policy.{name}"]), name
+    assert sum(recorder.losses[-4:]) < sum(recorder.losses[:4])
+
+
+def test_the_average_of_equal_weights_is_no_other(data: Path, wait_k_run: Path, tmp_path: Path) -> None:
+    """Whichever checkpoints are chosen, the translations stay those that were validated."""
+    run(policy_of(data, wait_k_run, keep_best=3), tmp_path)
+    folder = checkpoints_of(tmp_path)
+    average = folder.average([4, 8, 12], "model.")
+    first = under("model.", folder.load(4).tensors)
+    frozen = [name for name in first if not name.startswith("policy.")]
+    assert same({name: average[name] for name in frozen}, {name: first[name] for name in frozen})
+    assert not same(average, first)
+
+
+def test_a_policy_is_scored_by_the_variance_that_it_explains(
+    data: Path, dataset: Dataset, wait_k_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Printing(Recorder):
+        def __init__(self) -> None:
+            super().__init__()
+            Monitor.__init__(self, tmp_path)
+
+    recorder = Printing()
+    outcome = run(policy_of(data, wait_k_run, keep_best=1), tmp_path, recorder)
+    assert recorder.metric == "R2"
+    assert [(update, *scores) for update, scores in recorder.scores.items()] == [(4, "None"), (8, "None"), (12, "None")]
+    model, _ = load_model(tmp_path)
+    assert isinstance(model, Seq2SeqModel)
+    expected = policy_fit(model, DeviceStore(dataset.dev, ALONE.device), (1, 3), proportional=False)
+    assert outcome.score == pytest.approx(expected, abs=1e-3)
+    assert expected <= 100
+    described = strict_json(tmp_path / "final" / "model.json")
+    assert described["dev_r2"][described["chosen"]] == outcome.score
+    assert "dev_bleu" not in described
+    shown = capsys.readouterr().err
+    assert f"finished after update 12: dev R2 {outcome.score:.2f}" in shown
+    assert "BLEU" not in shown
+
+
+@pytest.mark.parametrize("reading", ["steady", "proportional"])
+def test_a_policy_is_scored_as_it_reads(
+    reading: str, data: Path, wait_k_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = set()
+
+    def fit(_model: Seq2SeqModel, _dev: DeviceStore, *how: Any) -> float:
+        asked.add(how)
+        return 50.0
+
+    monkeypatch.setattr(loop, "policy_fit", fit)
+    outcome = run(policy_of(data, wait_k_run, reading=reading), tmp_path)
+    assert (asked, outcome.score) == ({((1, 3), reading == "proportional")}, 50.0)
+
+
+def test_a_policy_that_resumes_is_trained_as_if_it_had_never_stopped(
+    data: Path, wait_k_run: Path, tmp_path: Path
+) -> None:
+    for directory, updates in (("twice", 4), ("twice", 8), ("once", 8)):
+        run(policy_of(data, wait_k_run, max_updates=updates), tmp_path / directory)
+    twice, once = (checkpoints_of(tmp_path / name).load(8) for name in ("twice", "once"))
+    assert same(twice.tensors, once.tensors)
+    assert twice.state == once.state
+    assert {name.split(".")[1] for name in once.tensors if name.startswith("moments.")} == {"policy"}
+
+
+def test_a_policy_is_trained_further(data: Path, wait_k_run: Path, tmp_path: Path) -> None:
+    run(policy_of(data, wait_k_run), tmp_path / "one")
+    recorder = Recorder()
+    run(policy_of(data, tmp_path / "one", max_updates=2), tmp_path / "other", recorder)
+    assert same(recorder.weights[0], snapshot(load_model(tmp_path / "one")[0]))
+
+
+@pytest.mark.parametrize(
+    ("system", "changes", "message"),
+    [
+        ("ctc", {}, 'objective "policy" is for system "wait-k", got ctc'),
+        ("transducer", {}, 'objective "policy" is for system "wait-k", got transducer'),
+        ("teacher", {}, 'objective "policy" is for system "wait-k", got teacher'),
+        ("wait-k", {"init": None}, 'objective "policy" needs init: a trained wait-k model'),
+        ("wait-k", {"model": {}}, r'objective "policy" needs model\.policy_inner'),
+        ("wait-k", {"model": {"policy_inner": 0}}, r'objective "policy" needs model\.policy_inner'),
+    ],
+)
+def test_a_policy_needs_a_wait_k_model_that_has_learnt_and_a_size(
+    system: System, changes: dict[str, Any], message: str, data: Path, wait_k_run: Path
+) -> None:
+    settings: dict[str, Any] = {"init": wait_k_run, "model": {"policy_inner": 8}, **changes}
+    with pytest.raises(ConfigError, match=message):
+        tiny(data, system, objective="policy", **settings)
+
+
+# --- Checkpoints, scores and early stopping ----------------------------------------------------------------
 
 
 def test_the_best_and_the_last_checkpoints_are_kept(

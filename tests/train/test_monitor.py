@@ -30,9 +30,9 @@ def report(update: int) -> UpdateReport:
     )
 
 
-def start(monitor: Monitor, update: int = 0) -> None:
+def start(monitor: Monitor, update: int = 0, metric: str = "BLEU") -> None:
     lengths = torch.tensor([4, 4, 5, 9]).numpy()
-    monitor.start(update, 1000, torch.nn.Linear(1000, 2000), BatchPlan(lengths, lengths, 12, seed=1))
+    monitor.start(update, 1000, torch.nn.Linear(1000, 2000), BatchPlan(lengths, lengths, 12, seed=1), metric)
 
 
 def tell_all(monitor: Monitor) -> None:
@@ -84,6 +84,20 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path, capsys: pytest
     assert lines[7].startswith("next: simulmt export run/final --data 'data/my text' --output BUNDLE ")
     assert lines[8] == "then: simulmt translate --model ./BUNDLE"
     assert len(lines) == 9
+
+
+def test_scores_have_the_name_of_their_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = Monitor(tmp_path, log_every=1)
+    start(monitor, metric="R2")
+    with monitor:
+        monitor.validation(6, {"None": 54.321}, best=60.0)
+        monitor.update(report(7), RunProgress())
+    monitor.finish(7, 61.5, Path("run/final"), Path("data"))
+    _, validated, updated, finished, *_ = capsys.readouterr().err.splitlines()
+    assert validated == "update 6  dev R2 54.32  (best 60.00)"
+    assert "best R2 60.00" in updated
+    assert finished == "finished after update 7: dev R2 61.50; the model is in run/final"
+    assert [tag for tag in curves(tmp_path) if tag.startswith("dev/")] == ["dev/R2"]
 
 
 def test_a_resumed_run_reports_its_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,13 +20,13 @@ from simulmt.data.synthetic import write_corpus
 from simulmt.errors import BundleError, CheckpointError, VocabularyError
 from simulmt.runtime.bundle import SHIPPED, Bundle, Kind, write_description
 from simulmt.runtime.stream import load
-from simulmt.text import Tokenizer
+from simulmt.text import END, Tokenizer
 from simulmt.train.analysis import bleu
 from simulmt.train.export import TrainedModel, export
 from simulmt.train.graph import EMBEDDING_LEVELS, WEIGHT_LEVELS, Precision
 from simulmt.train.restore import initialise_from, load_bundle
 from simulmt.train.systems import System, SystemConfig, build_model, save_model
-from tiny_models import export_config, reference, trained
+from tiny_models import STABILITIES, by_policy, export_config, reference, trained
 
 from .helpers import Recorder, run, same, snapshot, tiny
 
@@ -40,6 +40,7 @@ every_kind = pytest.mark.parametrize(
         ("ctc", {"whole_words": True}),
         ("transducer", {}),
         ("wait-k", {}),
+        ("wait-k", {"policy": True}),
         ("full-sentence", {}),
     ],
 )
@@ -56,7 +57,8 @@ def exported(
     def of(kind: Kind, precision: Precision, **options: bool) -> tuple[TrainedModel, Path]:
         path = folder / "-".join((kind, precision, *options))
         model = trained(kind, source_tokenizer, target_tokenizer, **options)
-        export(model, path, export_config(kind, precision))
+        stabilities = STABILITIES if options.get("policy") else ()
+        export(model, path, export_config(kind, precision, stabilities=stabilities))
         return model, path
 
     return of
@@ -102,7 +104,20 @@ def test_a_restored_model_translates_like_its_bundle(kind: Kind, options: dict[s
     restored = replace(trained_model, model=load_bundle(path)[0])
     translator, delay = load(path, threads=1), None if kind == "full-sentence" else 3
     for line in ENGLISH:
-        assert translator.translate(line, delay) == reference(restored, line, delay)
+        if options.get("policy"):
+            words = restored.source.split_to_word_tokens(restored.source.encode(line))
+            tokens = [token for token, _ in by_policy(restored, words, [3] * len(words)) if token != END]
+            expected = restored.target.decode(tokens)
+        else:
+            expected = reference(restored, line, delay)
+        assert translator.translate(line, delay) == expected
+
+
+def test_a_restored_policy_has_its_size(exported: Export) -> None:
+    _, path = exported("wait-k", "int8", policy=True)
+    assert load_bundle(path)[1].model["policy_inner"] == 12
+    _, path = exported("wait-k", "int8")
+    assert "policy_inner" not in load_bundle(path)[1].model
 
 
 def test_restoring_draws_no_random_numbers() -> None:
@@ -234,6 +249,60 @@ def test_a_teacher_cannot_start_from_an_encoder_that_sees_no_later_words(exporte
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+# --- Policies come and go ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved_as(exported: Export, tmp_path: Path) -> Callable[[bool, str], Path]:
+    """Return the paths of a wait-k model with or without a policy, as a run or a bundle."""
+
+    def path_of(policy: bool, form: str) -> Path:
+        _, path = exported("wait-k", "fp32", **({"policy": True} if policy else {}))
+        if form == "bundle":
+            return path
+        save_model(*load_bundle(path), tmp_path / "run", {})
+        return tmp_path / "run"
+
+    return path_of
+
+
+@pytest.mark.parametrize("form", ["run", "bundle"])
+@pytest.mark.parametrize(("theirs", "ours"), [(False, 8), (True, 0), (True, 12), (False, 0)])
+def test_a_policy_can_be_added_kept_and_dropped(
+    theirs: bool, ours: int, form: str, saved_as: Callable[[bool, str], Path], exported: Export
+) -> None:
+    path = saved_as(theirs, form)
+    other, config = load_bundle(exported("wait-k", "fp32", **({"policy": True} if theirs else {}))[1])
+    config = replace(config, model=config.model | {"policy_inner": ours})
+    model = build_model(config)
+    before = under("policy.", snapshot(model))
+    initialise_from(model, path, config)
+    found, given = snapshot(model), snapshot(other)
+    assert bool(under("policy.", found)) == bool(ours)
+    assert same(under("policy.", found), under("policy.", given) if theirs and ours else before)
+    assert same(*({name: each[name] for name in each if not name.startswith("policy.")} for each in (found, given)))
+
+
+def test_a_policy_of_another_size_is_an_error(exported: Export) -> None:
+    _, path = exported("wait-k", "fp32", policy=True)
+    _, config = load_bundle(path)
+    config = replace(config, model=config.model | {"policy_inner": 8})
+    with pytest.raises(CheckpointError, match=f"{path}: cannot initialise from a model of different sizes: .*policy"):
+        initialise_from(build_model(config), path, config)
+
+
+def test_a_policy_can_be_added_to_a_model_that_starts_from_an_encoder(exported: Export) -> None:
+    _, path = exported("transducer", "fp32")
+    other, config = load_bundle(path)
+    config = wait_k_like(config, policy_inner=8)
+    model = build_model(config)
+    before = under("policy.", snapshot(model))
+    initialise_from(model, path, config)
+    found = snapshot(model)
+    assert torch.equal(found["encoder.embedding.weight"], other.encoder.embedding.weight)
+    assert same(under("policy.", found), before)
 
 
 # --- What cannot be restored -------------------------------------------------------------------------------

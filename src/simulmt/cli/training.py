@@ -201,19 +201,13 @@ def export(
             help="CTC: choose the blank penalty of each delay by BLEU on the development set.",
         ),
     ] = False,
-    agreement: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1,
-            help="Wait-k: write a token once it was predicted this many times in a row, each time with one more word "
-            "read; give it once for each delay of the model.",
-        ),
-    ] = None,
-    confidence: Annotated[
+    stability: Annotated[
         list[float] | None,
         typer.Option(
-            help="Wait-k: write a token of at least this probability (above 0, at most 1) without waiting for "
-            "agreement; give it once for each delay of the model."
+            min=0.0,
+            max=1.0,
+            help="Wait-k with a policy: write a token once its predicted stability is at least this; give it once for "
+            "each delay of the model.",
         ),
     ] = None,
     context_weight: Annotated[
@@ -295,8 +289,7 @@ def export(
         target_language,
         default_delay=default_delay,
         blank_penalties=tuple(blank_penalty or ()),
-        agreements=tuple(agreement or ()),
-        confidences=tuple(confidence or ()),
+        stabilities=tuple(stability or ()),
         rules=RulesConfig(repeated_symbol, restarted_noun, unknown_word, doubled_punctuation, early_full_stop),
         precision=precision.value,
         longest=longest,

@@ -325,6 +325,19 @@ def length_mask(lengths: Int[Tensor, " B"], longest: int, device: torch.device) 
     return torch.arange(longest, device=device) < lengths.to(device, non_blocking=True)[:, None]
 
 
+@contextmanager
+def without_dropout(*modules: nn.Module) -> Iterator[None]:
+    """Switch dropout off in some modules during the block."""
+    before = [module.training for module in modules]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module, training in zip(modules, before, strict=True):
+            module.train(training)
+
+
 def check_sizes(width: int, heads: int, dropout: float) -> None:
     """Raise ConfigError unless a Transformer can have these sizes."""
     require(0 <= dropout < 1, f"dropout must be at least 0 and below 1, got {dropout}")

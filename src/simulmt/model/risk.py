@@ -25,14 +25,14 @@ labels), V vocabulary, D width, R rank of the context.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from simulmt.config import require
@@ -50,6 +50,7 @@ from simulmt.model.layers import (
     length_mask,
     sentence_chunks,
     softmax_rows,
+    without_dropout,
 )
 from simulmt.model.seq2seq import DecoderState, Seq2SeqModel
 from simulmt.model.transducer import TransducerModel, wide_product
@@ -155,7 +156,7 @@ def wait_k_risk_loss(
     weights = torch.ones(2, model.target_embedding.num_embeddings) if weights is None else weights.clone()
     weights = weights.to(source.device)
     weights[:, END] = 0  # every sample has one, so as a match it would reward short translations
-    with _without_dropout(model.dropout, *model.layers):  # samples and their probabilities have one distribution
+    with without_dropout(model.dropout, *model.layers):  # samples and their probabilities have one distribution
         longest = int(1.25 * target.shape[1]) + 4
         start = model.start(copied.detach(), copied_mask, longest)
         tokens, counts = sample_tokens(model, start, delay, longest, config.temperature, copied_rates)
@@ -175,18 +176,6 @@ def wait_k_risk_loss(
         likelihood = model.loss_of_states(H, mask, batch, delay, smoothing=0.0, rates=rates)
         total = total + config.likelihood_weight * likelihood.total
     return Loss(total, risk, lengths.sum(), torch.zeros_like(lengths[0]))
-
-
-@contextmanager
-def _without_dropout(*modules: nn.Module) -> Iterator[None]:
-    before = [module.training for module in modules]
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for module, training in zip(modules, before, strict=True):
-            module.train(training)
 
 
 @torch.no_grad()

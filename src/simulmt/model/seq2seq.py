@@ -6,13 +6,18 @@ encoder is causal, and decoder step t (from 0) sees source tokens before t + k.
 With proportional reading, a wait-k model is trained as if it read r source tokens for every target token, with r = S/T
 for each sentence: step t sees source tokens before r * t + k. Where translations are shorter than their sources, the
 last tokens would otherwise be learned without the end of the source, and the model would learn to omit it.
+
+A wait-k model may have a read/write policy: a small network that predicts, from the decoder state, how *stable* the
+next token is. Stability is the overlap of two distributions of this token, sum over v of min(p(v), q(v)): p given the
+source read so far, q given the whole source. It is trained last, with all other weights frozen (`policy_loss`). At
+inference the model reads on while the stability is below a threshold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +26,7 @@ from torch import Tensor, nn
 
 from simulmt.config import require
 from simulmt.model.layers import (
+    FRAMES_PER_CHUNK,
     Batch,
     DecoderLayer,
     Embedding,
@@ -35,6 +41,7 @@ from simulmt.model.layers import (
     length_mask,
     look_ahead_mask,
     project_and_loss,
+    without_dropout,
 )
 from simulmt.text import START
 
@@ -52,11 +59,26 @@ class Seq2SeqConfig:
     encoder_layers: int = 6
     decoder_layers: int = 6
     dropout: float = 0.1
+    policy_inner: int = 0  # hidden width of the read/write policy; 0 for none
 
     def __post_init__(self) -> None:
         require(self.encoder_layers >= 1, f"encoder_layers must be at least 1, got {self.encoder_layers}")
         require(self.decoder_layers >= 1, f"decoder_layers must be at least 1, got {self.decoder_layers}")
+        require(self.policy_inner >= 0, f"policy_inner must not be negative, got {self.policy_inner}")
+        require(self.causal or not self.policy_inner, "policy_inner is for wait-k models")
         check_sizes(self.width, self.heads, self.dropout)
+
+
+class Policy(nn.Module):
+    """Predict the stability of the next token from the decoder state."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.expand, self.contract = nn.Linear(width, inner), nn.Linear(inner, 1)
+
+    def forward(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, " *B"]:
+        """Return the logit of the stability."""
+        return cast(Tensor, self.contract(F.relu(self.expand(states))))[..., 0]
 
 
 class DecoderState(NamedTuple):
@@ -77,20 +99,29 @@ class Pace(NamedTuple):
 class Seq2SeqModel(nn.Module):
     """Transformer encoder-decoder with a tied output layer."""
 
-    def __init__(self, encoder: Encoder, decoder_layers: Sequence[DecoderLayer], target_embedding: Embedding) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        decoder_layers: Sequence[DecoderLayer],
+        target_embedding: Embedding,
+        policy: Policy | None = None,
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(decoder_layers)  # type: ignore[assignment]
         self.final_norm = nn.LayerNorm(target_embedding.embedding_dim)
         self.target_embedding = target_embedding  # tied with the output layer
         self.dropout = nn.Dropout(encoder.dropout.p)
+        self.policy = policy
 
     @staticmethod
     def build(config: Seq2SeqConfig) -> Seq2SeqModel:
         sizes = (config.width, config.inner, config.heads)
         encoder = Encoder(config.source_vocabulary, *sizes, config.encoder_layers, config.dropout, config.causal)
         layers = [DecoderLayer(*sizes, config.dropout) for _ in range(config.decoder_layers)]
-        return Seq2SeqModel(encoder, layers, Embedding(config.target_vocabulary, config.width))
+        embedding = Embedding(config.target_vocabulary, config.width)
+        policy = Policy(config.width, config.policy_inner) if config.policy_inner else None
+        return Seq2SeqModel(encoder, layers, embedding, policy)
 
     def forward(
         self,
@@ -136,6 +167,31 @@ class Seq2SeqModel(nn.Module):
         total, negative = project_and_loss(states, self.target_embedding.weight, labels, weights, align, smoothing)
         tokens = torch.as_tensor(int(target_lengths.sum()), device=target.device)
         return Loss(total, negative, tokens, torch.zeros_like(tokens))
+
+    def policy_loss(self, batch: Batch, delay: int, rates: Float[Tensor, " B"] | None = None) -> Loss:
+        """Return the summed cross entropy of the predicted stability; only the policy gets gradients."""
+        assert self.policy is not None, "a model without a policy"
+        states, stability = self.stability(batch, delay, rates)
+        losses = F.binary_cross_entropy_with_logits(self.policy(states).float(), stability, reduction="sum")
+        tokens = torch.as_tensor(len(states), device=states.device)
+        return Loss(losses, losses.detach(), tokens, torch.zeros_like(tokens))
+
+    @torch.no_grad()
+    def stability(
+        self, batch: Batch, delay: int, rates: Float[Tensor, " B"] | None = None
+    ) -> tuple[Float[Tensor, "N D"], Float[Tensor, " N"]]:
+        """Return the decoder states of all N target tokens under wait-k, and the stability of each."""
+        with without_dropout(self.encoder, self.dropout, *self.layers):
+            H, mask = self._source_states(batch.source, batch.source_lengths)
+            partial, whole = self.decode(H, mask, batch.target, delay, rates), self.decode(H, mask, batch.target, None)
+        inside = length_mask(batch.target_lengths, batch.target.shape[1], H.device)
+        states, whole = (x.flatten(0, 1) if inside is None else x[inside] for x in (partial, whole))
+        table = self.target_embedding.weight.T
+        overlaps = [
+            torch.minimum(*(at_least_float32(x @ table).softmax(-1) for x in chunk)).sum(-1)
+            for chunk in zip(states.split(FRAMES_PER_CHUNK), whole.split(FRAMES_PER_CHUNK), strict=True)
+        ]
+        return states, torch.cat(overlaps).clamp(0, 1)
 
     def _source_states(self, source: Tensor, lengths: Tensor) -> tuple[Float[Tensor, "B S D"], Tensor | None]:
         """Encode whole sentences; return their states and their mask."""

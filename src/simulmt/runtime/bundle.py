@@ -40,7 +40,7 @@ import onnxruntime as untyped_onnxruntime
 onnxruntime: Any = untyped_onnxruntime  # has no type information
 Session = Any  # an onnxruntime.InferenceSession
 
-FORMAT = 7  # incremented when older versions can no longer run new bundles
+FORMAT = 8  # incremented when older versions can no longer run new bundles
 SHIPPED = Path(__file__).parents[1] / "bundles"
 DEFAULT_BUNDLE = "en-zh"
 SYNTHETIC = "synthetic"  # source language of models trained on `simulmt synthetic`
@@ -60,22 +60,6 @@ GRAPHS: Mapping[Kind, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Policy:
-    """When a wait-k model writes a token that it predicts; by default at once.
-
-    It writes a token of at least the probability `confidence`, or one that it has predicted `agreement` times in a row,
-    each time with one more source word. Otherwise it reads the next word.
-    """
-
-    agreement: int = 1
-    confidence: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(self.agreement >= 1, f"agreement must be at least 1, got {self.agreement}")
-        require(0 < self.confidence <= 1, f"confidence must be above 0 and at most 1, got {self.confidence}")
-
-
-@dataclass(frozen=True)
 class BundleConfig:
     """Settings of a bundle."""
 
@@ -90,8 +74,7 @@ class BundleConfig:
     default_delay: int | None = None
     whole_words: bool = False  # CTC and transducer: positions see the rest of the last word read
     blank_penalties: tuple[float, ...] = ()  # CTC and transducer: one per delay, or none
-    agreements: tuple[int, ...] = ()  # wait-k: see Policy; one per delay, or none
-    confidences: tuple[float, ...] = ()  # wait-k: likewise
+    stabilities: tuple[float, ...] = ()  # wait-k with a policy: minimum stability of a token, one per delay
     rules: RulesConfig = field(default_factory=RulesConfig)  # CTC; on text, transducer as well
     checks: dict[str, Any] = field(default_factory=dict)  # measured by export against the trained model
 
@@ -101,7 +84,7 @@ class BundleConfig:
         require(self.has_frames or not self.whole_words, "whole_words is for ctc and transducer only")
         allowed = self.kind == "ctc" or (self.kind == "transducer" and not self.rules.on_scores)
         require(allowed or not self.rules.active, f"rules not supported by {self.kind}: {', '.join(self.rules.active)}")
-        self._check_policies()
+        self._check_stabilities()
         if self.kind == "full-sentence":
             require(not self.delays and self.default_delay is None, "a full-sentence model has no delays")
             return
@@ -114,14 +97,11 @@ class BundleConfig:
         finite = all(map(math.isfinite, self.blank_penalties))
         require(finite, f"blank_penalties must be finite, got {self.blank_penalties}")
 
-    def _check_policies(self) -> None:
-        for name, values in (("agreements", self.agreements), ("confidences", self.confidences)):
-            require(self.kind == "wait-k" or not values, f"{name} are for wait-k, not for {self.kind}")
-            count = len(self.delays)
-            require(len(values) in (0, count), f"{name} must be one for each of the {count} delays")
-        require(len(self.agreements) == len(self.confidences), "agreements and confidences belong together")
-        for delay in self.delays:
-            self.policy(delay)  # raises ConfigError
+    def _check_stabilities(self) -> None:
+        values, count = self.stabilities, len(self.delays)
+        require(self.kind == "wait-k" or not values, f"stabilities are for wait-k, not for {self.kind}")
+        require(len(values) in (0, count), f"stabilities must be one for each of the {count} delays")
+        require(all(0 <= value <= 1 for value in values), f"stabilities must be in 0..1, got {values}")
 
     @property
     def has_frames(self) -> bool:
@@ -137,12 +117,14 @@ class BundleConfig:
         """Return the penalty on the blank's logit at a delay."""
         return self.blank_penalties[self.delays.index(delay)] if self.blank_penalties else 0.0
 
-    def policy(self, delay: int) -> Policy:
-        """Return when a wait-k model writes, at a delay."""
-        if not self.agreements:
-            return Policy()
-        index = self.delays.index(delay)
-        return Policy(self.agreements[index], self.confidences[index])
+    @property
+    def has_policy(self) -> bool:
+        """Whether the model decides when to write, and sees whole words."""
+        return bool(self.stabilities)
+
+    def stability(self, delay: int) -> float:
+        """Return the minimum stability of a token at a delay; without a policy, every token is written at once."""
+        return self.stabilities[self.delays.index(delay)] if self.stabilities else 0.0
 
 
 class Bundle:
@@ -194,13 +176,11 @@ class Bundle:
         changed.config = replace(self.config, rules=self.config.rules.without(*rules))
         return changed
 
-    def with_policy(self, policy: Policy) -> Bundle:
-        """Return this wait-k bundle with one policy for all delays."""
-        count = len(self.config.delays)
+    def with_stability(self, threshold: float) -> Bundle:
+        """Return this bundle with one threshold for all delays."""
+        require(self.config.has_policy, f"{self.name}: has no policy")
         changed = copy.copy(self)
-        changed.config = replace(
-            self.config, agreements=(policy.agreement,) * count, confidences=(policy.confidence,) * count
-        )
+        changed.config = replace(self.config, stabilities=(threshold,) * len(self.config.delays))
         return changed
 
     def _words(self) -> list[str]:
@@ -343,14 +323,17 @@ def _is_entry(item: tuple[str, Any]) -> bool:
 
 def _read_config(path: Path) -> BundleConfig:
     try:
-        return build(BundleConfig, _with_rules(_read_table(path)), str(path))
+        return build(BundleConfig, _updated(_read_table(path)), str(path))
     except ConfigError as error:
         raise BundleError(f"{error}; copy or export the bundle again") from None
 
 
-def _with_rules(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the penalties of older bundles, each of which switched on several rules."""
+def _updated(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the settings of older bundles; each of their penalties switched on several rules."""
     table = dict(table)
+    for name in ("agreements", "confidences"):  # format 7; no bundle that was shipped had any
+        if not table.get(name):
+            table.pop(name, None)
     repeat, word = table.pop("repeat_penalty", 0.0), table.pop("word_penalty", 0.0)
     if repeat or word:
         table["rules"] = {

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulmt.runtime.bundle import Bundle, Policy
+from simulmt.runtime.bundle import Bundle
 from simulmt.runtime.decoding import (
     ROWS,
     Array,
@@ -29,8 +29,6 @@ from simulmt.text import END, SPECIAL_SYMBOLS, START
 
 ENCODED = 512  # maximum positions per encoder call, over all rows
 NEVER = 1e9  # penalty larger than any score
-NEVER_WRITTEN = [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]
-WRITE_AT_ONCE = Policy()
 
 
 class Row(NamedTuple):
@@ -44,9 +42,9 @@ class Row(NamedTuple):
 class Seq2SeqSentence(SentenceState):
     """A sentence whose positions are target tokens; after the end of the source, they are due until END is written.
 
-    A token that the policy does not accept yet is predicted again after one more word. If the model predicts END before
-    the source is read, it reads on as well: where translations are shorter than their sources, wait-k models learn to
-    end early and would lose the rest. With `reads_on` False the translation ends there, as in the paper.
+    A token that is not stable yet is predicted again after one more word. If the model predicts END before the source
+    is read, it reads on as well: where translations are shorter than their sources, wait-k models learn to end early
+    and would lose the rest. With `reads_on` False the translation ends there, as in the paper.
 
     With `by_word` predictions see whole words, so that each sees a word more than the one before. Otherwise, as in the
     paper, they see any number of tokens, and the next one sees a token more.
@@ -61,8 +59,6 @@ class Seq2SeqSentence(SentenceState):
         self.last = START
         self._ended = False
         self._needed = 0  # source tokens to read first
-        self._predicted: list[int] = []  # for the next position, from fewer source words
-        self._agreeing = 0  # how often in a row
 
     @property
     def is_due(self) -> bool:
@@ -87,18 +83,14 @@ class Seq2SeqSentence(SentenceState):
             self.due[0] = due
         return due
 
-    def write(self, tokens: list[int], probability: float = 1.0, policy: Policy = WRITE_AT_ONCE) -> Written:
-        """Append the next target token, if the policy accepts it, or, with a beam, the whole translation."""
+    def write(self, tokens: list[int], is_stable: bool = True) -> Written:
+        """Append the next target token, if it is stable, or, with a beam, the whole translation."""
         due = self.due[0]
         written = Written(tokens, min(due.position, len(self.tokens) - 1), due.trigger)
         is_complete = self.closed and due.visible == len(self.tokens)
-        self._agreeing = self._agreeing + 1 if tokens == self._predicted else 1
-        self._predicted = tokens
-        is_accepted = probability >= policy.confidence or self._agreeing >= policy.agreement
-        if not is_complete and (not is_accepted or (tokens == [END] and self.reads_on)):
+        if not is_complete and (not is_stable or (tokens == [END] and self.reads_on)):
             self._needed = due.visible + 1
             return written._replace(tokens=[])
-        self._agreeing = 0
         self.due.popleft()
         if self.beam > 1:
             self._ended = True
@@ -123,7 +115,7 @@ class Seq2SeqDecoder:
         self._decoder = GraphRunner(decoder, self.caches)
 
     def open(self, beam: int = 1, reads_on: bool = True) -> Seq2SeqSentence:
-        return Seq2SeqSentence(beam, reads_on, by_word=bool(self.config.agreements))
+        return Seq2SeqSentence(beam, reads_on, by_word=self.config.has_policy)
 
     def advance(self, sentences: Sequence[Seq2SeqSentence]) -> list[list[Written]]:
         """Compute a step for sentences that are due; return what each wrote."""
@@ -131,29 +123,24 @@ class Seq2SeqDecoder:
         for sentence in sentences:
             self.caches.reserve(sentence.slot, max(due[sentence].visible, due[sentence].position + 1))
         self.read({sentence: due[sentence].visible for sentence in sentences})
-        found: dict[Seq2SeqSentence, tuple[list[int], float]] = {}
+        found: dict[Seq2SeqSentence, tuple[list[int], bool]] = {}
         for batch in batches([sentence for sentence in sentences if sentence.beam == 1], lambda s: s.slot.pool):
             rows = [Row(sentence.slot, sentence.last, due[sentence]) for sentence in batch]
-            for sentence, (symbol, probability) in zip(batch, self._most_likely(rows), strict=True):
-                found[sentence] = [symbol], probability
+            for sentence, (symbol, is_stable) in zip(batch, self._next(rows), strict=True):
+                found[sentence] = [symbol], is_stable
         for sentence in sentences:
             if sentence.beam > 1:
-                found[sentence] = self._search(sentence, due[sentence]), 1.0
-        return [[sentence.write(*found[sentence], self._policy(due[sentence]))] for sentence in sentences]
+                found[sentence] = self._search(sentence, due[sentence]), True
+        return [[sentence.write(*found[sentence])] for sentence in sentences]
 
-    def _policy(self, due: Due) -> Policy:
-        return self.config.policy(due.delay) if due.delay else WRITE_AT_ONCE
-
-    def _most_likely(self, rows: Sequence[Row]) -> list[tuple[int, float]]:
-        """Return the next token of each row and, where a policy asks for it, its probability."""
-        if not self.config.agreements:
-            return [(symbol, 1.0) for symbol in self.predict(rows, "symbols").tolist()]
-        scores = self.predict(rows, "scores")
-        scores[:, NEVER_WRITTEN] = -np.inf
-        scores[[row for row, each in enumerate(rows) if each.due.position == 0], END] = -np.inf
-        symbols = scores.argmax(-1)
-        probabilities = np.exp(log_softmax(scores)[np.arange(len(rows)), symbols])
-        return list(zip(symbols.tolist(), probabilities.tolist(), strict=True))
+    def _next(self, rows: Sequence[Row]) -> list[tuple[int, bool]]:
+        """Return the next token of each row, and whether it is stable enough to be written."""
+        if not self.config.has_policy:
+            return [(symbol, True) for symbol in self.predict(rows, "symbols")["symbols"].tolist()]
+        found = self.predict(rows, "symbols", "stability")
+        # After the end of the sentence there is no delay, and everything is written.
+        thresholds = [self.config.stability(row.due.delay) if row.due.delay else 0.0 for row in rows]
+        return list(zip(found["symbols"].tolist(), (found["stability"] >= thresholds).tolist(), strict=True))
 
     def read(self, ends: dict[Seq2SeqSentence, int]) -> None:
         """Encode the source tokens before each end that are not cached yet; the slots must be reserved."""
@@ -171,17 +158,17 @@ class Seq2SeqDecoder:
             for sentence in batch:
                 sentence.cached = ends[sentence]
 
-    def predict(self, rows: Sequence[Row], output: str) -> Array:
-        """Return the predictions after the last token of each row: `symbols` [B], or `scores` [B V]."""
-        binding = self._decoder.bind([row.slot for row in rows], [output], N=1)
+    def predict(self, rows: Sequence[Row], *outputs: str) -> dict[str, Array]:
+        """Return predictions after the last token of each row: `symbols` [B], `scores` [B V] or `stability` [B]."""
+        binding = self._decoder.bind([row.slot for row in rows], outputs, N=1)
         order = np.argsort([row.slot.row for row in rows])
         positions = np.array([[rows[index].due.position] for index in order])
         binding.place("", np.array([[rows[index].last] for index in order]), positions)
         binding.show("mask", positions + 1)
         binding.show("context_mask", np.array([[rows[index].due.visible] for index in order]))
         binding.inputs["penalty"][:, :, 0, 0] = np.where(positions == 0, NEVER, 0)  # no empty translations
-        found = binding.run()[output][:, 0, 0]
-        return found[np.argsort(order)]
+        found = binding.run()
+        return {output: found[output][:, 0, 0][np.argsort(order)] for output in outputs}
 
     def _search(self, sentence: Seq2SeqSentence, due: Due) -> list[int]:
         """Return the best translation of a complete sentence by beam search."""
@@ -194,7 +181,7 @@ class Seq2SeqDecoder:
             lasts = [hypothesis[-1] if hypothesis else START for hypothesis in search.open]
             here = due._replace(position=position)
             rows = [Row(slot, last, here) for slot, last in zip(slots, lasts, strict=False)]
-            origins = search.extend(log_softmax(self.predict(rows, "scores")))
+            origins = search.extend(log_softmax(self.predict(rows, "scores")["scores"]))
             self.caches.rearrange(slots, origins)
         return search.best
 

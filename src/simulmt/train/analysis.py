@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from simulmt.model.asn import SortedCTCModel, SortingStatistics
 from simulmt.model.beam import BeamConfig, beam_search
 from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Batch
+from simulmt.model.seq2seq import Seq2SeqModel, proportional_rates
 from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.rules import NO_RULES, Context, DecodingRules, SourcePrefix
 from simulmt.text import BLANK, END, PAD, Tokenizer
@@ -272,6 +273,21 @@ def sorting_statistics(
     batches = store.by_length(batch_tokens)
     with evaluation_mode(model):
         return SortingStatistics.of((model.sort(each, delay)[1], each.source_lengths) for _, each in batches)
+
+
+def policy_fit(
+    model: Seq2SeqModel, store: DeviceStore, delays: Sequence[int], proportional: bool, batch_tokens: int = 4096
+) -> float:
+    """Return the percentage of the variance of stability that the policy explains on a token store."""
+    assert model.policy is not None, "a model without a policy"
+    predicted, found = [], []
+    with evaluation_mode(model), torch.no_grad():
+        for delay, (_, batch) in product(delays, list(store.by_length(batch_tokens))):
+            states, stability = model.stability(batch, delay, proportional_rates(batch) if proportional else None)
+            predicted.append(model.policy(states).float().sigmoid())
+            found.append(stability)
+    errors, stability = torch.cat(predicted) - torch.cat(found), torch.cat(found)
+    return 100 * float(1 - errors.square().mean() / stability.var(unbiased=False).clamp(min=1e-12))
 
 
 def sort_pairs(sorter: Sorter, pairs: Sequence[tuple[str, str]], delay: int) -> list[Sorting]:

@@ -70,8 +70,7 @@ class ExportConfig:
     delays: tuple[int, ...] = ()  # empty for a full-sentence model
     default_delay: int | None = None  # by default the first of the delays
     blank_penalties: tuple[float, ...] = ()
-    agreements: tuple[int, ...] = ()  # of the policy of a wait-k model
-    confidences: tuple[float, ...] = ()
+    stabilities: tuple[float, ...] = ()  # thresholds of the policy of a wait-k model, one per delay
     rules: RulesConfig = field(default_factory=RulesConfig)
     precision: Precision = "int8"
     longest: int = 256
@@ -121,6 +120,9 @@ def export(
         bool(trained.words) or not trained.target.spaced
     )  # without spaces, Latin words are copied from the source
     require(has_words or not config.rules.unknown_word, "the rule unknown_word needs TrainedModel.words")
+    has_policy = isinstance(trained.model, Seq2SeqModel) and trained.model.policy is not None
+    require(has_policy or not config.stabilities, "stabilities need a wait-k model with a policy (model.policy_inner)")
+    require(bool(config.stabilities) or not has_policy, "a model with a policy needs one stability for each delay")
     described = _describe(trained.model, config)
     is_exact = config.precision == "fp32"
     with replacing_directory(directory) as new, TemporaryDirectory(prefix=".", dir=directory.parent) as other:
@@ -200,15 +202,10 @@ def _check_options(model: InferenceModel, config: ExportConfig, tune_penalty: bo
         config.default_delay is None or config.default_delay in config.delays,
         f"default delay {config.default_delay}: the model was trained for {trained}",
     )
-    for name in ("blank_penalties", "agreements", "confidences"):
+    for name in ("blank_penalties", "stabilities"):
         count = len(getattr(config, name))
         listed = name.replace("_", " ")
         require(count in (0, len(config.delays)), f"{count} {listed}: give one for each delay of the model ({trained})")
-    is_wait_k = not isinstance(model, CTCModel) and model.encoder.causal
-    require(is_wait_k or not config.agreements, "agreements and confidences need a wait-k model")
-    require(
-        len(config.agreements) == len(config.confidences), "agreements and confidences are given together, or neither"
-    )
 
 
 def _describe(model: InferenceModel, config: ExportConfig) -> BundleConfig:
@@ -229,8 +226,7 @@ def _describe(model: InferenceModel, config: ExportConfig) -> BundleConfig:
         default_delay=default,
         whole_words=model.encoder.word_starts is not None,
         blank_penalties=config.blank_penalties,
-        agreements=config.agreements,
-        confidences=config.confidences,
+        stabilities=config.stabilities,
         rules=config.rules,
     )
 
@@ -251,9 +247,7 @@ def _write(trained: TrainedModel, directory: Path, described: BundleConfig) -> B
 def _card(described: BundleConfig, text: str) -> str:
     """Return the model card: the settings of the bundle, then `text` on data, scores and licences."""
     delays = ", ".join(map(str, described.delays)) or "none (full sentences)"
-    penalties, agreements, confidences = (
-        ", ".join(map(str, each)) for each in (described.blank_penalties, described.agreements, described.confidences)
-    )
+    penalties, stabilities = (", ".join(map(str, each)) for each in (described.blank_penalties, described.stabilities))
     lines = [
         f"# {described.source_language} to {described.target_language}, {described.kind}",
         "",
@@ -262,7 +256,7 @@ def _card(described: BundleConfig, text: str) -> str:
         f"- delays: {delays}",
         f"- longest sentence: {described.longest} source pieces",
         *([f"- blank penalties: {penalties}"] if penalties else []),
-        *([f"- policy: agreement {agreements}, confidence {confidences}"] if agreements else []),
+        *([f"- policy: writes at stability {stabilities}"] if stabilities else []),
         *(["- sees words whole"] if described.whole_words else []),
         *(f"- decoding rule {rule}: {_setting(getattr(described.rules, rule))}" for rule in described.rules.active),
         *(f"- {name.replace('_', ' ')}: {value:.6g}" for name, value in described.checks.items()),
@@ -466,5 +460,5 @@ def _seq2seq_found(decoder: Seq2SeqDecoder, tokens: Sequence[int], target: Seque
         visible = min(len(tokens), position + delay) if delay else len(tokens)
         decoder.read({sentence: visible})
         row = Row(sentence.slot, last, Due(position, visible, visible - 1, delay or 0))
-        found.append(log_softmax(decoder.predict([row], "scores")))
+        found.append(log_softmax(decoder.predict([row], "scores")["scores"]))
     return np.concatenate(found)

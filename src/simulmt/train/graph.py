@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Attention, Embedding, Encoder, EncoderLayer, FeedForward, sinusoids
-from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.model.seq2seq import Policy, Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
 from simulmt.runtime.seq2seq import longest_translation
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
@@ -245,6 +245,13 @@ class Graph:
         self.add("ArgMax", self.add("Add", scores, change), name="symbols", axis=-1, keepdims=0)
         self.output("symbols", TensorProto.INT64, ["B", "N", frames])
 
+    def predict_stability(self, policy: Policy, states: str, rows: str) -> None:
+        """Output `stability` of the next token of each position."""
+        x = self.add("Relu", self.linear(states, rows, policy.expand.weight, policy.expand.bias))
+        logits = self.linear(x, rows, policy.contract.weight, policy.contract.bias, nonnegative=True)
+        self.add("Sigmoid", self.reshape(logits, rows, 1), name="stability")
+        self.output("stability", TensorProto.FLOAT, ["B", "N", 1])
+
     def save(self, path: Path) -> None:
         """Write the graph, and its weights as external data, which the runtime maps into memory."""
         graph = helper.make_graph(self._nodes, path.stem, self._inputs, self._outputs, self._tensors)
@@ -390,6 +397,8 @@ def decoder_graph(model: Seq2SeqModel, longest: int, precision: Precision, build
     never = [symbol for symbol in range(len(SPECIAL_SYMBOLS)) if symbol != END]
     states = graph.norm(model.final_norm, x)
     graph.choose(states, model.target_embedding.weight, rows.tokens, 1, penalised=END, forbidden=never)
+    if model.policy is not None:
+        graph.predict_stability(model.policy, states, rows.tokens)
     return graph
 
 

@@ -27,7 +27,7 @@ from simulmt.model.layers import Batch, DecoderLayer, EncoderLayer, Loss
 from simulmt.model.risk import inference_path_loss, risk_loss, wait_k_risk_loss
 from simulmt.model.seq2seq import Seq2SeqModel, proportional_rates
 from simulmt.model.transducer import TransducerModel
-from simulmt.train.analysis import bleu, sorting_statistics, translate_store
+from simulmt.train.analysis import bleu, policy_fit, sorting_statistics, translate_store
 from simulmt.train.batches import BatchPlan, BatchQueue, DeviceStore, draw_delay
 from simulmt.train.monitor import Monitor, UpdateReport
 from simulmt.train.restore import initialise_from
@@ -72,6 +72,9 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     if newest is None and config.init is not None:
         initialise_from(model, config.init, system)
     translator_of(model).encoder.mark_words(dataset.source_tokenizer.word_starts)
+    if config.objective == "policy":
+        model.requires_grad_(False)
+        cast(nn.Module, model.policy).requires_grad_(True)
     state = RunState.start(model.to(world.device).train(), settings)
     if newest is not None:
         # The teacher and wait-k have the same tensors, so loading one as the other would not fail.
@@ -88,7 +91,8 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     compile_layers(model, settings, world.device)
     objective = world.distribute(_Objective(model, config, dataset.target_tokenizer.pieces))
     validate = partial(_validate, model, dev, dataset, config, world)
-    monitor.start(progress.update, settings.max_updates, model, plan)
+    metric = "R2" if config.objective == "policy" else "BLEU"
+    monitor.start(progress.update, settings.max_updates, model, plan, metric)
 
     with _StopRequests(settings.max_minutes) as stop, monitor:
         while progress.update < settings.max_updates and not _should_stop_early(progress, settings):
@@ -129,7 +133,8 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     best = checkpoints.intact(progress.best(settings.keep_best), monitor.warn)
     chosen, scores = _choose_final(best, state, checkpoints, validate)
     if world.is_first:
-        metadata = {"update": progress.update, "dev_bleu": scores, "chosen": chosen, "best_updates": best}
+        name = f"dev_{metric.lower()}"
+        metadata = {"update": progress.update, name: scores, "chosen": chosen, "best_updates": best}
         save_model(model, system, directory / FINAL, metadata)
     world.wait()
     monitor.finish(progress.update, scores[chosen], directory / FINAL, config.data)
@@ -203,6 +208,9 @@ class _Objective(nn.Module):
         model, smoothing = self.model, self.config.training.smoothing
         if isinstance(model, Seq2SeqModel):
             rates = proportional_rates(batch) if self.config.reading == "proportional" else None
+            if self.config.objective == "policy":
+                assert delay is not None, "only a teacher has no delay"
+                return model.policy_loss(batch, delay, rates)
             if self.config.objective == "risk":
                 return wait_k_risk_loss(model, batch, delay, self.config.risk, self.weights, rates)
             return model.loss(batch, delay, smoothing, rates)
@@ -261,7 +269,11 @@ def _apply_update(state: RunState, update: int, loss: float, scale: float, setti
 def _validate(
     model: TrainableModel, dev: DeviceStore, dataset: Dataset, config: RunConfig, world: World
 ) -> dict[str, float]:
-    """Return the greedy BLEU of the development set by delay."""
+    """Return the greedy BLEU of the development set by delay or, for a policy, the percentage of variance explained."""
+    if config.objective == "policy":
+        proportional = config.reading == "proportional"
+        with precision(config.training, world.device):
+            return {"None": policy_fit(cast(Seq2SeqModel, model), dev, config.delays, proportional)}
     scores = {}
     for delay in [None] if config.system == "teacher" else config.delays:
         with precision(config.training, world.device):

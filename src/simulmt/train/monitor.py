@@ -63,7 +63,7 @@ class Monitor:
         if wandb_project and not quiet:
             self._curves.append(_WeightsAndBiases(wandb_project, directory.name))
         self._recent: deque[tuple[float, UpdateReport]] = deque(maxlen=WINDOW)
-        self._best = 0.0
+        self._best, self._metric = 0.0, "BLEU"
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -79,14 +79,15 @@ class Monitor:
         except OSError as error:
             self._disable_curves(error)
 
-    def start(self, update: int, max_updates: int, model: nn.Module, plan: BatchPlan) -> None:
+    def start(self, update: int, max_updates: int, model: nn.Module, plan: BatchPlan, metric: str = "BLEU") -> None:
+        """Report the size of the run; `metric` names the score of the development set."""
         parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         self._print(
             f"{parameters / 1e6:.1f}M parameters; {plan.batches_per_epoch} batches per epoch, "
             f"{plan.padding_share():.1%} of their source positions are padding; "
             + (f"resuming after update {update}" if update else "starting")
         )
-        self._max_updates = max_updates
+        self._max_updates, self._metric = max_updates, metric
         if self._console.is_terminal and not self._quiet:
             columns = (TextColumn("update"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, TextColumn("{task.fields[status]}", markup=False), console=self._console)
@@ -108,12 +109,12 @@ class Monitor:
                 self._record(f"train/{tag}", value, report.update)
 
     def validation(self, update: int, scores: dict[str, float], best: float) -> None:
-        """Report greedy BLEU on the development set, by delay."""
+        """Report scores on the development set, by delay."""
         self._best = best
         shown = "  ".join(f"{score:.2f}" if k == "None" else f"k={k} {score:.2f}" for k, score in scores.items())
-        self._print(f"update {update}  dev BLEU {shown}  (best {best:.2f})")
+        self._print(f"update {update}  dev {self._metric} {shown}  (best {best:.2f})")
         for k, score in scores.items():
-            self._record("dev/BLEU" if k == "None" else f"dev/BLEU-k{k}", score, update)
+            self._record(f"dev/{self._metric}" if k == "None" else f"dev/{self._metric}-k{k}", score, update)
         self._recent.clear()  # the time spent on validation is not training time
 
     def sorting(self, update: int, statistics: SortingStatistics) -> None:
@@ -132,7 +133,7 @@ class Monitor:
         self._print(f"stopped after update {update}; run the same command to resume")
 
     def finish(self, update: int, score: float, model: Path, data: Path) -> None:
-        self._print(f"finished after update {update}: dev BLEU {score:.2f}; the model is in {model}")
+        self._print(f"finished after update {update}: dev {self._metric} {score:.2f}; the model is in {model}")
         files = shlex.join([str(model), "--data", str(data)])
         self._print(f"next: simulmt export {files} --output BUNDLE --source-language XX --target-language YY")
         self._print("then: simulmt translate --model ./BUNDLE")
@@ -168,7 +169,7 @@ class Monitor:
             parts.append(f"{speed['source_tokens_per_second'] / 1000:.1f}K tok/s")
             parts.append(f"data {speed['data_share']:.1%}")
         if self._best:
-            parts.append(f"best BLEU {self._best:.2f}")
+            parts.append(f"best {self._metric} {self._best:.2f}")
         if totals.skipped_updates:
             parts.append(f"{totals.skipped_updates} updates skipped")
         if totals.skipped_sentences:

@@ -41,6 +41,7 @@ from simulmt.train.systems import (
 )
 
 WORD_STARTS = "encoder.word_starts"  # tensor of models that see whole words
+POLICY = "policy."  # prefix of the tensors of a read/write policy
 ENCODER_SIZES = ("source_vocabulary", "target_vocabulary", "width", "inner", "heads")  # must agree to share an encoder
 
 
@@ -65,13 +66,19 @@ def initialise_from(model: TrainableModel, path: Path, config: SystemConfig) -> 
             "its weights do not fit; set asn.norm, or start from a ctc model"
         )
     try:
-        # Word starts are not weights: one model may see whole words and the other not.
-        weights = {name: tensor for name, tensor in other.state_dict().items() if not name.endswith(WORD_STARTS)}
-        own = {name: tensor for name, tensor in model.state_dict().items() if name.endswith(WORD_STARTS)}
-        model.load_state_dict(weights | own)
+        own, weights = model.state_dict(), other.state_dict()
+        # Word starts are not weights: one model may see whole words and the other not. Policies come and go.
+        shared = {name: own[name] for name in own if name.endswith(WORD_STARTS) or _is_added(name, weights)}
+        kept = {name: each for name, each in weights.items() if not name.endswith(WORD_STARTS)}
+        model.load_state_dict({name: each for name, each in kept.items() if not _is_added(name, own)} | shared)
     except RuntimeError as error:
         detail = str(error).splitlines()[1].strip()
         raise CheckpointError(f"{path}: cannot initialise from a model of different sizes: {detail}") from None
+
+
+def _is_added(name: str, other: Mapping[str, Tensor]) -> bool:
+    """Return whether a tensor belongs to a policy that the other model does not have."""
+    return name.startswith(POLICY) and not any(each.startswith(POLICY) for each in other)
 
 
 def _load_initial(path: Path) -> tuple[TrainableModel, SystemConfig]:
@@ -113,7 +120,8 @@ def _check_encoder(path: Path, network: Seq2SeqConfig, other: CTCConfig) -> None
 
 
 def _whole_numbers(network: CTCConfig | Seq2SeqConfig) -> dict[str, int]:
-    return {name: value for name, value in asdict(network).items() if type(value) is int}
+    sizes = {name: value for name, value in asdict(network).items() if type(value) is int}
+    return {name: size for name, size in sizes.items() if name != "policy_inner"}  # a policy may be added or dropped
 
 
 def _check_sizes(path: Path, sizes: Mapping[str, int], other_sizes: Mapping[str, int]) -> None:
@@ -274,7 +282,7 @@ def _zero_model(config: SystemConfig) -> InferenceModel:
 
 def _system_config(bundle: Bundle, graphs: Mapping[str, StoredGraph]) -> SystemConfig:
     config, vocabularies = bundle.config, (bundle.source.size, bundle.target.size)
-    sizes = _frame_sizes(config, graphs, vocabularies[1]) if config.has_frames else _decoder_sizes(**graphs)
+    sizes = _frame_sizes(config, graphs, vocabularies[1]) if config.has_frames else _decoder_sizes(config, **graphs)
     return SystemConfig(
         "teacher" if config.kind == "full-sentence" else config.kind,
         *vocabularies,
@@ -305,9 +313,12 @@ def _frame_sizes(config: BundleConfig, graphs: Mapping[str, StoredGraph], vocabu
     return sizes
 
 
-def _decoder_sizes(encoder: StoredGraph, decoder: StoredGraph) -> dict[str, Any]:
+def _decoder_sizes(config: BundleConfig, encoder: StoredGraph, decoder: StoredGraph) -> dict[str, Any]:
     """Return the settings of Seq2SeqConfig."""
     sizes = encoder.width_and_heads("past_encoder_0_keys")
-    contract, _table = decoder.matrix_sizes[-2:]
+    matrices = decoder.matrix_sizes
+    if config.has_policy:
+        *matrices, _expand, sizes["policy_inner"] = matrices
+    contract, _table = matrices[-2:]
     layers = {"encoder_layers": encoder.layers("encoder"), "decoder_layers": encoder.layers("context")}
     return {**sizes, **layers, "inner": contract // sizes["width"]}

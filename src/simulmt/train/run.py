@@ -229,12 +229,16 @@ class CheckpointFolder:
             raise CheckpointError(f"{path}: damaged ({error})") from None
 
     def average(self, updates: list[int], prefix: str) -> dict[str, Tensor]:
-        """Average the tensors under `prefix` over several checkpoints, loading one at a time."""
-        total: dict[str, Tensor] = {}
+        """Average the tensors under `prefix` over several checkpoints, loading one at a time.
+
+        Sums are in float64, so that the average of equal tensors (frozen weights) has the same bits.
+        """
+        total, tensors = dict[str, Tensor](), dict[str, Tensor]()
         for update in updates:
-            for name, tensor in _strip_prefix(prefix, self.load(update).tensors).items():
-                total[name] = total[name] + tensor if name in total else tensor
-        return {name: tensor / len(updates) for name, tensor in total.items()}
+            tensors = _strip_prefix(prefix, self.load(update).tensors)
+            for name, tensor in tensors.items():
+                total[name] = total[name] + tensor if name in total else tensor.double()
+        return {name: (total[name] / len(updates)).to(tensor.dtype) for name, tensor in tensors.items()}
 
     def updates(self) -> list[int]:
         """Return the update numbers of all checkpoints, oldest first."""

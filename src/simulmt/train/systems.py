@@ -91,17 +91,20 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     risk: RiskConfig = field(default_factory=RiskConfig)
     # "bigrams" (for CTC) and "risk" (for the transducer and wait-k), both of model/risk.py, fine-tune a
-    # trained model on the path taken at inference.
-    objective: Literal["likelihood", "bigrams", "risk"] = "likelihood"
+    # trained model on the path taken at inference. "policy" trains the read/write policy of a wait-k model only.
+    objective: Literal["likelihood", "bigrams", "risk", "policy"] = "likelihood"
     # Source tokens that wait-k reads per target token in training: one, as in the paper, or S/T; see model/seq2seq.py.
     reading: Literal["steady", "proportional"] = "steady"
 
     def __post_init__(self) -> None:
-        systems = {"bigrams": ("ctc",), "risk": ("transducer", "wait-k")}.get(self.objective)
+        fitting = {"bigrams": ("ctc",), "risk": ("transducer", "wait-k"), "policy": ("wait-k",)}
+        systems = fitting.get(self.objective)
         if systems is not None:
             named = " or ".join(f'"{system}"' for system in systems)
             require(self.system in systems, f'objective "{self.objective}" is for system {named}, got {self.system}')
             require(self.init is not None, f'objective "{self.objective}" needs init: a trained {self.system} model')
+        if self.objective == "policy":
+            require(self.model.get("policy_inner", 0) > 0, 'objective "policy" needs model.policy_inner, such as 256')
         if self.reading != "steady":
             require(self.system == "wait-k", f'reading is for system "wait-k", got {self.system}')
         if self.risk.temperature != 1:
