@@ -22,6 +22,7 @@ from simulmt.eval.results import INSTANCES, SCORES, read_instances, read_results
 from simulmt.eval.run import (
     Evaluation,
     Evaluator,
+    StreamOptions,
     TestSet,
     Timing,
     Translation,
@@ -153,6 +154,22 @@ def test_wait_k_is_scored_as_it_reads_on_or_stops(
     )
     assert reading_on.hypotheses != stopping.hypotheses
     assert sum(map(len, stopping.hypotheses)) < sum(map(len, reading_on.hypotheses))
+
+
+def test_lines_of_several_sentences_are_segmented_on_demand(german: Translator) -> None:
+    lines = ["it rains. the door is open.", "the door is open."]
+    test_set = TestSet("two", tuple(lines), (("es regnet. die tür ist offen.", "die tür ist offen."),), {})
+    whole, segmented = (
+        Evaluator(test_set, "auto", Timing(sentences=1, runs=1), segment=segment).score_bundle(
+            "toy", german, 1, threads=1
+        )
+        for segment in (False, True)
+    )
+    stream = german.stream(1)
+    expected = joined([*stream.push(lines[0]), *stream.finish()])
+    assert segmented.hypotheses[0] == " ".join(expected.split()) != whole.hypotheses[0]
+    assert segmented.hypotheses[1] == whole.hypotheses[1]
+    assert segmented.instances[0].delays[-1] == 6
 
 
 def test_several_references_are_logged_and_scored(chinese: Translator, files: Path) -> None:
@@ -313,7 +330,7 @@ def test_wait_k_reads_on_or_stops_at_its_own_end(
     lines = ENGLISH[:4]  # the last is too long for the model, and would be cut
     for delay in (1, 3):
         reading_on = translate(waiting, lines, delay, "word")
-        stopping = translate_all(waiting, lines, delay, "word", lambda _: None, stop_at_end=True)
+        stopping = translate_all(waiting, lines, delay, "word", lambda _: None, StreamOptions(reads_on=False))
         assert [each.text for each in reading_on] == [tiny_models.reference(model, line, delay) for line in lines]
         assert [each.text for each in stopping] == [
             tiny_models.reference(model, line, delay, stop_at_end=True) for line in lines

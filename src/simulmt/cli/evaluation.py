@@ -91,6 +91,13 @@ def evaluate(
             help="wait-k: stop when the model predicts END, as in the paper, instead of reading on.",
         ),
     ] = False,
+    segment: Annotated[
+        bool,
+        typer.Option(
+            "--segment",
+            help="Split lines into sentences at punctuation, as live streams do; for lines of several sentences.",
+        ),
+    ] = False,
     words_per_second: Annotated[
         float, typer.Option(min=0.1, help="Speaking rate assumed by the speech-paced lag.")
     ] = 2.5,
@@ -132,7 +139,7 @@ def evaluate(
         return
     known = None if lexicon is None else Lexicon(read_lines(lexicon))
     with Console(stderr=True).status("") as status:
-        evaluator = Evaluator(sentences, unit.value, timing, status.update, known, stop_at_end, print_note)
+        evaluator = Evaluator(sentences, unit.value, timing, status.update, known, stop_at_end, print_note, segment)
         evaluations = run_jobs(evaluator, jobs, threads, output)
     _print_results([evaluation.result for evaluation in evaluations])
     if show:

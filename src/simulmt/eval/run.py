@@ -185,10 +185,21 @@ def run_jobs(evaluator: Evaluator, jobs: Iterable[Job], threads: int, output: Pa
     return evaluations
 
 
+class StreamOptions(NamedTuple):
+    """How test sets are translated."""
+
+    segment: bool = False  # split lines into sentences at punctuation
+    reads_on: bool = True  # wait-k reads on instead of ending before the source does
+
+
+AS_SENTENCES = StreamOptions()
+
+
 class Evaluator:
     """Scores systems on a test set; `unit` auto detects the target unit.
 
-    `stop_at_end` selects the paper's wait-k policy, which stops when the model predicts END.
+    `stop_at_end` selects the paper's wait-k policy, which stops when the model predicts END. With `segment`, lines are
+    split into sentences at punctuation, as in live streams.
     """
 
     def __init__(
@@ -200,13 +211,14 @@ class Evaluator:
         lexicon: Lexicon | None = None,
         stop_at_end: bool = False,
         warn: Callable[[str], None] = lambda _: None,
+        segment: bool = False,
     ) -> None:
         self.test_set = test_set
         self._unit = unit
         self._timing = timing
         self._progress = progress
         self._lexicon = lexicon
-        self._stop_at_end = stop_at_end
+        self._options = StreamOptions(segment, reads_on=not stop_at_end)
         self._warn = warn
         self._title = ""  # of the current result
         self._scorer = QualityScorer(test_set.references)
@@ -216,9 +228,7 @@ class Evaluator:
         """Translate the test set with a bundle at a delay, and score it."""
         self._title = result_name(system, delay)
         unit = self._bundle_unit(translator)
-        translations = translate_all(
-            translator, self.test_set.sources, delay, unit, self._report_done, self._stop_at_end
-        )
+        translations = translate_all(translator, self.test_set.sources, delay, unit, self._report_done, self._options)
         instances = [self._instance(index, unit, *translation) for index, translation in enumerate(translations)]
         timings = self._time(translator, instances, delay, unit) if self._timing.sentences else {}
         extra = {"bundle_sha256": sha256(translator.bundle.directory / MANIFEST), "threads": threads, **timings}
@@ -284,12 +294,12 @@ class Evaluator:
         self, translator: Translator, instances: Sequence[Instance], delay: int | None, unit: Unit
     ) -> dict[str, float]:
         chosen = evenly_spaced(instances, self._timing.sentences)
-        time_words(translator, chosen[0].source, delay, self._stop_at_end)  # warm-up
+        time_words(translator, chosen[0].source, delay, self._options)  # warm-up
         timed = []
         for run in range(self._timing.runs):
             self._report(f"timing {len(chosen):,} sentences, run {run + 1} of {self._timing.runs}")
             for instance in chosen:
-                seconds = time_words(translator, instance.source, delay, self._stop_at_end)
+                seconds = time_words(translator, instance.source, delay, self._options)
                 timed.append(TimedSentence(instance, count_pieces(translator, instance.source), seconds))
         counts = {"timed_sentences": len(chosen), "timed_runs": self._timing.runs}
         return {**computation(timed, unit, self._timing.words_per_second), **counts}
@@ -369,14 +379,14 @@ def translate_all(
     delay: int | None,
     unit: Unit,
     progress: Callable[[int], None],
-    stop_at_end: bool = False,
+    options: StreamOptions = AS_SENTENCES,
 ) -> list[Translation]:
     """Translate all sentences, batched by length; `progress` is called with the number done."""
     translations: dict[int, Translation] = {}
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     for start in range(0, len(order), STREAMS):
         batch = order[start : start + STREAMS]
-        streams = [translator.stream(delay, segment=False, reads_on=not stop_at_end) for _ in batch]
+        streams = [translator.stream(delay, **options._asdict()) for _ in batch]
         for stream, index in zip(streams, batch, strict=True):
             stream.accept(sources[index])
             stream.accept_finish()
@@ -397,11 +407,11 @@ def time_words(
     translator: Translator,
     source: str,
     delay: int | None,
-    stop_at_end: bool = False,
+    options: StreamOptions = AS_SENTENCES,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
     """Return the seconds taken by each word of a sentence; the last includes the end of the sentence."""
-    stream = translator.stream(delay, segment=False, reads_on=not stop_at_end)
+    stream = translator.stream(delay, **options._asdict())
     words = source.split()
     seconds = []
     for number, word in enumerate(words, start=1):
