@@ -528,7 +528,7 @@ def _properties(bundle: Bundle) -> dict[str, str]:
         "size": f"{size / 1e6:.1f} MB",
         "delays": ", ".join(map(str, config.delays)) or "full sentences",
         "default": str(config.default_delay or "-"),
-        "look-ahead": "whole words" if config.whole_words else "pieces",
+        "look-ahead": "whole words" if config.whole_words or config.has_policy else "pieces",
         "vocabularies": f"{bundle.source.size} and {bundle.target.size} pieces",
         "directory": str(bundle.directory),
     }
