@@ -1,11 +1,11 @@
-"""Scores of a wait-k bundle with a policy, by threshold: for each delay, the stability that a token must have.
+"""Score a wait-k bundle with a policy at several thresholds (the stability that a token must have) and delays.
 
     python benchmarks/policy.py --model BUNDLE --source newstest2020.en --reference newstest2020.zh1 \
         --delay 1 3 --stability 0.6 0.7 0.8
 
 Columns: lower-cased BLEU, AL, LAAL, words written twice in a row, numbers of the source that are kept, and attempts
-(decoder steps) per source token, which rise with every prediction that is not stable. "as exported" are the bundle's
-own thresholds. Without --source, a few sample sentences are translated; with --toy, by a tiny untrained model.
+(decoder steps) per source token, which rise with every prediction that is not stable. "as exported" means the
+bundle's own thresholds. Without --source, a few sample sentences are translated; with --toy, by a tiny untrained model.
 """
 
 from __future__ import annotations

@@ -170,6 +170,7 @@ def test_lines_of_several_sentences_are_segmented_on_demand(german: Translator) 
     assert segmented.hypotheses[0] == " ".join(expected.split()) != whole.hypotheses[0]
     assert segmented.hypotheses[1] == whole.hypotheses[1]
     assert segmented.instances[0].delays[-1] == 6
+    assert (whole.result.segment, segmented.result.segment) == (False, True)
 
 
 def test_several_references_are_logged_and_scored(chinese: Translator, files: Path) -> None:

@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from simulmt.errors import BundleError, ConfigError
 from simulmt.model.ctc import CTCModel
+from simulmt.model.seq2seq import Policy
 from simulmt.runtime.bundle import Bundle, Kind
 from simulmt.runtime.rules import Context, RulesConfig, SourcePrefix
 from simulmt.text import Tokenizer
@@ -113,8 +114,26 @@ def test_a_policy_is_exported_with_its_thresholds(
     assert (described.has_policy, described.stabilities) == (True, STABILITIES)
     outputs = {name: [each.name for each in bundle.session(name, 1).get_outputs()] for name in ("encoder", "decoder")}
     assert "stability" in outputs["decoder"]
+    assert ("int8_stability_difference" in described.checks) == (precision == "int8")
     card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
     assert f"- policy: writes at stability {', '.join(map(str, STABILITIES))}\n" in card
+
+
+def test_a_graph_with_another_policy_is_not_exported(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shifted(graph: Graph, policy: Policy, states: str, rows: str) -> None:
+        with torch.no_grad():
+            changed = Policy(policy.expand.in_features, policy.expand.out_features)
+            changed.load_state_dict(policy.state_dict())
+            changed.contract.bias.add_(0.01)
+        original(graph, changed, states, rows)
+
+    original = Graph.predict_stability
+    monkeypatch.setattr(Graph, "predict_stability", shifted)
+    network = trained("wait-k", source_tokenizer, target_tokenizer, policy=True)
+    with pytest.raises(BundleError, match="export failed: at delay 1 the stability differs by"):
+        export(network, tmp_path / "bundle", export_config("wait-k", "fp32", longest=12, stabilities=STABILITIES))
 
 
 @pytest.mark.parametrize("policy", [False, True])
@@ -122,7 +141,7 @@ def test_a_policy_and_its_thresholds_belong_together(
     policy: bool, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     network = trained("wait-k", source_tokenizer, target_tokenizer, policy=policy)
-    message = "a model with a policy needs one stability" if policy else "stabilities need a wait-k model with a policy"
+    message = "a model with a policy needs stabilities" if policy else "stabilities need a wait-k model with a policy"
     with pytest.raises(ConfigError, match=message):
         export(network, tmp_path / "bundle", export_config("wait-k", "fp32", stabilities=() if policy else STABILITIES))
     assert not list(tmp_path.iterdir())

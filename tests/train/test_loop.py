@@ -329,6 +329,17 @@ def test_the_average_of_equal_weights_is_no_other(data: Path, wait_k_run: Path, 
     assert not same(average, first)
 
 
+def test_other_objectives_leave_the_policy_as_it_is(data: Path, wait_k_run: Path, tmp_path: Path) -> None:
+    """Every parameter that is trained needs a gradient, or several processes could not train together."""
+    trained = tmp_path / "policy"
+    run(policy_of(data, wait_k_run), trained)
+    config = tiny(data, "wait-k", init=trained / "final", model={"policy_inner": 8}, max_updates=2)
+    run(config, tmp_path / "further")
+    before, after = (load_model(path)[0] for path in (trained, tmp_path / "further"))
+    assert same(under("policy.", before.state_dict()), under("policy.", after.state_dict()))
+    assert not same(before.state_dict(), after.state_dict())
+
+
 def test_a_policy_is_scored_by_the_variance_that_it_explains(
     data: Path, dataset: Dataset, wait_k_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

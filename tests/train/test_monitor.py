@@ -10,6 +10,7 @@ from rich.console import Console
 
 from simulmt.errors import SimulmtError
 from simulmt.model.asn import SortingStatistics
+from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.train.batches import BatchPlan
 from simulmt.train.monitor import Monitor, UpdateReport, memory_gib
 from simulmt.train.run import RunProgress
@@ -152,6 +153,17 @@ def test_commands_to_copy_stay_on_one_line_of_a_terminal(tmp_path: Path) -> None
     monitor.finish(1, 2.0, Path("run/final"), Path("data"))
     languages = "--source-language XX --target-language YY"
     assert f"next: simulmt export run/final --data data --output BUNDLE {languages}\n" in screen.getvalue()
+
+
+def test_the_next_command_names_the_thresholds_of_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = Monitor(tmp_path)
+    model = Seq2SeqModel.build(Seq2SeqConfig(9, 9, True, 8, 8, 2, 1, 1, policy_inner=4))
+    lengths = torch.tensor([4, 5]).numpy()
+    monitor.start(0, 1, model, BatchPlan(lengths, lengths, 12, seed=1), "R2")
+    monitor.finish(1, 50.0, Path("run/final"), Path("data"))
+    shown = capsys.readouterr().err
+    assert "--target-language YY --stability 0.8 ...\n" in shown
+    assert "dev R2 50.00" in shown
 
 
 def test_a_failed_run_restores_the_terminal(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def evaluate(
         bool,
         typer.Option(
             "--segment",
-            help="Split lines into sentences at punctuation, as live streams do; for lines of several sentences.",
+            help="Models only: split lines into sentences at punctuation, as live streams do.",
         ),
     ] = False,
     words_per_second: Annotated[

@@ -99,6 +99,7 @@ class Result:
     timed_sentences: int | None = None
     timed_runs: int | None = None
     threads: int | None = None
+    segment: bool = False  # lines were split into sentences
 
     # seconds behind an ideal interpreter if the source were spoken at a steady rate: means over target units
     words_per_second: float | None = None

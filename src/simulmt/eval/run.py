@@ -186,13 +186,13 @@ def run_jobs(evaluator: Evaluator, jobs: Iterable[Job], threads: int, output: Pa
 
 
 class StreamOptions(NamedTuple):
-    """How test sets are translated."""
+    """Options of the streams that translate a test set."""
 
     segment: bool = False  # split lines into sentences at punctuation
     reads_on: bool = True  # wait-k reads on instead of ending before the source does
 
 
-AS_SENTENCES = StreamOptions()
+BY_LINE = StreamOptions()
 
 
 class Evaluator:
@@ -232,6 +232,7 @@ class Evaluator:
         instances = [self._instance(index, unit, *translation) for index, translation in enumerate(translations)]
         timings = self._time(translator, instances, delay, unit) if self._timing.sentences else {}
         extra = {"bundle_sha256": sha256(translator.bundle.directory / MANIFEST), "threads": threads, **timings}
+        extra["segment"] = self._options.segment
         return self._score(system, delay, unit, [translation.text for translation in translations], instances, extra)
 
     def score_log(self, system: str, path: Path, delay: int | None) -> Evaluation:
@@ -379,7 +380,7 @@ def translate_all(
     delay: int | None,
     unit: Unit,
     progress: Callable[[int], None],
-    options: StreamOptions = AS_SENTENCES,
+    options: StreamOptions = BY_LINE,
 ) -> list[Translation]:
     """Translate all sentences, batched by length; `progress` is called with the number done."""
     translations: dict[int, Translation] = {}
@@ -407,7 +408,7 @@ def time_words(
     translator: Translator,
     source: str,
     delay: int | None,
-    options: StreamOptions = AS_SENTENCES,
+    options: StreamOptions = BY_LINE,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
     """Return the seconds taken by each word of a sentence; the last includes the end of the sentence."""

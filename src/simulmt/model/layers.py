@@ -327,7 +327,7 @@ def length_mask(lengths: Int[Tensor, " B"], longest: int, device: torch.device) 
 
 @contextmanager
 def without_dropout(*modules: nn.Module) -> Iterator[None]:
-    """Switch dropout off in some modules during the block."""
+    """Switch dropout off in `modules` during the block."""
     before = [module.training for module in modules]
     for module in modules:
         module.eval()

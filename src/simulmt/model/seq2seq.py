@@ -3,9 +3,9 @@
 They differ only in two masks: the teacher's encoder is bidirectional and its decoder sees the whole source; the wait-k
 encoder is causal, and decoder step t (from 0) sees source tokens before t + k.
 
-With proportional reading, a wait-k model is trained as if it read r source tokens for every target token, with r = S/T
-for each sentence: step t sees source tokens before r * t + k. Where translations are shorter than their sources, the
-last tokens would otherwise be learned without the end of the source, and the model would learn to omit it.
+With proportional reading, a wait-k model is trained as if it read r source tokens for every target token, with r = S/T,
+but at least 1, for each sentence: step t sees source tokens before r * t + k. Where translations are shorter than their
+sources, the last tokens would otherwise be learned without the end of the source, and the model would learn to omit it.
 
 A wait-k model may have a read/write policy: a small network that predicts, from the decoder state, how *stable* the
 next token is. Stability is the overlap of two distributions of this token, sum over v of min(p(v), q(v)): p given the

@@ -122,7 +122,10 @@ def export(
     require(has_words or not config.rules.unknown_word, "the rule unknown_word needs TrainedModel.words")
     has_policy = isinstance(trained.model, Seq2SeqModel) and trained.model.policy is not None
     require(has_policy or not config.stabilities, "stabilities need a wait-k model with a policy (model.policy_inner)")
-    require(bool(config.stabilities) or not has_policy, "a model with a policy needs one stability for each delay")
+    require(
+        bool(config.stabilities) or not has_policy,
+        "a model with a policy needs stabilities (--stability), one for each delay",
+    )
     described = _describe(trained.model, config)
     is_exact = config.precision == "fp32"
     with replacing_directory(directory) as new, TemporaryDirectory(prefix=".", dir=directory.parent) as other:
@@ -282,7 +285,32 @@ def check_fp32(trained: TrainedModel, bundle: Bundle) -> dict[str, Any]:
             f"export failed: onnxruntime differs from the trained model by {largest:.1e}, more than {allowed:.1e}"
         )
     _check_symbols(trained, bundle)
+    if bundle.config.has_policy:
+        _check_stability(trained, bundle)
     return {"fp32_largest_difference": largest}
+
+
+def _check_stability(trained: TrainedModel, bundle: Bundle) -> None:
+    for delay in bundle.config.delays:
+        difference = _stability_differences(trained, bundle, _random_pairs(trained, bundle), delay).max()
+        if not difference <= TOLERANCE:
+            raise BundleError(f"export failed: at delay {delay} the stability differs by {difference:.1e}")
+
+
+@torch.inference_mode()
+def _stability_differences(
+    trained: TrainedModel, bundle: Bundle, pairs: Sequence[_TokenPair], delay: int | None
+) -> Array:
+    """Return the differences between the stabilities of the runtime and of the trained model."""
+    model, decoder = trained.model, Seq2SeqDecoder(bundle, threads=0)
+    assert isinstance(model, Seq2SeqModel), "only wait-k models have a policy"
+    assert model.policy is not None, "a model without a policy"
+    found = []
+    for source, target in pairs:
+        H = model.encoder(torch.tensor([source]))
+        expected = model.policy(model.decode(H, None, torch.tensor([target]), delay)[0]).sigmoid().numpy()
+        found.append(np.abs(expected - _seq2seq_found(decoder, source, target, delay, "stability")))
+    return np.concatenate(found)
 
 
 def _rounding(log_probs: Array) -> Array:
@@ -329,6 +357,8 @@ def check_int8(
             f"less than {least_agreement:.1%}; export in fp32"
         )
     checks: dict[str, Any] = {"int8_agreement": agreement, "int8_symbols_compared": len(alike)}
+    if small.config.has_policy:
+        checks["int8_stability_difference"] = float(_stability_differences(trained, small, pairs, delay).mean())
     return checks | _check_bleu(trained, exact, small, development, most_bleu_lost) if development else checks
 
 
@@ -417,7 +447,7 @@ def _seq2seq_log_probabilities(
 ) -> Iterator[tuple[Array, Array]]:
     for source, target in pairs:
         logits = model(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([target]), delay)[0]
-        yield logits.log_softmax(-1).numpy(), _seq2seq_found(decoder, source, target, delay)
+        yield logits.log_softmax(-1).numpy(), log_softmax(_seq2seq_found(decoder, source, target, delay, "scores"))
 
 
 class _RecordingSentence(CTCSentence):
@@ -450,8 +480,10 @@ def _ctc_found(
     return [np.concatenate(sentence.frames) for sentence in recorded]
 
 
-def _seq2seq_found(decoder: Seq2SeqDecoder, tokens: Sequence[int], target: Sequence[int], delay: int | None) -> Array:
-    """Return the log-probabilities computed by the runtime with forced decoding of `target`."""
+def _seq2seq_found(
+    decoder: Seq2SeqDecoder, tokens: Sequence[int], target: Sequence[int], delay: int | None, output: str
+) -> Array:
+    """Return an output of the runtime with forced decoding of `target`."""
     sentence = Seq2SeqSentence(beam=1)
     sentence.tokens = list(tokens)
     decoder.caches.reserve(sentence.slot, max(len(tokens), len(target)))
@@ -460,5 +492,5 @@ def _seq2seq_found(decoder: Seq2SeqDecoder, tokens: Sequence[int], target: Seque
         visible = min(len(tokens), position + delay) if delay else len(tokens)
         decoder.read({sentence: visible})
         row = Row(sentence.slot, last, Due(position, visible, visible - 1, delay or 0))
-        found.append(log_softmax(decoder.predict([row], "scores")["scores"]))
+        found.append(decoder.predict([row], output)[output])
     return np.concatenate(found)

@@ -74,7 +74,8 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
     translator_of(model).encoder.mark_words(dataset.source_tokenizer.word_starts)
     if config.objective == "policy":
         model.requires_grad_(False)
-        cast(nn.Module, model.policy).requires_grad_(True)
+    if isinstance(model, Seq2SeqModel) and model.policy is not None:
+        model.policy.requires_grad_(config.objective == "policy")  # other objectives give it no gradient
     state = RunState.start(model.to(world.device).train(), settings)
     if newest is not None:
         # The teacher and wait-k have the same tensors, so loading one as the other would not fail.

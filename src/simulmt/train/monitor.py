@@ -64,6 +64,7 @@ class Monitor:
             self._curves.append(_WeightsAndBiases(wandb_project, directory.name))
         self._recent: deque[tuple[float, UpdateReport]] = deque(maxlen=WINDOW)
         self._best, self._metric = 0.0, "BLEU"
+        self._export_options = ""
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -88,6 +89,7 @@ class Monitor:
             + (f"resuming after update {update}" if update else "starting")
         )
         self._max_updates, self._metric = max_updates, metric
+        self._export_options = " --stability 0.8 ..." if getattr(model, "policy", None) is not None else ""
         if self._console.is_terminal and not self._quiet:
             columns = (TextColumn("update"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, TextColumn("{task.fields[status]}", markup=False), console=self._console)
@@ -135,7 +137,8 @@ class Monitor:
     def finish(self, update: int, score: float, model: Path, data: Path) -> None:
         self._print(f"finished after update {update}: dev {self._metric} {score:.2f}; the model is in {model}")
         files = shlex.join([str(model), "--data", str(data)])
-        self._print(f"next: simulmt export {files} --output BUNDLE --source-language XX --target-language YY")
+        options = f"--source-language XX --target-language YY{self._export_options}"
+        self._print(f"next: simulmt export {files} --output BUNDLE {options}")
         self._print("then: simulmt translate --model ./BUNDLE")
 
     def speed(self) -> dict[str, float]:

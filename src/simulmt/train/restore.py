@@ -67,7 +67,7 @@ def initialise_from(model: TrainableModel, path: Path, config: SystemConfig) -> 
         )
     try:
         own, weights = model.state_dict(), other.state_dict()
-        # Word starts are not weights: one model may see whole words and the other not. Policies come and go.
+        # Word starts are not weights: one model may see whole words and the other not. A policy may be new.
         shared = {name: own[name] for name in own if name.endswith(WORD_STARTS) or _is_added(name, weights)}
         kept = {name: each for name, each in weights.items() if not name.endswith(WORD_STARTS)}
         model.load_state_dict({name: each for name, each in kept.items() if not _is_added(name, own)} | shared)

@@ -93,7 +93,8 @@ class RunConfig:
     # "bigrams" (for CTC) and "risk" (for the transducer and wait-k), both of model/risk.py, fine-tune a
     # trained model on the path taken at inference. "policy" trains the read/write policy of a wait-k model only.
     objective: Literal["likelihood", "bigrams", "risk", "policy"] = "likelihood"
-    # Source tokens that wait-k reads per target token in training: one, as in the paper, or S/T; see model/seq2seq.py.
+    # Source tokens that wait-k reads per target token in training: one, as in the paper, or S/T if that is more; see
+    # model/seq2seq.py.
     reading: Literal["steady", "proportional"] = "steady"
 
     def __post_init__(self) -> None:
