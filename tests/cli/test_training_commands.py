@@ -398,7 +398,7 @@ class TestFromTextToTranslation:
         assert "- policy: writes at stability 0.8, 1.0\n" in card
         for name, thresholds, mentioned in (
             ("deciding", "--stability 0.8", ["1 stabilities", "one for each delay", "1, 3"]),
-            ("deciding", "", ["a model with a policy needs one stability for each delay"]),
+            ("deciding", "", ["a model with a policy needs stabilities (--stability), one for each delay"]),
             ("deciding", "--stability 0.8 --stability 1.2", ["--stability", "less than or equal to 1"]),
             ("deciding", "--stability 0.8 --stability -1", ["--stability", "greater than or equal to 0"]),
             ("plain", "--stability 0.8 --stability 1", ["stabilities need a wait-k model with a policy"]),
