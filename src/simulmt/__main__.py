@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it quietly, also while modules are loading."""
+    """Run the command line; Ctrl-C exits quietly, even during imports."""
     try:
         from simulmt.cli import main as run
     except KeyboardInterrupt:

@@ -62,7 +62,7 @@ def translate(
             metavar="K", help="Delay k in source pieces.", show_default="the model's own; for a file, its largest"
         ),
     ] = None,
-    kind: Annotated[InputKind, typer.Option("--input", help="Final text, or a recogniser's JSON events.")] = (
+    kind: Annotated[InputKind, typer.Option("--input", help="Plain text, or a recogniser's JSON events.")] = (
         InputKind.TEXT
     ),
     style: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
@@ -187,7 +187,7 @@ def listen(
         Path | None,
         typer.Argument(help="WAV file; - reads WAV or 16-bit mono PCM at 16 kHz from standard input."),
     ] = None,
-    microphone: Annotated[bool, typer.Option("--microphone", help="Listen to the microphone; Ctrl-C ends.")] = False,
+    microphone: Annotated[bool, typer.Option("--microphone", help="Record from the microphone until Ctrl-C.")] = False,
     device: Annotated[str | None, typer.Option(help="Number or name of the microphone.")] = None,
     recogniser: Annotated[
         str, typer.Option(metavar="NAME[:DIR]", help="moonshine, moonshine:DIR, vosk:DIR or sherpa:DIR.")
@@ -271,7 +271,7 @@ def serve(
         int, typer.Option(min=0, help="Worker processes.", show_default="one per core on Linux, else 1")
     ] = 0,
     threads: Annotated[
-        int, typer.Option(min=0, help="CPU threads of each worker.", show_default="the cores, divided by the workers")
+        int, typer.Option(min=0, help="CPU threads of each worker.", show_default="cores divided by workers")
     ] = 0,
 ) -> None:
     """Serve live translation: a web page, a WebSocket for programs, an HTTP API.

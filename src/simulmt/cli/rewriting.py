@@ -196,7 +196,7 @@ def reorder(
 ) -> None:
     """Reorder target words to follow the source words they translate.
 
-    A word with several links follows the last one; a word without links stays behind its predecessor. In text written
+    A word with several links follows the last one; an unaligned word follows the word before it. In text written
     without spaces every ideograph is a word, unless --cut-chinese is given.
     """
     from simulmt.data.transforms import align_and_reorder
@@ -269,8 +269,8 @@ def recognised(
 ) -> None:
     """Replace source text by the output of a recogniser for speech synthesised by espeak-ng.
 
-    Pairs of which less than half is recognised are dropped. Takes about one second per sentence and core; start it
-    several times to use several cores. Needs the extra speech, and espeak-ng.
+    Pairs are dropped if the transcript matches less than half of the source. Takes about one second per sentence and
+    core; start it several times to use several cores. Needs the extra speech, and espeak-ng.
     """
     with needs_extra("simulmt rewrite recognised", "train"):
         from simulmt.train.rewrite import RecognitionConfig, recognised_corpus
@@ -299,7 +299,7 @@ def weigh(
 ) -> None:
     """Repeat, sample or drop pairs by label.
 
-    Give more weight to text of the target domain, and none to text whose licence does not permit your use.
+    Give more weight to in-domain text, and none to text whose licence does not permit your use.
     """
     from simulmt.data.transforms import WeightingConfig, weight_corpus
 

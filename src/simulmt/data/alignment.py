@@ -113,7 +113,7 @@ def format_pharaoh(links: Iterable[Link]) -> str:
 def parse_gold(line: str, base: int = 1, swapped: bool = False) -> tuple[set[Link], set[Link]]:
     """Parse a gold line into (sure, possible) links: i-j is sure, ipj or i?j only possible.
 
-    Sure links are possible, too. `swapped` is for files with the target position first.
+    Sure links also count as possible. `swapped` is for files with the target position first.
     """
     sure, possible = set(), set()
     for token in line.split():

@@ -10,7 +10,7 @@
     dev.source                          the development set as text
     dev.reference  dev.reference2       its references, one set per file, all used for scoring
 
-Preparing is streamed: memory does not grow with the corpus, except for the hashes that find duplicates. Stores are
+Corpora are streamed: memory does not grow with their size, except for the hashes that find duplicates. Stores are
 written atomically.
 """
 

@@ -1,4 +1,4 @@
-"""Derive training text line by line: filter it, add speech noise, weight, join or reorder it.
+"""Transform training text line by line: filter, add speech noise, reweight, concatenate or reorder.
 
 Each transform is a job that writes three files, each atomically, and returns the record:
 

@@ -4,8 +4,8 @@ Scores are sacrebleu's, lower-cased, as is customary for simultaneous translatio
 `zh` if the references are mostly written without spaces, else `13a`. An empty line in one of several reference files
 means a missing reference. Systems are compared by paired bootstrap, per delay.
 
-Errors counted are repeated and unknown words, typical of models that predict frames independently, which need no
-reference, and numbers and negations that were lost. A number of the source counts if it also occurs in a reference, by
+Four kinds of errors are counted. Repeated and unknown words are typical of models that predict frames independently,
+and need no reference. Lost numbers and negations do: a number of the source counts if it also occurs in a reference, by
 value; a negation, if all references have one. Negations are found by word lists.
 """
 

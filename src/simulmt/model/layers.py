@@ -433,7 +433,7 @@ def sentence_chunks(frames: Float[Tensor, "B U D"], size: int) -> Iterator[slice
 class GradientsInForward(torch.autograd.Function):
     """A function whose forward computes and saves the gradients of its first arguments.
 
-    They lack only a factor, the gradient of the first output.
+    Backward only scales them by the gradient of the first output.
     """
 
     @staticmethod

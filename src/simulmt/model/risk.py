@@ -246,7 +246,7 @@ def ngram_rewards(
     order_weights: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
     beta: float = 1.0,
 ) -> tuple[Float[Tensor, "B N M"], Float[Tensor, "B N"]]:
-    """Return the change of F by each symbol, times the number of labels, and F, the weighted mean over n.
+    """Return the change in F due to each symbol, times the number of labels, and F, the weighted mean over n.
 
     F = (1 + beta²) matched / total, with total = written + beta² labels; an n-gram has the weight of its last symbol. A
     symbol adds (1 + beta²) / total if it completes an n-gram that matches the reference (clipped counts), and costs
@@ -255,8 +255,8 @@ def ngram_rewards(
     written = torch.arange(tokens.shape[2], device=tokens.device) < counts[..., None]  # [B N M]
     labelled = torch.arange(target.shape[1], device=target.device) < lengths[:, None]  # [B T]
     rewards, scores = torch.zeros(tokens.shape, device=tokens.device), torch.zeros(counts.shape, device=tokens.device)
-    # A symbol in excess of the reference completes no n-gram. Otherwise it pays to write a word twice: early, and again
-    # where the reference has it.
+    # A symbol in excess of the reference completes no n-gram. Otherwise it would pay to write a word twice: early, and
+    # again where the reference has it.
     fits = _matched(tokens, written, target, labelled)
     for n, share in enumerate(order_weights, start=1):
         by_symbol = None if weights is None else weights[min(n, len(weights)) - 1]

@@ -5,8 +5,8 @@ as in a stateless transducer for speech. After the labels y_1 ... y_u the score 
 
     a_t(v) + b_u(v)
 
-where a comes from the encoder and b from the last labels before y_{u+1}. A frame writes at most one symbol, and equal
-symbols in a row are two symbols: there is no collapse.
+where a comes from the encoder and b from the last labels before y_{u+1}. A frame writes at most one symbol, and
+repeated symbols are not collapsed.
 
 The normaliser of all (t, u) is one product, exp(a) exp(b)^T, so frames x labels x V is never stored; frames x V is
 stored for a few sentences at a time.
@@ -68,7 +68,7 @@ class LabelContext(nn.Module):
         self.dropout = dropout
         self.expand = nn.Linear(symbols * width, inner)
         self.contract = nn.Linear(inner, rank)
-        self.table = nn.Parameter(torch.zeros(vocabulary, rank))  # zero: at first the context does not matter
+        self.table = nn.Parameter(torch.zeros(vocabulary, rank))  # zero, so that at first the context has no effect
         for linear in (self.expand, self.contract):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)

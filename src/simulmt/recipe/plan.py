@@ -16,15 +16,15 @@
     run = "train {settings.student} --set=data={data} --set=delays=[{k}] --run={out}"
 
 `{out}` is the stage's own directory, the only place it may write to. `{NAME}` is the directory of another stage and
-makes that stage a dependency; if both stages are expanded over the same values, the matching variant is meant.
-`{given}/FILE` is a file in the directory passed as --data. `{k}` is replaced by its value,
-also inside a reference: if `system` is `ctc`, `{{system}}` is the directory of the stage `ctc`.
+makes that stage a dependency; if both stages are expanded over the same values, it refers to the matching variant.
+`{given}/FILE` is a file in the directory passed as --data. `{k}` is replaced by its value, even inside a
+reference: if `system` is `ctc`, `{{system}}` is the directory of the stage `ctc`.
 
 `processes = 4` runs a command in four processes. Only translation commands (such as `rewrite distil`) support it,
 because one process does not keep a GPU busy.
 
-A word that refers to an expanded stage without fixing its values is repeated per variant: `--model=ctc-k{k}={ctc}`.
-With `extends = "other.toml"` a recipe inherits from another one and overrides parts of it.
+An argument that refers to an expanded stage without fixing its values is repeated per variant:
+`--model=ctc-k{k}={ctc}`. With `extends = "other.toml"` a recipe inherits from another one and overrides parts of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write a live translation as text, JSON lines, SRT or WebVTT.
 
 Commits are written and flushed at once. Only subtitles are buffered until they are full or their line has ended, since
-the end time precedes the text.
+a cue's end time is written before its text.
 """
 
 from __future__ import annotations

@@ -174,8 +174,8 @@ class RestartedNoun(LogitFilter):
 class UnknownWord(LogitFilter):
     """Penalises symbols after which a word is no longer a prefix of any word in the lexicon or the source read so far.
 
-    A word that is already unknown is not penalised again. Any word may have an English possessive ending, and names of
-    the source may follow an elided article ("d'Artagnan").
+    A word that is already unknown is not penalised again. Any word may have an English possessive ending, and names
+    from the source may follow an elided article ("d'Artagnan").
     """
 
     def __init__(self, penalty: float, target: PieceTexts, source: PieceTexts, lexicon: Sequence[str]) -> None:

@@ -49,7 +49,7 @@ class Seq2SeqSentence(SentenceState):
     With `by_word` predictions see whole words, so that each sees a word more than the one before. Otherwise, as in the
     paper, they see any number of tokens, and the next one sees a token more.
 
-    With a `beam` above 1 the translation is searched for once the whole sentence has been read.
+    With a `beam` above 1, beam search runs once the whole sentence has been read.
     """
 
     def __init__(self, beam: int, reads_on: bool = True, by_word: bool = False) -> None:

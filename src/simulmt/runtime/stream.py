@@ -345,8 +345,8 @@ class Translator:
     def stream(self, delay: int | None = None, beam: int = 1, segment: bool = True, reads_on: bool = True) -> Stream:
         """Open a stream, by default with the model's own delay.
 
-        A `beam` above 1 searches for translations of whole sentences; it is for full-sentence models, and for wait-k
-        models at their largest delay. With `segment=False` punctuation does not end a sentence: only `end_sentence` and
+        A `beam` above 1 runs beam search on whole sentences; it needs a full-sentence model, or a wait-k model at its
+        largest delay. With `segment=False` punctuation does not end a sentence: only `end_sentence` and
         `finish` do, and the maximum length of the model. With `reads_on=False` a wait-k model may end its translation
         before the source has been read.
         """

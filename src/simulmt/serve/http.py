@@ -69,7 +69,7 @@ class DetectRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Detection(msgspec.Struct, frozen=True):
-    """A language that a text may be in."""
+    """A possible language of a text."""
 
     language: str
     confidence: Annotated[float, Meta(description="in percent", ge=0, le=100)]
@@ -103,7 +103,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
-    """An error message, for people."""
+    """A human-readable error message."""
 
     error: str
 

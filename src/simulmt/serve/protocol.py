@@ -55,7 +55,7 @@ class ErrorCode(enum.StrEnum):
     TAKEN_OVER = "taken_over", 1008, Remedy.NONE  # another connection has resumed the session
     TOO_LONG = "too_long", 1008, Remedy.NONE  # the session has lasted as long as the server allows
     FLOODING = "flooding", 1008, Remedy.NONE  # too many pings or fragments
-    UNKNOWN_SESSION = "unknown_session", 1008, Remedy.RESTART  # the session is not, or no longer, known
+    UNKNOWN_SESSION = "unknown_session", 1008, Remedy.RESTART  # the session is unknown or has expired
     TOO_MANY_STREAMS = "too_many_streams", 1013, Remedy.RESTART  # the server, or the client's address, is at its limit
     DRAINING = "draining", 1012, Remedy.RESTART  # the server is shutting down
     INTERNAL = "internal", 1011, Remedy.RESTART  # internal server error

@@ -62,7 +62,7 @@ class RoomLog:
     """The messages of a room, readable by many viewers at their own pace.
 
     A speech that is published again after a lost connection is identified by its `speech` id, and messages already in
-    the log are dropped. The end of a speech can be read for some time after it.
+    the log are dropped. The last messages of a speech can be read for some time after it.
     """
 
     def __init__(self, name: str, kept_sentences: int, kept_seconds: float = math.inf) -> None:

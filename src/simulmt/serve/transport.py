@@ -346,7 +346,7 @@ class Budget:
         return self._left < self._all
 
     async def spend(self, cost: int) -> None:
-        """Wait until anything is left, then spend `cost`, even if it is more than what is left."""
+        """Wait until some budget is left, then spend `cost`, even if that exceeds what is left."""
         await self._available.wait()
         self.refund(-cost)
 

@@ -78,7 +78,7 @@ class SpeechClock:
 
 
 class LiveSpeech:
-    """Recognises and translates speech: for audio what `Stream` is for text."""
+    """Recognises and translates speech; the audio counterpart of `Stream`."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Extract numbers by value, independent of language and notation: 3,000 equals 3.000 and 三千, 1.5 billion 15亿.
 
 A language has a `_Notation`: rules that convert its numbers to digits, and words that may or may not be numbers. The
-notations follow the code that reads digits: English, German, Chinese.
+code for digits comes first, then the notations of English, German and Chinese.
 """
 
 from __future__ import annotations

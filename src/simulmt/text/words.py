@@ -1,7 +1,7 @@
 """Split text into words and sentences, and identify its language; no other module lists Unicode ranges.
 
-Sentence boundaries are found without look-ahead, because a live translation must not wait for the next word. In doubt
-the sentence continues: a missed boundary costs some delay, a wrong one splits a sentence.
+Sentence boundaries are found without look-ahead, because a live translation must not wait for the next word. When in
+doubt, the sentence continues: a missed boundary costs some delay, a wrong one splits a sentence.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Derive training text with models: distillation, pseudo references, back-translation, recognised speech.
 
-Each function is a job as in simulmt.data.transforms, which has the fast transforms; these are slow and resume.
+Each function is a job as in simulmt.data.transforms, which has the fast transforms; those here are slow and resumable.
 
-`rewrite` processes a text in shards, resumes an interrupted job and is shared by any number of processes. Shards have a
-fixed size, so the result is the same bytes however often the work was interrupted and whichever processes took part.
+`rewrite` processes a text in shards, resumes an interrupted job and can be shared by any number of processes. Shards
+have a fixed size, so the output is byte-identical regardless of interruptions and of the processes that took part.
 Finished shards are kept in PREFIX.shards until the job is finished. Processes coordinate by file locks, which are
 released when a process ends, so another one takes over its shard.
 """

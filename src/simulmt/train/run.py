@@ -57,7 +57,7 @@ class RunProgress:
     skipped_sentences: int = 0
 
     def best(self, count: int) -> list[int]:
-        """Return the updates with the highest scores, best first, later ones first among equals."""
+        """Return the updates with the highest scores, best first; among equal scores, the latest first."""
         ranked = sorted(self.scores, key=lambda update: (self.scores[update], int(update)), reverse=True)
         return [int(update) for update in ranked[:count]]
 
