@@ -61,8 +61,9 @@ def test_stages_start_from_a_model_of_the_same_kind_delay_and_vocabularies(path:
             assert all(plain.model[size] == config.model[size] for size in ("width", "inner", "heads"))
             assert plain.model["layers"] >= config.model["encoder_layers"]
             continue
-        assert plain.system.removesuffix("+asn") == config.system.removesuffix("+asn")
-        assert plain.delays == config.delays
+        if config.system != "wait-k" or plain.system != "teacher":  # which differ only in their masks
+            assert plain.system.removesuffix("+asn") == config.system.removesuffix("+asn")
+            assert plain.delays == config.delays
         assert plain.model == {name: size for name, size in config.model.items() if name != "policy_inner"}
 
 

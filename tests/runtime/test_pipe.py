@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -118,6 +119,21 @@ def test_a_replacement_character_in_valid_text_is_no_damage(tmp_path: Path) -> N
         found = [arrival for turn in arrivals(opened.fileno(), time.monotonic) for arrival in turn]
     assert "".join(arrival.text for arrival in found) == "a \ufffd b"
     assert not any(arrival.bad_line for arrival in found)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("Hallo".encode("utf-16"), "^UTF-16 text; convert it"),
+        (gzip.compress(b"hello"), "^gzip data; decompress it first"),
+        (b"\x7fELF\x02\x01\x01\0\0", "^not a text file: it contains NUL bytes"),
+    ],
+)
+def test_input_that_is_not_text_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    file = tmp_path / "data"
+    file.write_bytes(data)
+    with file.open("rb") as opened, pytest.raises(DataError, match=message):
+        list(arrivals(opened.fileno(), time.monotonic))
 
 
 def test_input_that_cannot_be_read(tmp_path: Path) -> None:

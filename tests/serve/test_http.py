@@ -242,6 +242,17 @@ def test_languages_that_cannot_be_detected_must_be_given() -> None:
         asyncio.run(api._detect_source("kyo tsi", dict.fromkeys(["synthetic", "toki"])))  # type: ignore[arg-type]
 
 
+def test_detection_is_among_all_languages_even_if_one_is_possible() -> None:
+    api = HttpApi.__new__(HttpApi)
+    api._detector = Detector(["en", "de", "synthetic"])
+    text = "Guten Morgen, wie geht es dir heute?"
+    found = asyncio.run(api._detect_source(text, {"en": None}))  # type: ignore[dict-item]
+    assert found.language == "en"
+    assert found.confidence < 10
+    found = asyncio.run(api._detect_source(text, {"synthetic": None}))  # type: ignore[dict-item]
+    assert (found.language, found.confidence) == ("synthetic", 0.0)
+
+
 def test_detection_of_the_only_language(client: httpx.Client) -> None:
     answer = client.post("/detect", data={"q": "kyo tsi"})
     assert answer.json() == [{"language": "synthetic", "confidence": 100.0}]

@@ -213,6 +213,21 @@ def test_a_wait_k_model_starts_from_the_encoder_of_a_run_with_sorting(
     assert same(encoder, {name: given[name] for name in encoder})
 
 
+def test_a_wait_k_model_starts_from_all_weights_of_a_teacher(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    sizes = {"width": 16, "inner": 24, "heads": 2, "encoder_layers": 2, "decoder_layers": 1}
+    config = SystemConfig("teacher", source_tokenizer.size, target_tokenizer.size, sizes)
+    teacher = build_model(config)
+    save_model(teacher, config, tmp_path / "run", {})
+    config = replace(config, system="wait-k", delays=(1, 3))
+    model = build_model(config)
+    initialise_from(model, tmp_path / "run", config)
+    assert same(snapshot(model), snapshot(teacher))
+    assert model.encoder.causal
+    assert not teacher.encoder.causal
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

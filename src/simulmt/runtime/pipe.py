@@ -18,6 +18,7 @@ from simulmt.runtime.stream import LINES_PER_BATCH, Commit, Stream, StreamState,
 
 CHUNK = 4096  # bytes per read
 UNDECODED = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as `surrogateescape` decodes it
+GZIP = b"\x1f\x8b"  # first bytes of a file
 POLL = 0.1  # seconds between checks for time-outs of words that a recogniser may revise
 LONGEST_EVENT = 1 << 20  # characters
 AHEAD = 4  # chunks read ahead of translation; the rest stays in the pipe (back-pressure)
@@ -36,7 +37,7 @@ def arrivals(descriptor: int, clock: Callable[[], float], poll: float | None = N
 
     A thread reads and timestamps the text, also while the caller computes.
     """
-    queue: Queue[Arrival | OSError | None] = Queue(AHEAD)
+    queue: Queue[Arrival | OSError | DataError | None] = Queue(AHEAD)
     Thread(target=_read, args=(descriptor, clock, queue), daemon=True).start()
     while True:
         try:
@@ -48,16 +49,23 @@ def arrivals(descriptor: int, clock: Callable[[], float], poll: float | None = N
         yield [item for item in waiting if isinstance(item, Arrival)]
         if isinstance(waiting[-1], OSError):
             raise DataError(f"the input cannot be read: {waiting[-1].strerror}")
+        if isinstance(waiting[-1], DataError):
+            raise waiting[-1]
         if waiting[-1] is None:
             return
 
 
-def _read(descriptor: int, clock: Callable[[], float], queue: Queue[Arrival | OSError | None]) -> None:
+def _read(
+    descriptor: int, clock: Callable[[], float], queue: Queue[Arrival | OSError | DataError | None]
+) -> None:
     decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
-    line = 1
+    line, is_first = 1, True
     try:
         while True:
             data = os.read(descriptor, CHUNK)
+            if is_first:
+                _refuse_binary(data)
+                is_first = False
             text = decoder.decode(data, final=not data)
             bad = UNDECODED.search(text)
             bad_line = line + text.count("\n", 0, bad.start()) if bad else None
@@ -68,8 +76,18 @@ def _read(descriptor: int, clock: Callable[[], float], queue: Queue[Arrival | OS
             if not data:
                 break
         queue.put(None)
-    except OSError as error:
+    except (OSError, DataError) as error:
         queue.put(error)
+
+
+def _refuse_binary(start: bytes) -> None:
+    """Raise DataError if input that starts like this is not plain text."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError("UTF-16 text; convert it with `iconv -f UTF-16 -t UTF-8`")
+    if start.startswith(GZIP):
+        raise DataError("gzip data; decompress it first, such as with `zcat FILE | simulmt translate`")
+    if b"\0" in start:
+        raise DataError("not a text file: it contains NUL bytes")
 
 
 class LineTranslator:

@@ -199,11 +199,11 @@ class HttpApi:
         return candidates[source], detection
 
     async def _detect_source(self, text: str, candidates: dict[str, Model]) -> Detection:
-        """Return the most likely language that can be translated to the target."""
-        if len(candidates) == 1:
-            return Detection(next(iter(candidates)), 100.0)
+        """Return the most likely language that can be translated to the target, with its confidence among all."""
         ranked = await asyncio.to_thread(self._detector.detect, text)
         found = next((found for found in ranked if found.language in candidates), None)
+        if found is None and len(candidates) == 1:  # the detector does not know this language
+            found = Detection(next(iter(candidates)), 0.0)
         if found is None:
             raise HTTPException(400, f"cannot detect the language; give source: {', '.join(candidates)}")
         return found
