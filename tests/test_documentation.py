@@ -10,7 +10,7 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 ROOT = REPOSITORY / "src" / "simulmt"
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
-MADE_BY_THE_READER = {"recipes/small.toml"}  # of docs/train-your-own.md
+MADE_BY_THE_READER = {"recipes/small.toml", "recipes/more.toml"}  # of docs/train-your-own.md
 FILE = re.compile(r"\b(?:src|tests|benchmarks|recipes|configs|docs|deploy)/[\w./-]+\.(?:py|toml|md|png|yaml|conf)\b")
 LINK = re.compile(r"\]\((?!http)([^)#]+)[^)]*\)")
 

@@ -30,7 +30,7 @@ COLUMNS = {  # heading: field of a result
     "numbers %": "numbers_percent",
     "negations %": "negations_percent",
     "AL_CA ms": "AL_CA",
-    "ms/piece": "compute_ms_median",
+    "ms/token": "compute_ms_median",
     "p99": "compute_ms_p99",
 }
 SPEECH_QUALITY = {
@@ -299,7 +299,8 @@ def anticipation(
 
     Rates are also given with target positions scaled to the source length. Units are words, or characters in text
     written without spaces. Text compared with --gold must be tokenised as it was for the annotators. eflomal samples at
-    random, so two runs differ slightly.
+    random: on a few hundred sentences, rates differ by some points between runs. Add text with --more-source, or reuse
+    alignments with --aligner pharaoh:FILE.
     """
     with needs_extra("simulmt anticipation", "eval"):
         from simulmt.data.alignment import read_word_pairs

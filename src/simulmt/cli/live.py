@@ -37,7 +37,7 @@ Model = Annotated[
 ]
 Delay = Annotated[
     int | None,
-    typer.Option(metavar="K", help="Delay k in source pieces.", show_default="the model's own"),
+    typer.Option(metavar="K", help="Delay k, in source tokens (subwords).", show_default="the model's own"),
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads, at most one per core; 0 uses all cores.")]
 TextFile = Annotated[Path | None, typer.Option("--text", help="Text file to use, one sentence per line.")]
@@ -59,7 +59,7 @@ def translate(
     delay: Annotated[
         int | None,
         typer.Option(
-            metavar="K", help="Delay k in source pieces.", show_default="the model's own; for a file, its largest"
+            metavar="K", help="Delay k, in source tokens (subwords).", show_default="the model's own; for a file, its largest"
         ),
     ] = None,
     kind: Annotated[InputKind, typer.Option("--input", help="Plain text, or a recogniser's JSON events.")] = (
@@ -155,7 +155,7 @@ def bench(
 ) -> None:
     """Measure the speed of a model on this machine.
 
-    A token is a source piece. A speaker is a live stream of 2.5 words per second.
+    A token is a subword of the source. A speaker is a live stream of 2.5 words per second.
 
     \b
     Examples:

@@ -143,7 +143,7 @@ def check_runnable(todo: Sequence[StageStatus], statuses: Mapping[str, StageStat
         if missing := workspace.missing_inputs(status.stage):
             if workspace.given is None:
                 raise ConfigError(f"{status.stage.name} reads {missing[0]}: pass its directory with --data")
-            raise DataError(f"--data {workspace.given}: {missing[0]} not found; {status.stage.name} reads it")
+            raise DataError(f"--data {workspace.given}: {missing[0]} not found, which stage {status.stage.name} reads")
         for need in status.stage.needs:
             if statuses[need].state != "done" and need not in names:
                 raise ConfigError(f"--only {status.stage.name}: needs {need}, which is {statuses[need].description}")

@@ -151,7 +151,7 @@ def log_address(listener: socket.socket, settings: Settings) -> None:
     shown = f"[{address}]" if ":" in address else address
     logger.info("serving %s at http://%s:%d", ", ".join(Path(model).name for model in settings.models), shown, port)
     if settings.keys.are_optional and not is_loopback(settings.host):
-        logger.warning("anyone who can reach %s can use this server: set keys with --api-keys-file", shown)
+        logger.warning("anyone who can reach this address can use the server: set keys with --api-keys-file")
 
 
 def server_for(app: Starlette, handles_signals: bool = True) -> DrainingServer:

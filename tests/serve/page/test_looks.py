@@ -38,7 +38,7 @@ def test_dark_and_light(page: Page, context: BrowserContext, server: PageServer)
 
 
 def test_all_text_has_contrast(page: Page) -> None:
-    choose(page, "Compare faster and surer")
+    choose(page, "Compare two delays")
     choose(page, "Show how it works")
     draft(page).fill(FIRST + "half a")
     wait_for_translation(page, offline([FIRST, "half "], delay=5), lane=1)
@@ -50,7 +50,7 @@ def test_all_text_has_contrast(page: Page) -> None:
 
 
 def test_nothing_is_wider_than_the_screen(page: Page) -> None:
-    choose(page, "Compare faster and surer")
+    choose(page, "Compare two delays")
     choose(page, "Show how it works")
     for width, letter in ((320, "l"), (390, "m"), (800, "n"), (1280, "o")):
         page.set_viewport_size({"width": width, "height": 844})
@@ -79,7 +79,7 @@ OVERLAPS = """() => {
 @pytest.mark.parametrize(("lanes", "widths"), [(1, (360, 1280)), (2, (390, 900, 1280))])
 def test_controls_keep_apart(page: Page, lanes: int, widths: tuple[int, ...]) -> None:
     if lanes == 2:
-        choose(page, "Compare faster and surer")
+        choose(page, "Compare two delays")
     expect(page.locator(".lane")).to_have_count(lanes)
     for width in widths:
         page.set_viewport_size({"width": width, "height": 844})
@@ -100,9 +100,9 @@ def test_keyboard_alone(page: Page) -> None:
     page.keyboard.type(FIRST)
     tab_to(page, "More")
     page.keyboard.press("Enter")
-    tab_to(page, "Compare faster and surer")
+    tab_to(page, "Compare two delays")
     page.keyboard.press("Enter")
-    tab_to(page, "Translation: faster or surer")
+    tab_to(page, "Translation: faster or more accurate")
     page.keyboard.press("ArrowRight")
     tab_to(page, "Your text")
     page.keyboard.type(SECOND)
@@ -123,7 +123,7 @@ def test_screen_readers_hear_whole_sentences(page: Page) -> None:
 def test_axe_finds_nothing(page: Page, size: tuple[int, int]) -> None:
     page.set_viewport_size({"width": size[0], "height": size[1]})
     assert violations_in_both_schemes(page) == []
-    choose(page, "Compare faster and surer")
+    choose(page, "Compare two delays")
     choose(page, "Show how it works")
     draft(page).fill(FIRST + "half a")
     wait_for_translation(page, offline([FIRST, "half "], delay=5), lane=1)
@@ -133,7 +133,7 @@ def test_axe_finds_nothing(page: Page, size: tuple[int, int]) -> None:
 
 
 def test_labels_differ(page: Page) -> None:
-    choose(page, "Compare faster and surer")
+    choose(page, "Compare two delays")
     labels = page.evaluate("""[...document.querySelectorAll('button, a, input, select, textarea, [role=region]')]
         .filter(control => control.checkVisibility({visibilityProperty: true}))
         .map(control => control.ariaLabel || control.labels?.[0]?.textContent.trim() || control.innerText.trim())""")

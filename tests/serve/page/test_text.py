@@ -26,7 +26,7 @@ def reload(page: Page) -> None:
 
 
 def test_a_reload_loses_nothing(page: Page) -> None:
-    page.get_by_role("slider", name="Translation: faster or surer").press("End")
+    page.get_by_role("slider", name="Translation: faster or more accurate").press("End")
     draft(page).press_sequentially(FIRST + "felfun nolbos fal")
     wait_for_translation(page, offline([5, FIRST, "felfun nolbos "]))
     reload(page)
@@ -177,7 +177,7 @@ def test_a_second_lane_gets_the_text_so_far(page: Page) -> None:
     draft(page).fill(FIRST + SECOND)
     wait_for_translation(page, offline([FIRST, SECOND]))
     reload(page)
-    choose(page, "Compare faster and surer")
+    choose(page, "Compare two delays")
     wait_for_translation(page, offline([FIRST, SECOND], delay=5), lane=1)
     draft(page).press_sequentially(THIRD)
     wait_for_translation(page, offline([FIRST, SECOND, THIRD]))

@@ -83,7 +83,7 @@ def test_the_watch_sees_a_change(page: Page) -> None:
 
 
 def test_the_delay_slider_acts_at_once(page: Page) -> None:
-    slider = page.get_by_role("slider", name="Translation: faster or surer")
+    slider = page.get_by_role("slider", name="Translation: faster or more accurate")
     assert slider.get_attribute("aria-valuetext") == "waits for about 0.5 s of speech"
     draft(page).press_sequentially(FIRST)
     slider.press("End")
@@ -164,12 +164,12 @@ def test_the_reader_stays_at_the_end_unless_they_scroll_up(page: Page) -> None:
 
 def test_two_delays_side_by_side(page: Page) -> None:
     draft(page).press_sequentially(FIRST)
-    choose(page, "Compare faster and surer")
+    choose(page, "Compare two delays")
     draft(page).press_sequentially(SECOND)
     wait_for_translation(page, offline([FIRST, SECOND], delay=3), lane=0)
     wait_for_translation(page, offline([FIRST, SECOND], delay=5), lane=1)
     expect(page.locator(".path")).to_have_count(2)
-    choose(page, "Compare faster and surer")
+    choose(page, "Compare two delays")
     expect(page.locator(".lane")).to_have_count(1)
     draft(page).press_sequentially(THIRD)
     wait_for_translation(page, offline([FIRST, SECOND, THIRD], delay=3))
@@ -286,7 +286,7 @@ def test_copy(page: Page, context: BrowserContext) -> None:
 
 def test_new_asks_before_it_clears_and_keeps_the_delay(page: Page) -> None:
     expect(page.get_by_role("button", name="New", exact=True)).to_be_disabled()
-    page.get_by_role("slider", name="Translation: faster or surer").press("End")
+    page.get_by_role("slider", name="Translation: faster or more accurate").press("End")
     draft(page).press_sequentially(FIRST)
     wait_for_translation(page, offline([5, FIRST]))
     page.get_by_role("button", name="New", exact=True).click()

@@ -58,7 +58,7 @@ def test_what_was_taken_back_stays_so_over_a_reload(page: Page) -> None:
     expect(draft(page)).to_have_value(SECOND.strip())
     expect(page.locator(".sent .text p")).to_have_text([FIRST.strip()])
     expect(page.get_by_role("deletion")).to_have_text(offline([SECOND]))
-    choose(page, "Compare faster and surer")
+    choose(page, "Compare two delays")
     wait_for_translation(page, offline([FIRST], delay=5), lane=1)
 
 
@@ -104,7 +104,7 @@ def test_enter_waits_for_the_sentence_that_is_taken_back(
     context.set_offline(False)
     expect(page.locator(".lane .text p:not([role])")).to_have_text([offline([FIRST]), offline([SECOND])])
     expect(draft(page)).to_have_value("")
-    choose(page, "Compare faster and surer")
+    choose(page, "Compare two delays")
     wait_for_translation(page, offline([FIRST, SECOND], delay=5), lane=1)
 
 

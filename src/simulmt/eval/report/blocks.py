@@ -159,7 +159,7 @@ def results_table(results: Iterable[Result]) -> Table:
         "DAL": lambda r: _number(r.DAL, 2),
         "AP": lambda r: _number(r.AP, 3),
         "AL-CA ms": lambda r: _number(r.AL_CA, 1),
-        "ms/piece median": lambda r: _number(r.compute_ms_median, 2),
+        "ms/token median": lambda r: _number(r.compute_ms_median, 2),
         "p99": lambda r: _number(r.compute_ms_p99, 2),
         "lag s": lambda r: _number(r.paced_lag, 2),
         "computing s": lambda r: _number(_sum(r.paced_computing, r.paced_queueing), 3),

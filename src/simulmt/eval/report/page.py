@@ -170,7 +170,7 @@ def _overview(results: Sequence[Result]) -> Iterator[Block]:
     if any(result.AL_CA is not None for result in results):
         caption += (
             " AL-CA assumes 1 ms per source word, so it is close to the time to the first word; "
-            "the time per source piece in the table is closer to what users notice."
+            "the time per source token in the table is closer to what users notice."
         )
     yield Figures(
         [Picture(plots.inline_svg(plots.quality_latency_figure(results), "Quality against latency"), caption)]

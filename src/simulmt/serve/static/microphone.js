@@ -50,7 +50,7 @@ export class Microphone {
     this.#listener = null; // ignore pending results in another language
     this.#model = model;
     this.#button.hidden = !model.audio && !BrowserRecogniser.knows(model.source);
-    this.#button.title = model.audio ? "Listen" : "Listen; your browser may have the speech recognised elsewhere";
+    this.#button.title = model.audio ? "Listen" : "Listen (your browser may send the audio to an online service)";
   }
 
   /** Whether speech recognition is available. */

@@ -7,7 +7,7 @@ import { roomName } from "./room.js";
 const SYLLABLES = "ba be bo da do fa fe ka ko la le li ma mi mo na no pa pe ra ro sa so ta te to va vi zo".split(" ");
 const CONFIRMATION_MS = 1500;
 const LOOPBACK_WARNING =
-  "Other devices cannot open this address, since it names this computer. Start the server with --host 0.0.0.0, " +
+  "This address works only on this computer. To let other devices connect, start the server with --host 0.0.0.0, " +
   "and open this page by the computer's name or IP address.";
 const RENEWAL_MS = 5000;
 

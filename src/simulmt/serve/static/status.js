@@ -17,7 +17,7 @@ const CAUSES = {
   taken_over: "This text is open in another tab.",
   too_long: "The session has reached the time limit of the server. Reload the page to continue.",
   room_taken: "Another speaker is using this room.",
-  unknown_model: "The server no longer has these languages. Reload the page.",
+  unknown_model: "This language pair is no longer available. Reload the page.",
 };
 
 const WORST_FIRST = ["failed", "lost", "asleep", "connecting", "live"];
