@@ -16,7 +16,6 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 TOY = {
     "decode.py": ("--toy --runs 1", "CTranslate2 int8"),
     "policy.py": ("--toy --stability 0.5 0.7", "stability 0.7"),
-    "rules.py": ("--delay 1", "without restarted_noun"),
     "speech.py": ("--model toy --seconds 4 --interval 0.5", "two_cities"),
     "standard_library.py": ("--units 100 --rounds 1", "lines (as_toml)"),
     "start.py": ("--pairs 1000", "first batch after"),

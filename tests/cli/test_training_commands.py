@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections import Counter
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from simulmt.data.corpus import read_lines
 from simulmt.data.store import Dataset
 from simulmt.errors import BundleError
 from simulmt.runtime.bundle import SHIPPED, Bundle
-from simulmt.runtime.rules import RulesConfig
 from simulmt.text import Tokenizer
 from simulmt.train.analysis import bleu
 from simulmt.train.systems import SystemConfig, build_model, save_model
@@ -239,39 +237,16 @@ class TestFromTextToTranslation:
     ) -> None:
         monkeypatch.chdir(folder)
         Path("card.md").write_text("## Data\n\nInvented.\n", encoding="utf-8")
-        options = (
-            "--default-delay 3 --blank-penalty 0.5 --blank-penalty 1.5 --repeated-symbol 3 "
-            "--unknown-word 2 --doubled-punctuation --longest 40 --development 0 --card card.md"
-        )
+        penalties = "--blank-penalty 0.5 --blank-penalty 1.5"
+        options = f"--default-delay 3 {penalties} --longest 40 --development 0 --card card.md"
         finished = call(*f"export run/final --data data --output other {LANGUAGES} {options}".split(), capture=capsys)
         assert finished.returncode == 0, finished.stderr
         assert finished.stderr.startswith("other: ctc int8; ")
         config = Bundle(Path("other")).config
         assert (config.source_language, config.target_language, config.precision) == ("aa", "bb", "int8")
         assert (config.default_delay, config.blank_penalties, config.longest) == (3, (0.5, 1.5), 40)
-        assert config.rules == RulesConfig(3, 0, 2, True)
-        words, dataset = Path("other/words.txt").read_text(encoding="utf-8").split(), Dataset.open(Path("data"))
-        text = [dataset.target_tokenizer.decode(dataset.train.pair(i)[1].tolist()) for i in range(len(dataset.train))]
-        counts = Counter(re.findall("[a-z]+", " ".join(text).lower()))
-        assert words == sorted(word for word, count in counts.items() if count >= 5)
         assert "int8_bleu" not in config.checks
         assert Path("other/README.md").read_text(encoding="utf-8").endswith("## Data\n\nInvented.\n")
-
-    def test_a_target_without_spaces_gets_no_list_of_words(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.chdir(folder)
-        files = "--source text/train.source --target text/train.target --dev-source text/dev.source"
-        sizes = "--dev-target text/dev.target --source-vocabulary 300 --target-vocabulary 300"
-        train = "train config.toml --run run-zh --device cpu --set training.max_updates=1 --set data=data-zh"
-        for command in (
-            f"prepare --output data-zh --target-language zh {files} {sizes}",
-            train,
-            f"export run-zh --data data-zh --output bundle-zh --unknown-word 2 --development 0 {LANGUAGES}",
-        ):
-            finished = call(*command.split(), capture=capsys)
-            assert finished.returncode == 0, finished.stderr
-        assert Path("bundle-zh/words.txt").read_text(encoding="utf-8") == ""
 
     @pytest.mark.parametrize("language", ["de", "zh"])
     def test_the_case_of_the_target_is_folded_on_request(
@@ -310,13 +285,12 @@ class TestFromTextToTranslation:
     def test_blank_penalties_are_tuned_as_the_bundle_will_translate(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The best score reported is that of the bundle's translations, with its decoding rules."""
+        """The best score reported is that of the bundle's translations."""
         monkeypatch.chdir(folder)
-        command = "export run --data data --output worded --precision fp32 --development 0 --tune-penalty"
-        options = f"{LANGUAGES} --repeated-symbol 3 --unknown-word 5 --doubled-punctuation"
-        finished = call(*f"{command} {options}".split(), capture=capsys)
+        command = "export run --data data --output exact --precision fp32 --development 0 --tune-penalty"
+        finished = call(*f"{command} {LANGUAGES}".split(), capture=capsys)
         assert finished.returncode == 0, finished.stderr
-        dataset, translator = Dataset.open(Path("data")), load(Path("worded"))
+        dataset, translator = Dataset.open(Path("data")), load(Path("exact"))
         for line in (line for line in finished.stderr.splitlines() if line.startswith("k=")):
             delay, best = int(line[2]), max(map(float, re.findall(r": ([\d.]+)", line)))
             sources = (
@@ -422,7 +396,6 @@ class TestFromTextToTranslation:
                 2,
                 ["stabilities need a wait-k model with a policy"],
             ),
-            ("export run --data data --output new --restarted-noun 1", 2, ["restarted_noun", "language en, not bb"]),
             ("export run --data data --output new --card missing.md", 1, ["missing.md"]),
             ("train config.toml --run new --set training.sed=2", 2, ["config.toml", "sed", "seed"]),
             ("train config.toml --run new --set data=nowhere", 1, ["nowhere: no such directory", "simulmt prepare"]),

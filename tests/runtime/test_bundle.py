@@ -26,8 +26,6 @@ from simulmt.runtime.bundle import (
     shipped_names,
     write_system_configs,
 )
-from simulmt.runtime.rules import RulesConfig, UnknownWord
-from simulmt.runtime.stream import load
 from simulmt.text import Tokenizer
 from simulmt.train.export import export
 from tiny_models import STABILITIES, export_config, trained, translator
@@ -36,8 +34,7 @@ from tiny_models import STABILITIES, export_config, trained, translator
 @pytest.fixture(scope="module")
 def whole(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("bundle") / "en-de"
-    knowing = replace(trained("ctc", source_tokenizer, target_tokenizer), words=["über", "und"])
-    export(knowing, directory, export_config("ctc", "int8", rules=RulesConfig(unknown_word=2.0)))
+    export(trained("ctc", source_tokenizer, target_tokenizer), directory, export_config("ctc", "int8"))
     return directory
 
 
@@ -59,7 +56,7 @@ def test_a_whole_bundle_opens_and_is_verified(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "ctc.onnx", "ctc.weights", "source.model", "target.model", "words.txt", "README.md"]
+    "name", ["config.json", "ctc.onnx", "ctc.weights", "source.model", "target.model", "README.md"]
 )
 def test_a_missing_or_truncated_file_is_named(bundle: Path, name: str) -> None:
     path = bundle / name
@@ -72,7 +69,7 @@ def test_a_missing_or_truncated_file_is_named(bundle: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "ctc.onnx", "ctc.weights", "source.model", "target.model", "words.txt", "README.md"]
+    "name", ["config.json", "ctc.onnx", "ctc.weights", "source.model", "target.model", "README.md"]
 )
 def test_verify_finds_a_single_changed_byte(bundle: Path, name: str) -> None:
     opened = Bundle(bundle)
@@ -120,16 +117,10 @@ def test_a_directory_without_a_manifest_is_not_a_bundle(bundle: Path) -> None:
 
 def test_an_incomplete_manifest_is_refused(bundle: Path) -> None:
     files = json.loads((bundle / MANIFEST).read_text())["files"]
-    for name in ("ctc.weights", "words.txt"):
-        change(bundle / MANIFEST, files={other: entry for other, entry in files.items() if other != name})
-        with pytest.raises(BundleError, match=rf"manifest\.json: does not list {name}"):
-            Bundle(bundle)
-
-
-def test_an_unreadable_word_list_is_named(bundle: Path) -> None:
-    (bundle / "words.txt").write_bytes(b"\xff" * len((bundle / "words.txt").read_bytes()))
-    with pytest.raises(BundleError, match=r"words\.txt: cannot be read as text; copy or export"):
-        load(bundle)
+    del files["ctc.weights"]
+    change(bundle / MANIFEST, files=files)
+    with pytest.raises(BundleError, match=r"manifest\.json: does not list ctc\.weights"):
+        Bundle(bundle)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +130,6 @@ def test_an_unreadable_word_list_is_named(bundle: Path) -> None:
         ("longest", 1),
         ("spelling", 1),
         ("delays", []),
-        ("rules", {"repeated_symbol": -1.0}),
-        ("rules", {"restarted_noun": math.inf}),
-        ("rules", {"unknown_word": math.nan}),
-        ("rules", {"doubled_punctuation": 1}),
-        ("rules", {"unknown_words": 1.0}),
         ("blank_penalties", [math.nan, 0.0, 0.0, 0.0]),
         ("stabilities", [0.5, 0.5, 0.5, 0.5]),  # it is a CTC bundle
     ],
@@ -155,50 +141,40 @@ def test_an_impossible_configuration_is_named(bundle: Path, key: str, value: Any
         Bundle(bundle)
 
 
+RULES_OFF = {"repeated_symbol": 0.0, "unknown_word": 0.0, "doubled_punctuation": False, "early_full_stop": False}
+
+
+@pytest.mark.parametrize("settings", [{"rules": RULES_OFF}, {"rules": {}}, {"repeat_penalty": 0.0, "word_penalty": 0}])
+def test_a_bundle_whose_decoding_rules_are_off_loads(bundle: Path, settings: dict[str, Any]) -> None:
+    expected = Bundle(bundle).config
+    change(bundle / CONFIG, **settings)
+    _trust_sizes(bundle)
+    assert Bundle(bundle).config == expected
+
+
 @pytest.mark.parametrize(
-    ("repeat", "word", "rules"),
+    "settings",
     [
-        (3.0, 2.0, RulesConfig(3.0, 3.0, 2.0, True)),
-        (3.0, 0.0, RulesConfig(3.0, 0.0, 0.0, True)),
-        (0.0, 2.0, RulesConfig(0.0, 0.0, 2.0, False)),
-        (0.0, 0.0, RulesConfig()),
+        {"rules": {**RULES_OFF, "unknown_word": 30.0}},
+        {"rules": {**RULES_OFF, "doubled_punctuation": True}},
+        {"rules": {"early_full_stop": True}},
+        {"repeat_penalty": 3.0, "word_penalty": 0.0},
+        {"repeat_penalty": 0.0, "word_penalty": 2.0},
     ],
 )
-def test_the_penalties_of_older_bundles_become_rules(
-    bundle: Path, repeat: float, word: float, rules: RulesConfig
-) -> None:
-    table = json.loads((bundle / CONFIG).read_text())
-    del table["rules"]
-    (bundle / CONFIG).write_text(json.dumps({**table, "format": 4, "repeat_penalty": repeat, "word_penalty": word}))
+def test_a_bundle_with_a_decoding_rule_is_refused(bundle: Path, settings: dict[str, Any]) -> None:
+    change(bundle / CONFIG, **settings)
     _trust_sizes(bundle)
-    assert Bundle(bundle).config.rules == rules
+    with pytest.raises(BundleError) as refused:
+        Bundle(bundle)
+    reason = "uses decoding rules, which this version no longer has; export the model again"
+    assert str(refused.value) == f"{bundle / CONFIG}: {reason}"
 
 
 def test_a_bundle_of_format_7_without_a_policy_loads(bundle: Path) -> None:
     change(bundle / CONFIG, format=7, agreements=[], confidences=[])
     _trust_sizes(bundle)
     assert not Bundle(bundle).config.has_policy
-
-
-@pytest.mark.parametrize("value", [-1.0, math.inf, "much"])
-def test_an_impossible_penalty_of_an_older_bundle_is_named(bundle: Path, value: Any) -> None:
-    change(bundle / CONFIG, repeat_penalty=value)
-    _trust_sizes(bundle)
-    with pytest.raises(BundleError, match=r"config\.json: rules.* repeated_symbol.*copy or export"):
-        Bundle(bundle)
-
-
-def test_a_bundle_without_a_rule(bundle: Path) -> None:
-    opened = Bundle(bundle)
-    assert [type(rule) for rule in opened.rules().filters] == [UnknownWord]
-    assert opened.without("unknown_word").rules().filters == []
-    assert opened.config.rules.active == ["unknown_word"]  # left as it is
-
-
-@pytest.mark.parametrize("kind", ["transducer", "wait-k"])
-def test_rules_are_for_ctc_only(bundle: Path, kind: Kind) -> None:
-    with pytest.raises(ConfigError, match=f"rules not supported by {kind}: .*unknown_word"):
-        replace(Bundle(bundle).config, kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["wait-k", "full-sentence"])
@@ -208,7 +184,7 @@ def test_whole_words_are_for_ctc_only(bundle: Path, kind: Kind) -> None:
     config = Bundle(bundle).config
     assert config.whole_words
     with pytest.raises(ConfigError, match="whole_words is for ctc and transducer only"):
-        replace(config, kind=kind, rules=RulesConfig())
+        replace(config, kind=kind)
 
 
 @pytest.mark.parametrize("name", ["source.model", "target.model"])

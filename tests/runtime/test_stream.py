@@ -6,11 +6,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,13 +16,10 @@ from hypothesis import strategies as st
 
 from simulmt.errors import ConfigError, StreamError
 from simulmt.model.ctc import CTCModel
-from simulmt.runtime import rules
 from simulmt.runtime.bundle import Kind
-from simulmt.runtime.decoding import Collapse, Written
-from simulmt.runtime.rules import Context, DecodingRules, RulesConfig, SourcePrefix
 from simulmt.runtime.stream import Commit, Lag, Stream, StreamState, Translator, load
 from simulmt.text import BLANK, END, Detokenizer, Tokenizer, split_words
-from simulmt.text.words import SENTENCE_ENDS, ends_sentence
+from simulmt.text.words import ends_sentence
 from simulmt.train.export import TrainedModel
 from tiny_models import (
     DELAYS,
@@ -45,11 +39,9 @@ from tiny_models import (
 SYSTEMS: list[tuple[Kind, str]] = [
     ("ctc", "fp32"),
     ("ctc", "int8"),
-    ("ctc", "rules"),
     ("ctc", "whole words"),
     ("transducer", "fp32"),
     ("transducer", "int8"),
-    ("transducer", "full stops"),
     ("wait-k", "fp32"),
     ("wait-k", "int8"),
     ("wait-k", "policy"),
@@ -64,16 +56,8 @@ WORDS = [
 ]
 # fmt: on
 texts = st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join)
-# In fp32 and with all decoding rules: "rules", of the network that "ctc" is otherwise, and "whole words", of one that
-# sees words whole.
-RULES = RulesConfig(repeated_symbol=3.0, restarted_noun=3.0, unknown_word=2.0, doubled_punctuation=True)
-KNOWN = ["aber", "der", "die", "im", "kinder", "regen", "und", "weiter"]
-RULED = "河 河 河 河 河 河"  # where a rule changes the translation
-BLANK_DECIDES = (
-    "waiter is from tickets knew"  # where at delay 3 the blank's own penalty decides what is written instead
-)
+BLANK_DECIDES = "waiter is from tickets knew"  # where at delay 3 the blank penalty decides what is written
 PATIENT = "the quick waiter juggled five boxes of frozen pizza"  # where a policy reads on
-FULL_STOPS = frozenset("en")  # for the rule `early_full_stop`: the vocabulary has no full-width ones
 delays = st.sampled_from(DELAYS)
 fuzz = settings(max_examples=25, deadline=None)
 
@@ -109,14 +93,7 @@ def translators(
         for kind, precision in SYSTEMS
         if precision in ("fp32", "int8")
     }
-    for name, network in (("rules", networks["ctc"]), ("whole words", seeing_words)):
-        knowing = replace(network, words=KNOWN)
-        made["ctc", name] = translator(knowing, "ctc", "fp32", folder, name.replace(" ", "-"), rules=RULES)
-    with patch.object(rules, "_FULL_STOPS", FULL_STOPS):
-        stops = RulesConfig(early_full_stop=True)
-        made["transducer", "full stops"] = translator(
-            networks["transducer"], "transducer", "fp32", folder, "full-stops", rules=stops
-        )
+    made["ctc", "whole words"] = translator(seeing_words, "ctc", "fp32", folder, "whole-words")
     policy = {"stabilities": STABILITIES}
     made["wait-k", "policy"] = translator(deciding, "wait-k", "fp32", folder, "policy", **policy)
     made["wait-k", "int8 policy"] = translator(deciding, "wait-k", "int8", folder, "int8-policy", **policy)
@@ -158,20 +135,6 @@ def sentences_of(text: str, tokenizer: Tokenizer) -> list[str]:
     return [sentence for sentence in [*sentences, " ".join(words)] if tokenizer.encode(sentence)]
 
 
-def without_early_stops(network: TrainedModel, sentence: str, frames: torch.Tensor) -> torch.Tensor:
-    """Return the logits of frames [1 U D] with the rule `early_full_stop`."""
-    assert isinstance(network.model, CTCModel)
-    logits = CTCModel.logits(network.model, frames)
-    stops = [index for index, piece in enumerate(network.target.pieces) if set(piece) & FULL_STOPS]
-    pieces = [network.source.pieces[token] for token in network.source.encode(sentence)]
-    ends = [bool(set(piece) & set(SENTENCE_ENDS)) for piece in pieces] + [True]
-    for frame in range(frames.shape[1]):
-        position = frame // network.model.mu
-        if not ends[position] and not (position and ends[position - 1]):
-            logits[0, frame, stops] = -torch.inf
-    return logits
-
-
 class TestAgainstPyTorch:
     @given(text=texts, delay=delays)
     @fuzz
@@ -185,31 +148,6 @@ class TestAgainstPyTorch:
             assert [joined(c) for c in commits] == [reference(network, sentence, k) for sentence in sentences]
 
     @given(text=texts, delay=delays)
-    @fuzz
-    def test_full_stops_only_where_the_source_has_them(
-        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, TrainedModel], text: str, delay: int
-    ) -> None:
-        network = networks["transducer"]
-        for sentence in sentences_of(text, network.source):
-            if len(network.source.encode(sentence)) < LONGEST:
-                found = joined(at_once(translators["transducer", "full stops"], sentence, delay))
-                with patch.object(network.model, "logits", partial(without_early_stops, network, sentence)):
-                    assert found == reference(network, sentence, delay)
-
-    @given(text=texts, delay=delays)
-    @example(text=RULED, delay=1)
-    @example(text=BLANK_DECIDES, delay=3)
-    @fuzz
-    def test_decoding_rules(
-        self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, TrainedModel], text: str, delay: int
-    ) -> None:
-        network = networks["ctc"]
-        for sentence in sentences_of(text, network.source):
-            if len(network.source.encode(sentence)) < LONGEST:
-                found = joined(at_once(translators["ctc", "rules"], sentence, delay))
-                assert found == RULES.filter_text(network.target.decode(by_rules(network, sentence, delay)))
-
-    @given(text=texts, delay=delays)
     @example(text="driver bridge closed, driver.", delay=1)
     @fuzz
     def test_whole_words_are_seen(
@@ -219,15 +157,14 @@ class TestAgainstPyTorch:
         assert model.config.whole_words
         for sentence in sentences_of(text, network.source):
             if len(network.source.encode(sentence)) < LONGEST:
-                found = joined(at_once(model, sentence, delay))
-                assert found == RULES.filter_text(network.target.decode(by_rules(network, sentence, delay)))
+                assert joined(at_once(model, sentence, delay)) == reference(network, sentence, delay)
 
     def test_whole_words_change_the_output(
         self, networks: dict[Kind, TrainedModel], seeing_words: TrainedModel
     ) -> None:
         """The two networks have the same weights."""
         sentence = "driver bridge closed, driver."
-        assert by_rules(networks["ctc"], sentence, 1) != by_rules(seeing_words, sentence, 1)
+        assert reference(networks["ctc"], sentence, 1) != reference(seeing_words, sentence, 1)
         plain, whole = (network.model.encoder.embedding.weight for network in (networks["ctc"], seeing_words))
         assert torch.equal(plain, whole)
 
@@ -238,62 +175,38 @@ class TestAgainstPyTorch:
         pieces = seeing_words.source.encode_word(word)
         room = LONGEST - 1
         assert room < len(pieces) < 2 * room
-        parts = [
-            seeing_words.target.decode(by_rules_of(seeing_words, [*part, END], 1))
-            for part in (pieces[:room], pieces[room:])
-        ]
-        found = joined(at_once(translators["ctc", "whole words"], word, 1))
-        assert found == " ".join(map(RULES.filter_text, parts))
-
-    def test_a_rule_changes_something(self, networks: dict[Kind, TrainedModel]) -> None:
-        network = networks["ctc"]
-        assert network.target.decode(by_rules(network, RULED, 1)) != reference(network, RULED, 1)
+        scores = [logits_of(seeing_words, [*part, END], 1) for part in (pieces[:room], pieces[room:])]
+        parts = [seeing_words.target.decode(collapse(each, penalty_of(1))) for each in scores]
+        assert joined(at_once(translators["ctc", "whole words"], word, 1)) == " ".join(parts)
 
     def test_the_blank_penalty_changes_something(self, networks: dict[Kind, TrainedModel]) -> None:
         network = networks["ctc"]
-        raw, scores = logits_of(network, BLANK_DECIDES, 3), penalised(logits_of(network, BLANK_DECIDES, 3), 3)
-        read, symbols = read_at_frames(network, BLANK_DECIDES, 3), scores.argmax(-1).tolist()
-        for shown, is_right in ((scores, True), (raw, False)):
-            chosen = rules_of(network).choose(symbols, shown.numpy(), read, BLANK, Context())
-            assert (Collapse().push(chosen) == by_rules(network, BLANK_DECIDES, 3)) == is_right
+        scores = logits_of(network, [*network.source.encode(BLANK_DECIDES), END], 3)
+        assert network.target.decode(collapse(scores, 0.0)) != reference(network, BLANK_DECIDES, 3)
 
+    @pytest.mark.parametrize("system", ["fp32", "whole words"])
     @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
+    @example(text="driver bridge driver bridge driver", changes=[5, 5, 1], every=2)
     @fuzz
     def test_steps_with_changing_delays(
-        self, ctc: Translator, networks: dict[Kind, TrainedModel], text: str, changes: list[int], every: int
-    ) -> None:
-        """The delay changes every few words, in the stream as in the network's own `step`."""
-        words = [word for word in split_words(text) if not ends_sentence(word, "en")][:12]
-        schedule = [changes[index // every % len(changes)] for index in range(len(words))]
-        stream, written = open_stream(ctc, schedule[0] if schedule else 1), ""
-        for word, delay in zip(words, schedule, strict=True):
-            stream.set_delay(delay)
-            written += joined(stream.push(f"{word} "))
-        assert written + joined(stream.finish()) == by_steps(networks["ctc"], words, schedule)
-
-    @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
-    @fuzz
-    @example(text="driver bridge driver bridge driver", changes=[5, 5, 1], every=2)
-    def test_decoding_rules_with_changing_delays(
         self,
         translators: dict[tuple[str, str], Translator],
         networks: dict[Kind, TrainedModel],
         seeing_words: TrainedModel,
+        system: str,
         text: str,
         changes: list[int],
         every: int,
     ) -> None:
-        """The source prefix of a frame is what it attends to, which shrinks when the delay falls."""
+        """The delay changes every few words; when it falls, a frame sees less than the one before."""
+        network = seeing_words if system == "whole words" else networks["ctc"]
         words = [word for word in split_words(text) if not ends_sentence(word, "en")][:12]
         schedule = [changes[index // every % len(changes)] for index in range(len(words))]
-        for name, network in (("rules", networks["ctc"]), ("whole words", seeing_words)):
-            stream, written = open_stream(translators["ctc", name], schedule[0] if schedule else 1), ""
-            for word, delay in zip(words, schedule, strict=True):
-                stream.set_delay(delay)
-                written += joined(stream.push(f"{word} "))
-            scores, prefixes = frames_by_steps(network, words, schedule)
-            expected = choose_by_rules(rules_of(network), scores, prefixes)
-            assert written + joined(stream.finish()) == RULES.filter_text(network.target.decode(expected))
+        stream, written = open_stream(translators["ctc", system], schedule[0] if schedule else 1), ""
+        for word, delay in zip(words, schedule, strict=True):
+            stream.set_delay(delay)
+            written += joined(stream.push(f"{word} "))
+        assert written + joined(stream.finish()) == by_steps(network, words, schedule)
 
     @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
     @example(text=PATIENT, changes=[1], every=1)
@@ -360,25 +273,6 @@ class TestAgainstPyTorch:
         assert model.translate(PATIENT, beam=1) != model.translate(PATIENT, beam=3)
 
 
-@pytest.mark.parametrize(("bundle", "at_first", "in_all"), [("rules", "und", "und.,"), ("fp32", "und,", "und,.,")])
-def test_punctuation_is_held_back_if_doubled_punctuation_is_dropped(
-    translators: dict[tuple[str, str], Translator], bundle: str, at_first: str, in_all: str
-) -> None:
-    model = translators["ctc", bundle]
-    word, comma = model.bundle.target.encode("und"), model.bundle.target.encode("und,")[-1]
-    stop = model.bundle.target.encode("und.")[-1]
-    stream = model.stream(1)
-    stream.accept("the ")
-    stream.commit([Written([*word, comma], 0, 0)], 0.0, 0.0)
-    written = joined(stream.take())
-    assert written == at_first
-    stream.accept_end()
-    stream.current.due.clear()  # the model itself has nothing to say here
-    stream.commit([Written([stop], 0, 0), Written([comma], 1, 1)], 0.0, 0.0)
-    assert written + joined(stream.take()) == in_all
-    assert not stream.is_due
-
-
 def texts_by_policy(network: TrainedModel, words: Sequence[str], schedule: Sequence[int]) -> list[tuple[str, int]]:
     """Return the texts that a wait-k network with a policy writes, each with the number of words read before it."""
     read = list[tuple[list[int], int, int]]()  # tokens, delay and number of each word
@@ -397,16 +291,9 @@ def texts_by_policy(network: TrainedModel, words: Sequence[str], schedule: Seque
     return [(text, words_read) for text, words_read in written if text]
 
 
-def by_steps(network: TrainedModel, words: Sequence[str], schedule: Sequence[int]) -> str:
-    scores, _ = frames_by_steps(network, words, schedule)
-    return network.target.decode(collapse(scores, 0.0)) if len(scores) else ""
-
-
 @torch.inference_mode()
-def frames_by_steps(
-    network: TrainedModel, words: Sequence[str], schedule: Sequence[int]
-) -> tuple[torch.Tensor, list[SourcePrefix]]:
-    """Return the scores [F V] of a stream whose delay changes from word to word, and what each frame sees."""
+def by_steps(network: TrainedModel, words: Sequence[str], schedule: Sequence[int]) -> str:
+    """Translate a stream whose delay changes from word to word."""
     model = network.model
     assert isinstance(model, CTCModel)
     tokens, waited_for, visible = list[int](), list[int](), list[int]()  # the latter two for each state
@@ -421,12 +308,12 @@ def frames_by_steps(
         for pieces in network.source.split_to_word_tokens(network.source.encode_word(word)):
             read(pieces, delay)
     if not tokens:
-        return torch.zeros(0, network.target.size), []
+        return ""
     read([END], schedule[-1])
-    states = states_with_visible_keys(model.encoder, torch.tensor([tokens]), visible)
-    by_state = model.logits(model.frames(states))[0].split(model.mu)
-    scores = [penalised(logits, delay) for logits, delay in zip(by_state, waited_for, strict=True)]
-    return torch.cat(scores), [SourcePrefix(tokens[:count]) for count in visible for _ in range(model.mu)]
+    scores = model.logits(model.frames(states_with_visible_keys(model.encoder, torch.tensor([tokens]), visible)))[0]
+    penalties = torch.tensor([penalty_of(delay) for delay in waited_for])
+    scores[:, BLANK] -= penalties.repeat_interleave(model.mu)
+    return network.target.decode(collapse(scores, 0.0))
 
 
 def seen(network: TrainedModel, tokens: Sequence[int], count: int) -> int:
@@ -438,61 +325,11 @@ def seen(network: TrainedModel, tokens: Sequence[int], count: int) -> int:
     return count
 
 
-def logits_of(network: TrainedModel, sentence: str, delay: int) -> torch.Tensor:
-    """Return the scores [F V] of a whole sentence."""
-    return logits_of_tokens(network, [*network.source.encode(sentence), END], delay)
-
-
 @torch.inference_mode()
-def logits_of_tokens(network: TrainedModel, tokens: Sequence[int], delay: int) -> torch.Tensor:
+def logits_of(network: TrainedModel, tokens: Sequence[int], delay: int) -> torch.Tensor:
+    """Return the scores [F V] of a whole sentence."""
     assert isinstance(network.model, CTCModel)
     return network.model(torch.tensor([tokens]), torch.tensor([len(tokens)]), delay)[0]
-
-
-def read_at_frames(network: TrainedModel, sentence: str, delay: int) -> list[SourcePrefix]:
-    """Return the source visible to each frame of a sentence."""
-    assert isinstance(network.model, CTCModel)
-    return read_at_frames_of(network, [*network.source.encode(sentence), END], delay)
-
-
-def read_at_frames_of(network: TrainedModel, tokens: Sequence[int], delay: int) -> list[SourcePrefix]:
-    assert isinstance(network.model, CTCModel)
-    prefixes = [SourcePrefix(tokens[: seen(network, tokens, position + delay)]) for position in range(len(tokens))]
-    return [each for each in prefixes for _ in range(network.model.mu)]
-
-
-def rules_of(network: TrainedModel) -> DecodingRules:
-    return DecodingRules.of(RULES, network.source, network.target, KNOWN)
-
-
-def by_rules(network: TrainedModel, sentence: str, delay: int) -> list[int]:
-    """Translate a sentence with all rules."""
-    return by_rules_of(network, [*network.source.encode(sentence), END], delay)
-
-
-def by_rules_of(network: TrainedModel, tokens: Sequence[int], delay: int) -> list[int]:
-    scores = penalised(logits_of_tokens(network, tokens, delay), delay)
-    return choose_by_rules(rules_of(network), scores, read_at_frames_of(network, tokens, delay))
-
-
-def choose_by_rules(rules: DecodingRules, scores: torch.Tensor, prefixes: Sequence[SourcePrefix]) -> list[int]:
-    """Choose greedily, frame by frame, among all symbols."""
-    written, previous, context = list[int](), BLANK, Context()
-    for frame, read in zip(scores.clone().numpy(), prefixes, strict=True):
-        for symbol in {*range(len(frame))} - {BLANK, previous}:
-            frame[symbol] -= rules.penalty(symbol, context, read)
-        symbol = int(frame.argmax())
-        if symbol not in (BLANK, previous):
-            written.append(symbol)
-            context = rules.extend(context, symbol)
-        previous = symbol
-    return written
-
-
-def penalised(logits: torch.Tensor, delay: int) -> torch.Tensor:
-    logits = logits.clone()
-    logits[:, BLANK] -= penalty_of(delay)
-    return logits
 
 
 class TestContract:

@@ -30,8 +30,6 @@ from simulmt.model.beam import beam_search
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.layers import Batch
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
-from simulmt.runtime.decoding import SentenceState
-from simulmt.runtime.rules import DecodingRules, RulesConfig
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
 from simulmt.train import analysis
 from simulmt.train.analysis import (
@@ -135,34 +133,6 @@ def test_a_store_is_translated_as_streams_would_be(
     ctc.train()
     assert translated == dict(enumerate(expected))
     assert len({tuple(ids) for ids in expected}) > len(expected) / 2
-
-
-class RecordingRules(DecodingRules):
-    """Rules that change nothing and record the visible source tokens of each frame."""
-
-    def __init__(self, pieces: list[str]) -> None:
-        super().__init__(RulesConfig(repeated_symbol=1.0), pieces)
-        self.sources: list[list[list[int]]] = []
-
-    def choose(self, symbols: Any, _scores: Any, sources: Any, *_: Any) -> list[int]:
-        self.sources.append([source.tokens for source in sources])
-        return list(symbols)
-
-
-@pytest.mark.parametrize("whole_words", [True, False])
-def test_rules_see_what_a_stream_has_read(dataset: Dataset, whole_words: bool) -> None:
-    source, target = dataset.source_tokenizer, dataset.target_tokenizer
-    model = CTCModel.build(CTCConfig(source.size, target.size, 16, 32, 2, 1, whole_words=whole_words)).eval()
-    model.encoder.mark_words(source.word_starts)
-    rules, store = RecordingRules(target.pieces), DeviceStore(dataset.dev, CPU)
-    scores_by_blank_penalty(model, store, 2, [0.0], [["-"] * len(store)], target, 150, rules)
-    in_order = dict(zip((int(row) for rows, _ in store.by_length(150) for row in rows), rules.sources, strict=True))
-    for number, (sentence,) in enumerate(sentences(dataset)):
-        stream = SentenceState(whole_words)
-        for word in source.split_to_word_tokens(sentence.tolist()[:-1]):
-            stream.read(word, 2)
-        stream.close(2)
-        assert in_order[number] == [stream.tokens[: due.visible] for due in stream.due for _ in range(model.mu)]
 
 
 def test_one_pass_scores_every_blank_penalty(dataset: Dataset, ctc: CTCModel) -> None:

@@ -13,7 +13,6 @@ from simulmt.errors import BundleError, ConfigError
 from simulmt.model.ctc import CTCModel
 from simulmt.model.seq2seq import Policy
 from simulmt.runtime.bundle import Bundle, Kind
-from simulmt.runtime.rules import Context, RulesConfig, SourcePrefix
 from simulmt.text import Tokenizer
 from simulmt.train import export as export_module
 from simulmt.train import export as module
@@ -31,35 +30,6 @@ DEVELOPMENT = [
 @pytest.fixture(scope="module")
 def network(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> TrainedModel:
     return trained("ctc", source_tokenizer, target_tokenizer)
-
-
-UNKNOWN_WORD = RulesConfig(unknown_word=1.0)
-
-
-def test_unknown_words_need_known_ones(network: TrainedModel, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the rule unknown_word needs TrainedModel"):
-        export(network, tmp_path / "bundle", export_config("ctc", "fp32", rules=UNKNOWN_WORD))
-    assert not list(tmp_path.iterdir())
-
-
-def test_words_are_sorted(network: TrainedModel, tmp_path: Path) -> None:
-    export(
-        replace(network, words=["zwei", "eins"]), tmp_path / "bundle", export_config("ctc", "fp32", rules=UNKNOWN_WORD)
-    )
-    assert (tmp_path / "bundle" / "words.txt").read_text() == "eins\nzwei\n"
-
-
-def test_a_target_without_spaces_needs_no_words(
-    source_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    network = trained("ctc", source_tokenizer, ideograph_tokenizer)
-    export(network, tmp_path / "bundle", export_config("ctc", "fp32", rules=UNKNOWN_WORD))
-    rules = Bundle(tmp_path / "bundle").rules()
-    letters = [symbol for symbol, piece in enumerate(ideograph_tokenizer.pieces) if piece.isascii() and piece.isalpha()]
-    assert letters
-    for symbol in letters:  # an alphabetic word is in the source, or unknown
-        prefixes = (SourcePrefix(), SourcePrefix(source_tokenizer.encode(ideograph_tokenizer.pieces[symbol])))
-        assert [rules.penalty(symbol, Context(), prefix) for prefix in prefixes] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])

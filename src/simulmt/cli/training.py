@@ -22,7 +22,6 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.seed=2; repeatable."),
 ]
-RULES = "Decoding rules: errors to suppress"
 
 print_note = partial(typer.echo, err=True)
 
@@ -213,51 +212,6 @@ def export(
     context_weight: Annotated[
         float, typer.Option(min=0.0, help="Transducer: weight of the label context; above 1, repetitions are rarer.")
     ] = 1.0,
-    repeated_symbol: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            metavar="PENALTY",
-            rich_help_panel=RULES,
-            help="CTC: penalty on repeating the last piece or Chinese character; try 6.",
-        ),
-    ] = 0.0,
-    restarted_noun: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            metavar="PENALTY",
-            rich_help_panel=RULES,
-            help="CTC, German to English: penalty on restarting a capitalised word in lower case "
-            '("Good Mor morning"); try 6.',
-        ),
-    ] = 0.0,
-    unknown_word: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            metavar="PENALTY",
-            rich_help_panel=RULES,
-            help="CTC: penalty on words that occur neither in the training text nor in the source; try 10. "
-            "If the target has no spaces, only the words of the source count.",
-        ),
-    ] = 0.0,
-    doubled_punctuation: Annotated[
-        bool,
-        typer.Option(
-            "--doubled-punctuation",
-            rich_help_panel=RULES,
-            help="CTC and transducer: drop all but one of several punctuation marks in a row.",
-        ),
-    ] = False,
-    early_full_stop: Annotated[
-        bool,
-        typer.Option(
-            "--early-full-stop",
-            rich_help_panel=RULES,
-            help="Transducer: write no full-width full stop, question or exclamation mark before the source has one.",
-        ),
-    ] = False,
     longest: Annotated[
         int, typer.Option(min=2, help="Maximum source pieces per sentence; longer sentences are split.")
     ] = 256,
@@ -278,7 +232,6 @@ def export(
       echo "Good morning." | simulmt translate --model ./en-zh
     """
     with needs_extra("simulmt export", "train"):
-        from simulmt.runtime.rules import RulesConfig
         from simulmt.train.export import ExportConfig, export_run
 
     require_vocabularies(data)
@@ -290,7 +243,6 @@ def export(
         default_delay=default_delay,
         blank_penalties=tuple(blank_penalty or ()),
         stabilities=tuple(stability or ()),
-        rules=RulesConfig(repeated_symbol, restarted_noun, unknown_word, doubled_punctuation, early_full_stop),
         precision=precision.value,
         longest=longest,
     )

@@ -4,7 +4,6 @@
     *.onnx          graphs, each with its *.weights
     source.model    the SentencePiece vocabularies
     target.model
-    words.txt       known target words, for the rule unknown_word
     README.md       the model card
     manifest.json   size and SHA-256 of all files
     *.yaml          SimulEval configurations, generated
@@ -30,7 +29,6 @@ from typing import Any, Literal
 from simulmt.config import as_table, build, require
 from simulmt.errors import BundleError, ConfigError, VocabularyError
 from simulmt.files import cores, sha256
-from simulmt.runtime.rules import DecodingRules, RulesConfig
 from simulmt.text import Tokenizer
 
 # Disable onnxruntime's telemetry (since 1.29), which starts on import; set the variable to 0 to enable it.
@@ -46,9 +44,12 @@ DEFAULT_BUNDLE = "en-zh"
 SYNTHETIC = "synthetic"  # source language of models trained on `simulmt synthetic`
 SIMULEVAL_AGENT = "simulmt.eval.simuleval.BundleAgent"
 CONFIG, MANIFEST, CARD = "config.json", "manifest.json", "README.md"
-SOURCE, TARGET, WORDS = "source.model", "target.model", "words.txt"
+SOURCE, TARGET = "source.model", "target.model"
 HUGE_PAGE = 2 * 2**20
 MADV_COLLAPSE = 25  # since Linux 6.1: collapse into huge pages now, if available
+
+_RULES = ("rules", "repeat_penalty", "word_penalty")  # decoding rules; the latter two up to format 4
+_AGREEMENT = ("agreements", "confidences")  # format 7; no bundle that was shipped had any
 
 Kind = Literal["ctc", "transducer", "wait-k", "full-sentence"]
 GRAPHS: Mapping[Kind, tuple[str, ...]] = {
@@ -75,15 +76,12 @@ class BundleConfig:
     whole_words: bool = False  # CTC and transducer: positions see the rest of the last word read
     blank_penalties: tuple[float, ...] = ()  # CTC and transducer: one per delay, or none
     stabilities: tuple[float, ...] = ()  # wait-k with a policy: minimum stability of a token, one per delay
-    rules: RulesConfig = field(default_factory=RulesConfig)  # CTC; on text, transducer as well
     checks: dict[str, Any] = field(default_factory=dict)  # measured by export against the trained model
 
     def __post_init__(self) -> None:
         require(self.longest >= 2, f"longest must be at least 2, got {self.longest}")
         require(self.mu >= 1, f"mu must be at least 1, got {self.mu}")
         require(self.has_frames or not self.whole_words, "whole_words is for ctc and transducer only")
-        allowed = self.kind == "ctc" or (self.kind == "transducer" and not self.rules.on_scores)
-        require(allowed or not self.rules.active, f"rules not supported by {self.kind}: {', '.join(self.rules.active)}")
         self._check_stabilities()
         if self.kind == "full-sentence":
             require(not self.delays and self.default_delay is None, "a full-sentence model has no delays")
@@ -165,30 +163,12 @@ class Bundle:
             reason = str(error).splitlines()[0]
             raise BundleError(f"{path}: onnxruntime cannot load it ({reason}); {self._hint()}") from None
 
-    def rules(self) -> DecodingRules:
-        """Return the decoding rules, possibly empty."""
-        lexicon = self._words() if self.config.rules.unknown_word else ()
-        return DecodingRules.of(self.config.rules, self.source, self.target, lexicon)
-
-    def without(self, *rules: str) -> Bundle:
-        """Return this bundle with some of its decoding rules switched off."""
-        changed = copy.copy(self)
-        changed.config = replace(self.config, rules=self.config.rules.without(*rules))
-        return changed
-
     def with_stability(self, threshold: float) -> Bundle:
         """Return this bundle with one threshold for all delays."""
         require(self.config.has_policy, f"{self.name}: has no policy")
         changed = copy.copy(self)
         changed.config = replace(self.config, stabilities=(threshold,) * len(self.config.delays))
         return changed
-
-    def _words(self) -> list[str]:
-        path = self.directory / WORDS
-        try:
-            return path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
-            raise BundleError(f"{path}: cannot be read as text; {self._hint()}") from None
 
     def _check_sizes(self) -> None:
         for name, entry in self._manifest.items():
@@ -200,8 +180,7 @@ class Bundle:
 
     def _check_complete(self) -> None:
         graphs = [f"{graph}.{ending}" for graph in GRAPHS[self.config.kind] for ending in ("onnx", "weights")]
-        words = [WORDS] if self.config.rules.unknown_word else []
-        for name in (CONFIG, SOURCE, TARGET, *words, *graphs):
+        for name in (CONFIG, SOURCE, TARGET, *graphs):
             if name not in self._manifest:
                 raise BundleError(f"{self.directory / MANIFEST}: does not list {name}; {self._hint()}")
 
@@ -323,26 +302,21 @@ def _is_entry(item: tuple[str, Any]) -> bool:
 
 def _read_config(path: Path) -> BundleConfig:
     try:
-        return build(BundleConfig, _updated(_read_table(path)), str(path))
+        return build(BundleConfig, _updated(_read_table(path), path), str(path))
     except ConfigError as error:
         raise BundleError(f"{error}; copy or export the bundle again") from None
 
 
-def _updated(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the settings of older bundles; each of their penalties switched on several rules."""
-    table = dict(table)
-    for name in ("agreements", "confidences"):  # format 7; no bundle that was shipped had any
-        if not table.get(name):
-            table.pop(name, None)
-    repeat, word = table.pop("repeat_penalty", 0.0), table.pop("word_penalty", 0.0)
-    if repeat or word:
-        table["rules"] = {
-            "repeated_symbol": repeat,
-            "restarted_noun": repeat if word else 0.0,
-            "unknown_word": word,
-            "doubled_punctuation": bool(repeat),
-        }
-    return table
+def _updated(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Drop settings of older versions that are off; decoding rules that are on raise BundleError."""
+    if any(_is_on(table.get(name)) for name in _RULES):
+        raise BundleError(f"{path}: uses decoding rules, which this version no longer has; export the model again")
+    dropped = [*_RULES, *(name for name in _AGREEMENT if not table.get(name))]
+    return {name: value for name, value in table.items() if name not in dropped}
+
+
+def _is_on(setting: Any) -> bool:
+    return any(setting.values()) if isinstance(setting, dict) else bool(setting)
 
 
 def _read_table(path: Path) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from simulmt.runtime.bundle import Bundle, Session
-from simulmt.runtime.rules import NO_RULES, Context, DecodingRules, EarlyFullStop, SourcePrefix
 from simulmt.text import BLANK, END, PAD, START
 
 ROWS = 32  # maximum batch size: sentences per call of a graph
@@ -145,19 +144,16 @@ def log_softmax(scores: Array) -> Array:
 class Collapse:
     """Collapses frames incrementally: drops blanks and symbols equal to that of the previous frame."""
 
-    def __init__(self, rules: DecodingRules = NO_RULES) -> None:
-        self._rules = rules
-        self.previous = BLANK  # symbol of the previous frame
-        self.context = Context()  # of the next symbol, for the rules
+    def __init__(self) -> None:
+        self._previous = BLANK  # symbol of the previous frame
 
     def push(self, symbols: Iterable[int]) -> list[int]:
         """Return the symbols that these frames write."""
         written = []
         for symbol in symbols:
-            if symbol not in (BLANK, self.previous):
+            if symbol not in (BLANK, self._previous):
                 written.append(symbol)
-                self.context = self._rules.extend(self.context, symbol)
-            self.previous = symbol
+            self._previous = symbol
         return written
 
 
@@ -166,13 +162,13 @@ class CTCSentence(SentenceState):
 
     wants_scores = False  # whether `write` is given log-probabilities instead of symbols
 
-    def __init__(self, rules: DecodingRules = NO_RULES, whole_words: bool = False) -> None:
+    def __init__(self, whole_words: bool = False) -> None:
         super().__init__(whole_words)
-        self.collapse = Collapse(rules)
+        self._collapse = Collapse()
 
     def write(self, frames: Array, due: Due) -> Written:
         """Collapse the symbols [F] of a position."""
-        return Written(self.collapse.push(frames.tolist()), due.position, due.trigger)
+        return Written(self._collapse.push(frames.tolist()), due.position, due.trigger)
 
 
 class CTCDecoder:
@@ -183,11 +179,10 @@ class CTCDecoder:
         self.config = bundle.config
         self.caches = Caches([session])
         self._graph = GraphRunner(session, self.caches)
-        self.rules = bundle.rules()
 
     def open(self, beam: int = 1, reads_on: bool = True) -> CTCSentence:  # noqa: ARG002 - CTC always reads the whole source
         assert beam == 1, "only full-sentence models use beam search"
-        return CTCSentence(self.rules, self.config.whole_words)
+        return CTCSentence(self.config.whole_words)
 
     def advance(self, sentences: Sequence[CTCSentence]) -> list[list[Written]]:
         """Compute the next positions of sentences that are due, and return what each sentence wrote."""
@@ -216,32 +211,24 @@ class CTCDecoder:
         if "causal_mask" in binding.inputs:
             binding.show("causal_mask", positions + 1)
         self._fill(binding, batch, [due[sentence] for sentence in batch])
-        for sentence, rows in zip(batch, self._frames(binding, batch, due), strict=True):
+        for sentence, rows in zip(batch, self._frames(binding, batch), strict=True):
             sentence.cached = max(sentence.cached, ends[sentence])
             yield sentence, rows
 
     def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:
-        if batch[0].wants_scores:
-            return ["scores"]
-        return ["symbols", "scores"] if self.rules.filters else ["symbols"]
+        return ["scores"] if batch[0].wants_scores else ["symbols"]
 
-    def _frames(
-        self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
-    ) -> Array:
+    def _frames(self, binding: Binding, batch: Sequence[CTCSentence]) -> Array:
         """Return the symbols [B N F] of these sentences, or the log-probabilities [B N F V] if they want scores."""
-        found = binding.run()
-        if "scores" in found:
-            found["scores"][..., BLANK] -= binding.inputs["penalty"][..., 0]
         if batch[0].wants_scores:
-            return log_softmax(found["scores"])
-        symbols = found["symbols"].copy()  # the next batch may reuse the output buffer
-        if self.rules.filters:
-            for sentence, row, scores in zip(batch, symbols, found["scores"], strict=True):
-                prefixes = (SourcePrefix(sentence.tokens[: each.visible]) for each in due[sentence])
-                by_frame = [prefix for prefix in prefixes for _ in range(row.shape[1])]
-                frames = (row.ravel().tolist(), scores.reshape(row.size, -1), by_frame)
-                row.flat = self.rules.choose(*frames, sentence.collapse.previous, sentence.collapse.context)
-        return symbols
+            return log_softmax(self._scores(binding))
+        return binding.run()["symbols"].copy()  # the next batch may reuse the output buffer
+
+    def _scores(self, binding: Binding) -> Array:
+        """Return the scores [B N F V] of frames, after the blank penalty."""
+        scores = binding.run()["scores"]
+        scores[..., BLANK] -= binding.inputs["penalty"][..., 0]
+        return scores
 
     def _fill(self, binding: Binding, batch: Sequence[CTCSentence], due: Sequence[Sequence[Due]]) -> None:
         tokens = [[s.tokens[d.position] for d in row] for s, row in zip(batch, due, strict=True)]
@@ -257,7 +244,7 @@ class TransducerSentence(CTCSentence):
     """A sentence that remembers the last symbols it wrote."""
 
     def __init__(self, symbols: int, whole_words: bool = False) -> None:
-        super().__init__(whole_words=whole_words)
+        super().__init__(whole_words)
         self.history: History = (START,) * symbols
         self.context: tuple[History, Array] = (), np.empty(0)  # a history and the scores [V] that it adds
 
@@ -275,7 +262,6 @@ class TransducerDecoder(CTCDecoder):
     def __init__(self, bundle: Bundle, threads: int) -> None:
         super().__init__(bundle, threads)
         self._context = bundle.session("context", threads)
-        self._full_stops = EarlyFullStop(bundle.source, bundle.target) if self.config.rules.early_full_stop else None
         self.symbols: int = next(each.shape[1] for each in self._context.get_inputs() if each.name == "history")
 
     def open(self, beam: int = 1, reads_on: bool = True) -> TransducerSentence:  # noqa: ARG002 - a transducer always reads the whole source
@@ -290,24 +276,9 @@ class TransducerDecoder(CTCDecoder):
     def _outputs(self, batch: Sequence[CTCSentence]) -> list[str]:  # noqa: ARG002 - the same for all
         return ["scores"]
 
-    def _scores(
-        self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
-    ) -> Array:
-        """Return the scores [B N F V] of frames, after the blank penalty and the rule early_full_stop."""
-        scores = binding.run()["scores"]
-        scores[..., BLANK] -= binding.inputs["penalty"][..., 0]
-        if self._full_stops is not None:
-            for row, sentence in zip(scores, batch, strict=True):
-                for frames, each in zip(row, due[sentence], strict=True):
-                    if not self._full_stops.allows(sentence.tokens, each.position):
-                        frames[:, self._full_stops.symbols] = -np.inf
-        return scores
-
-    def _frames(
-        self, binding: Binding, batch: Sequence[CTCSentence], due: Mapping[CTCSentence, Sequence[Due]]
-    ) -> Array:
+    def _frames(self, binding: Binding, batch: Sequence[CTCSentence]) -> Array:
         """Return the symbols [B N F]. Sentences change only when they `write`, so a failed step can be repeated."""
-        scores = self._scores(binding, batch, due)
+        scores = self._scores(binding)
         B, N, F, V = scores.shape
         symbols = np.empty((B, N, F), dtype=np.int64)
         sentences = [sentence for sentence in batch if isinstance(sentence, TransducerSentence)]

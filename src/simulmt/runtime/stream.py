@@ -31,7 +31,6 @@ from simulmt.config import require
 from simulmt.errors import StreamError
 from simulmt.runtime.bundle import Bundle, Kind, find
 from simulmt.runtime.decoding import Caches, CTCDecoder, SentenceState, TransducerDecoder, Written
-from simulmt.runtime.rules import DoubledPunctuation
 from simulmt.runtime.seq2seq import Seq2SeqDecoder
 from simulmt.text import Detokenizer, WordSplitter
 from simulmt.text.words import ends_sentence
@@ -101,13 +100,10 @@ DECODERS: Mapping[Kind, Callable[[Bundle, int], Decoder]] = {
 class _StreamSentence:
     """A sentence of a stream, with the source word and arrival time of each token."""
 
-    def __init__(
-        self, sentence: SentenceState, number: int, detokenizer: Detokenizer, text_filter: DoubledPunctuation | None
-    ) -> None:
+    def __init__(self, sentence: SentenceState, number: int, detokenizer: Detokenizer) -> None:
         self.sentence = sentence
         self.number = number
         self._detokenizer = detokenizer
-        self._text_filter = text_filter
         self.has_text = False  # whether any of it was committed
         self.words: list[int] = []  # for each token, the number of words of the stream read so far
         self.arrived: list[float] = []  # for each token, when its word was complete
@@ -127,14 +123,9 @@ class _StreamSentence:
         self.arrived += [arrived] * count
         self.recognition += [recognition] * count
 
-    def write(self, tokens: Iterable[int], is_last: bool) -> str:
-        """Return the text that tokens append; at the end, also the text held back."""
-        text = "".join(map(self._detokenizer.push, tokens))
-        if self._text_filter is not None:
-            text = self._text_filter.push(text)
-            if is_last:
-                text += self._text_filter.finish()
-        return text
+    def write(self, tokens: Iterable[int]) -> str:
+        """Return the text that tokens append."""
+        return "".join(map(self._detokenizer.push, tokens))
 
     def lag(self, position: int, trigger: int, started: float, now: float) -> Lag:
         policy = self.arrived[trigger] - self.arrived[position]
@@ -301,8 +292,7 @@ class Stream:
         if not self._is_reading():
             sentence = self._translator.decoder.open(self._beam, self._reads_on)
             detokenizer = Detokenizer(self._translator.bundle.target)
-            text_filter = self._translator.config.rules.text_filter()
-            self._unfinished.append(_StreamSentence(sentence, self._sentences, detokenizer, text_filter))
+            self._unfinished.append(_StreamSentence(sentence, self._sentences, detokenizer))
             self._recent.append((self._sentences, []))
             self._sentences += 1
         return self._unfinished[-1]
@@ -318,9 +308,9 @@ class Stream:
 
     def commit(self, written: Sequence[Written], started: float, now: float) -> None:
         """Convert what `current` wrote in a step from `started` to `now` to commits for `take`."""
-        for number, (tokens, position, trigger) in enumerate(written, start=1):
+        for tokens, position, trigger in written:
             unfinished = self._unfinished[0]
-            text = unfinished.write(tokens, is_last=unfinished.sentence.is_over and number == len(written))
+            text = unfinished.write(tokens)
             if text:
                 needs_space = self._commits > 0 and not unfinished.has_text and self._translator.bundle.target.spaced
                 unfinished.has_text = True

@@ -22,18 +22,8 @@ RARE_HAN = "\uf900-\ufaff\U00020000-\U0003ffff"  # compatibility ideographs and 
 KANA = "\u3001-\u30ff"  # with the punctuation before it, and the ideographic full stop
 FULL_WIDTH_PUNCTUATION = "\uff01-\uff0f\uff1a-\uff20"
 SPACELESS = f"{KANA}{HAN}{RARE_HAN}{FULL_WIDTH_PUNCTUATION}"  # written without spaces: each character is a word
-SOUTH_EAST_ASIAN = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer: no spaces either
-HALF_WIDTH_KANA = "\uff66-\uff9f"
-# Combining marks that Python does not count as letters.
-COMBINING = (
-    "\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed"
-    "\u0900-\u0963\u0966-\u0dff\u200c\u200d"
-)
 # Whitespace, and lone surrogates from broken input, which cannot be encoded.
 _GAP = r"\s\ud800-\udfff"
-
-# A letter or digit of a script that puts spaces between words.
-LETTER = f"[^\\W_{SOUTH_EAST_ASIAN}\u3001-\u9fff{RARE_HAN}{HALF_WIDTH_KANA}]"
 
 _RUN = re.compile(rf"[^{_GAP}]+")
 _WORD = re.compile(rf"[{SPACELESS}]|[^{_GAP}{SPACELESS}]{{1,{LONGEST_WORD}}}")

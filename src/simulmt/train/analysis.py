@@ -38,7 +38,6 @@ from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Batch
 from simulmt.model.seq2seq import Seq2SeqModel, proportional_rates
 from simulmt.model.transducer import TransducerModel
-from simulmt.runtime.rules import NO_RULES, Context, DecodingRules, SourcePrefix
 from simulmt.text import BLANK, END, PAD, Tokenizer
 from simulmt.train.batches import DeviceStore
 from simulmt.train.systems import InferenceModel, check_vocabularies, evaluation_mode, load_model
@@ -102,9 +101,8 @@ def scores_by_blank_penalty(
     references: Sequence[Sequence[str]],
     tokenizer: Tokenizer,
     batch_tokens: int = 4096,
-    rules: DecodingRules = NO_RULES,
 ) -> dict[float, float]:
-    """Return the greedy BLEU of a store for every blank penalty, under decoding rules, from one forward pass.
+    """Return the greedy BLEU of a store for every blank penalty, from one forward pass.
 
     A transducer needs one pass per penalty, because its symbols depend on each other.
     """
@@ -122,28 +120,10 @@ def scores_by_blank_penalty(
         best, symbols = logits.max(-1)
         for penalty, translated in texts.items():
             written = symbols.masked_fill(blank - penalty > best, BLANK)
-            if rules.filters:
-                logits[:, :, BLANK] = blank - penalty
-                written = _apply_rules(rules, written, logits, batch, model.encoder.seen(batch.source, delay), model.mu)
             for row, ids in zip(rows, collapse(written, (batch.source_lengths * model.mu).tolist()), strict=True):
-                translated[int(row)] = rules.config.filter_text(tokenizer.decode(ids))
+                translated[int(row)] = tokenizer.decode(ids)
     in_order = {penalty: [translated[row] for row in range(len(store))] for penalty, translated in texts.items()}
     return {penalty: bleu(hypotheses, references, tokenizer) for penalty, hypotheses in in_order.items()}
-
-
-def _apply_rules(rules: DecodingRules, symbols: Tensor, scores: Tensor, batch: Batch, seen: Tensor, mu: int) -> Tensor:
-    """Return the symbols [B F] chosen under the rules, given those chosen without and all scores [B F V].
-
-    `seen` [B S] is the number of tokens read for each state.
-    """
-    chosen = symbols.cpu().numpy().copy()
-    sources = zip(batch.source.tolist(), batch.source_lengths.tolist(), seen.tolist(), strict=True)
-    for row, frames, (tokens, length, ends) in zip(chosen, scores.float().cpu().numpy(), sources, strict=True):
-        prefixes = [SourcePrefix(tokens[: min(end, length)]) for end in ends[:length]]
-        by_frame = [prefix for prefix in prefixes for _ in range(mu)]
-        F = length * mu
-        row[:F] = rules.choose(row[:F].tolist(), frames[:F], by_frame, BLANK, Context())
-    return torch.from_numpy(chosen)
 
 
 def collapse(symbols: Tensor, frame_lengths: Sequence[int]) -> list[list[int]]:
@@ -165,18 +145,14 @@ def tune_blank_penalties(
     model: CTCModel,
     dataset: Dataset,
     delays: Sequence[int],
-    rules: DecodingRules = NO_RULES,
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[float, ...]:
-    """Return, for each delay, the blank penalty with the best BLEU on the development set; ties go to the smallest.
-
-    `rules` are those that the bundle will decode with.
-    """
+    """Return, for each delay, the blank penalty with the best BLEU on the development set; ties go to the smallest."""
     dev = DeviceStore(dataset.dev, torch.device("cpu"))
     chosen = []
     for delay in delays:
         scores = scores_by_blank_penalty(
-            model, dev, delay, _BLANK_PENALTIES, dataset.dev_references, dataset.target_tokenizer, rules=rules
+            model, dev, delay, _BLANK_PENALTIES, dataset.dev_references, dataset.target_tokenizer
         )
         chosen.append(max(scores, key=lambda penalty: (scores[penalty], -penalty)))
         shown = ", ".join(f"{penalty:g}: {score:.2f}" for penalty, score in scores.items())

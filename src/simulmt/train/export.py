@@ -7,7 +7,7 @@ choose the same symbols for most frames and, given development text, reach nearl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,6 @@ from simulmt.runtime.bundle import (
     GRAPHS,
     SOURCE,
     TARGET,
-    WORDS,
     Bundle,
     BundleConfig,
     write_description,
@@ -45,7 +44,6 @@ from simulmt.runtime.decoding import (
     after,
     log_softmax,
 )
-from simulmt.runtime.rules import NO_RULES, DecodingRules, RulesConfig, frequent_words
 from simulmt.runtime.seq2seq import Row, Seq2SeqDecoder, Seq2SeqSentence
 from simulmt.runtime.stream import Translator
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS, START, Tokenizer
@@ -71,7 +69,6 @@ class ExportConfig:
     default_delay: int | None = None  # by default the first of the delays
     blank_penalties: tuple[float, ...] = ()
     stabilities: tuple[float, ...] = ()  # thresholds of the policy of a wait-k model, one per delay
-    rules: RulesConfig = field(default_factory=RulesConfig)
     precision: Precision = "int8"
     longest: int = 256
     least_agreement: float = 0.95  # minimum share of symbols on which int8 and the trained model agree
@@ -83,12 +80,11 @@ class ExportConfig:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model in eval mode, its vocabularies and, for the rule unknown_word, its lexicon."""
+    """A trained model in eval mode, and its vocabularies."""
 
     model: InferenceModel
     source: Tokenizer
     target: Tokenizer
-    words: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         sizes = (self.model.encoder.embedding.num_embeddings, self.model.target_embedding.num_embeddings)
@@ -116,10 +112,6 @@ def export(
     """Write a bundle; `card` (data, scores, licences) is added to its README, `development` is (source, reference)."""
     if directory.exists():
         raise BundleError(f"{directory}: already exists; remove it or choose another directory")
-    has_words = (
-        bool(trained.words) or not trained.target.spaced
-    )  # without spaces, Latin words are copied from the source
-    require(has_words or not config.rules.unknown_word, "the rule unknown_word needs TrainedModel.words")
     has_policy = isinstance(trained.model, Seq2SeqModel) and trained.model.policy is not None
     require(has_policy or not config.stabilities, "stabilities need a wait-k model with a policy (model.policy_inner)")
     require(
@@ -167,39 +159,17 @@ def export_run(
         model.context.table.data.mul_(context_weight)
     else:
         require(context_weight == 1.0, "a context weight needs a transducer")
-    words = _target_lexicon(dataset) if config.rules.unknown_word else []
     if tune_penalty and isinstance(model, CTCModel):
-        rules = DecodingRules.of(config.rules, dataset.source_tokenizer, dataset.target_tokenizer, words)
-        config = replace(config, blank_penalties=tune_blank_penalties(model, dataset, config.delays, rules, report))
+        config = replace(config, blank_penalties=tune_blank_penalties(model, dataset, config.delays, report))
     pairs = list(islice(zip(dataset.dev_sources(), dataset.dev_references[0], strict=True), development))
-    trained = TrainedModel(model, dataset.source_tokenizer, dataset.target_tokenizer, words)
+    trained = TrainedModel(model, dataset.source_tokenizer, dataset.target_tokenizer)
     described = export(trained, directory, config, card, pairs)
     write_system_configs(directory)
     return described
 
 
-def _target_lexicon(dataset: Dataset) -> list[str]:
-    """Return the words that are too frequent in the training targets to be errors.
-
-    Targets without spaces have no lexicon: their Latin words are copied from the source, whose words are always known,
-    and a list would admit any prefix of its entries.
-    """
-    if not dataset.target_tokenizer.spaced:
-        return []
-    decode, train = dataset.target_tokenizer.decode, dataset.train
-    return frequent_words(decode(train.pair(index)[1].tolist()) for index in range(len(train)))
-
-
 def _check_options(model: InferenceModel, config: ExportConfig, tune_penalty: bool) -> None:
-    if not isinstance(model, CTCModel):
-        require(not tune_penalty, "tuning a blank penalty needs a CTC model")
-        require(not config.rules.active, f"decoding rules need a CTC model: {', '.join(config.rules.active)}")
-    if isinstance(model, TransducerModel):
-        on_scores = ", ".join(config.rules.on_scores)
-        require(not on_scores, f"decoding rules on scores need a CTC model without label context: {on_scores}")
-    else:
-        require(not config.rules.early_full_stop, "the decoding rule early_full_stop needs a transducer")
-    config.rules.check_language(config.target_language)
+    require(isinstance(model, CTCModel) or not tune_penalty, "tuning a blank penalty needs a CTC model")
     trained = ", ".join(map(str, config.delays)) or "full sentences only"
     require(
         config.default_delay is None or config.default_delay in config.delays,
@@ -230,7 +200,6 @@ def _describe(model: InferenceModel, config: ExportConfig) -> BundleConfig:
         whole_words=model.encoder.word_starts is not None,
         blank_penalties=config.blank_penalties,
         stabilities=config.stabilities,
-        rules=config.rules,
     )
 
 
@@ -238,8 +207,6 @@ def _write(trained: TrainedModel, directory: Path, described: BundleConfig) -> B
     """Write a bundle without a model card."""
     (directory / SOURCE).write_bytes(trained.source.model)
     (directory / TARGET).write_bytes(trained.target.model)
-    if described.rules.unknown_word:
-        (directory / WORDS).write_text("".join(f"{word}\n" for word in sorted(trained.words)), encoding="utf-8")
     for name in GRAPHS[described.kind]:
         graph = build_graph(name, trained.model, described.longest, described.precision)
         graph.save(directory / f"{name}.onnx")
@@ -261,14 +228,9 @@ def _card(described: BundleConfig, text: str) -> str:
         *([f"- blank penalties: {penalties}"] if penalties else []),
         *([f"- policy: writes at stability {stabilities}"] if stabilities else []),
         *(["- sees words whole"] if described.whole_words else []),
-        *(f"- decoding rule {rule}: {_setting(getattr(described.rules, rule))}" for rule in described.rules.active),
         *(f"- {name.replace('_', ' ')}: {value:.6g}" for name, value in described.checks.items()),
     ]
     return "\n".join(lines) + "\n" + (f"\n{text.strip()}\n" if text.strip() else "")
-
-
-def _setting(value: float | bool) -> str:
-    return "on" if value is True else f"{value:g}"
 
 
 def check_fp32(trained: TrainedModel, bundle: Bundle) -> dict[str, Any]:
@@ -326,7 +288,6 @@ def _check_symbols(trained: TrainedModel, bundle: Bundle) -> None:
     if not isinstance(trained.model, CTCModel):
         return
     decoder = CTCDecoder(bundle, threads=0)
-    decoder.rules = NO_RULES  # rules are not part of the graph
     sources = [source for source, _ in _random_pairs(trained, bundle)]
     for delay in bundle.config.delays:
         symbols = _ctc_found(decoder, trained.source, sources, delay, scores=False)
@@ -454,7 +415,7 @@ class _RecordingSentence(CTCSentence):
     """A sentence that records its frames, as symbols or log-probabilities, and writes nothing."""
 
     def __init__(self, whole_words: bool, scores: bool) -> None:
-        super().__init__(whole_words=whole_words)
+        super().__init__(whole_words)
         self.wants_scores = scores
         self.frames: list[Array] = []
 
