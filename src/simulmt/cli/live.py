@@ -59,7 +59,9 @@ def translate(
     delay: Annotated[
         int | None,
         typer.Option(
-            metavar="K", help="Delay k, in source tokens (subwords).", show_default="the model's own; for a file, its largest"
+            metavar="K",
+            help="Delay k, in source tokens (subwords).",
+            show_default="the model's own; for a file, its largest",
         ),
     ] = None,
     kind: Annotated[InputKind, typer.Option("--input", help="Plain text, or a recogniser's JSON events.")] = (

@@ -55,9 +55,7 @@ def arrivals(descriptor: int, clock: Callable[[], float], poll: float | None = N
             return
 
 
-def _read(
-    descriptor: int, clock: Callable[[], float], queue: Queue[Arrival | OSError | DataError | None]
-) -> None:
+def _read(descriptor: int, clock: Callable[[], float], queue: Queue[Arrival | OSError | DataError | None]) -> None:
     decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
     line, is_first = 1, True
     try:
