@@ -102,7 +102,7 @@ def test_keyboard_alone(page: Page) -> None:
     page.keyboard.press("Enter")
     tab_to(page, "Compare two delays")
     page.keyboard.press("Enter")
-    tab_to(page, "Translation: faster or more accurate")
+    tab_to(page, "Translation: faster or better")
     page.keyboard.press("ArrowRight")
     tab_to(page, "Your text")
     page.keyboard.type(SECOND)

@@ -177,7 +177,7 @@ def test_the_code_leads_to_the_room(page: Page, server: PageServer) -> None:
     address = f"{server.address}/captions/hall-2"
     expect(page.locator(".link")).to_have_attribute("href", address)
     expect(page.get_by_role("img", name=f"QR code of {address}")).to_be_visible()
-    expect(page.locator(".warning")).to_contain_text("Other devices cannot open this address")
+    expect(page.locator(".warning")).to_contain_text("This address works only on this computer")
 
 
 def reference(text: str, mask: int) -> list[list[bool]]:

@@ -26,7 +26,7 @@ def reload(page: Page) -> None:
 
 
 def test_a_reload_loses_nothing(page: Page) -> None:
-    page.get_by_role("slider", name="Translation: faster or more accurate").press("End")
+    page.get_by_role("slider", name="Translation: faster or better").press("End")
     draft(page).press_sequentially(FIRST + "felfun nolbos fal")
     wait_for_translation(page, offline([5, FIRST, "felfun nolbos "]))
     reload(page)

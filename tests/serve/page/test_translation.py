@@ -83,7 +83,7 @@ def test_the_watch_sees_a_change(page: Page) -> None:
 
 
 def test_the_delay_slider_acts_at_once(page: Page) -> None:
-    slider = page.get_by_role("slider", name="Translation: faster or more accurate")
+    slider = page.get_by_role("slider", name="Translation: faster or better")
     assert slider.get_attribute("aria-valuetext") == "waits for about 0.5 s of speech"
     draft(page).press_sequentially(FIRST)
     slider.press("End")
@@ -286,7 +286,7 @@ def test_copy(page: Page, context: BrowserContext) -> None:
 
 def test_new_asks_before_it_clears_and_keeps_the_delay(page: Page) -> None:
     expect(page.get_by_role("button", name="New", exact=True)).to_be_disabled()
-    page.get_by_role("slider", name="Translation: faster or more accurate").press("End")
+    page.get_by_role("slider", name="Translation: faster or better").press("End")
     draft(page).press_sequentially(FIRST)
     wait_for_translation(page, offline([5, FIRST]))
     page.get_by_role("button", name="New", exact=True).click()

@@ -144,7 +144,7 @@ export class Lane {
     this.#find(".translation").lang = languageTag(target);
     this.#find(".translation").ariaLabel = name;
     this.#root.ariaLabel = `${name}, with its controls`;
-    this.#find("[name=delay]").ariaLabel = `${name}: faster or more accurate`;
+    this.#find("[name=delay]").ariaLabel = `${name}: faster or better`;
     this.#find("[data-action=copy]").ariaLabel = `Copy: ${name}`;
     this.#find("[data-action=save]").ariaLabel = `Save: ${name}`;
     this.#details.querySelector("svg").ariaLabel = `${name}: each translated word below the last word read for it`;
