@@ -67,7 +67,7 @@ from simulmt.serve.app import ray_app
 model, port, replicas = sys.argv[1:]
 ray.init(num_cpus=int(replicas), include_dashboard=False, log_to_driver=False)
 serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
-sizes = {"least_replicas": replicas, "most_replicas": replicas, "streams_per_replica": "1000"}
+sizes = {"min_replicas": replicas, "max_replicas": replicas, "streams_per_replica": "1000"}
 serve.run(ray_app({"models": model, **sizes}))
 time.sleep(1e9)
 """

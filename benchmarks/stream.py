@@ -45,7 +45,7 @@ from simulmt.runtime.bundle import (
     write_description,
 )
 from simulmt.runtime.decoding import CTCDecoder
-from simulmt.runtime.seq2seq import Seq2SeqDecoder, longest_translation
+from simulmt.runtime.seq2seq import Seq2SeqDecoder, max_target_length
 from simulmt.text import SPECIAL_SYMBOLS, Tokenizer, VocabularySpec
 from simulmt.train.graph import IR_VERSION, OPSET, Precision, ctc_graph, decoder_graph, encoder_graph
 
@@ -158,7 +158,7 @@ def write_bundle(directory: Path, kind: Kind, precision: Precision, model: CTCMo
         ctc_graph(model, LONGEST, precision).save(directory / "ctc.onnx")
     else:
         encoder_graph(model, LONGEST, precision).save(directory / "encoder.onnx")
-        decoder_graph(model, longest_translation(LONGEST) + 1, precision).save(directory / "decoder.onnx")
+        decoder_graph(model, max_target_length(LONGEST) + 1, precision).save(directory / "decoder.onnx")
     config = BundleConfig(FORMAT, kind, "en", "de", precision, LONGEST, delays=(DELAY,), default_delay=DELAY)
     write_description(directory, config, "")
     return Bundle(directory)

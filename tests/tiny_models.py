@@ -64,7 +64,7 @@ def trained(
 def export_config(kind: Kind, precision: Precision, **settings: object) -> ExportConfig:
     delays = () if kind == "full-sentence" else DELAYS
     penalties = (BONUS, BONUS / 2, BONUS, 0.0) if kind in ("ctc", "transducer") else ()
-    table = {"delays": delays, "blank_penalties": penalties, "longest": LONGEST, "least_agreement": 0.5, **settings}
+    table = {"delays": delays, "blank_penalties": penalties, "longest": LONGEST, "min_agreement": 0.5, **settings}
     return ExportConfig("en", "de", precision=precision, **table)  # type: ignore[arg-type]
 
 

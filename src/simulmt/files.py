@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file atomically, text as UTF-8; an earlier file stays until the new one is on disk."""
-    with replacing(path) as file:
+    with atomic_writer(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path` if the block succeeds, and is deleted otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.writing")
@@ -37,7 +37,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def replacing_directory(directory: Path, scratch: str = "", keep: Path | None = None) -> Iterator[Path]:
+def atomic_directory(directory: Path, scratch: str = "", keep: Path | None = None) -> Iterator[Path]:
     """Yield an empty directory that replaces `directory` if the block succeeds, and is deleted otherwise.
 
     With a fixed `scratch` name, leftovers of a killed process are found and removed; without one, several processes may

@@ -138,14 +138,16 @@ def test_reordering_by_computed_links(capsys: pytest.CaptureFixture[str], monkey
 GOLD = "0-0 1-1\n"
 
 
-@pytest.mark.parametrize(("ending", "option"), [("links", "--target-unit word"), ("words", "--cut-chinese --links l")])
+@pytest.mark.parametrize(
+    ("ending", "option"), [("links", "--target-unit word"), ("words", "--segment-chinese --links l")]
+)
 def test_files_of_others_are_not_replaced(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ending: str, option: str
 ) -> None:
     from simulmt.data import alignment
 
     monkeypatch.setattr(alignment, "align_with_eflomal", lambda pairs: [{(1, 1)} for _ in pairs])
-    monkeypatch.setattr(alignment, "cut_chinese", lambda lines: ([*line] for line in lines))
+    monkeypatch.setattr(alignment, "segment_chinese", lambda lines: ([*line] for line in lines))
     for name, text in (("gold.source", "a b\n"), ("gold.target", "河桥\n"), ("l", "0-1 1-0\n")):
         Path(name).write_text(text, encoding="utf-8")
     command = f"rewrite reorder --source gold.source --target gold.target --output {ending}/gold {option}"
@@ -163,7 +165,7 @@ def test_files_of_others_are_not_replaced(
 
 def test_cutting_does_not_replace_its_own_input(capsys: pytest.CaptureFixture[str]) -> None:
     Path("cut.words").write_text("河桥\n", encoding="utf-8")
-    command = "rewrite reorder --source text/dev.source --target cut.words --output cut --cut-chinese --overwrite"
+    command = "rewrite reorder --source text/dev.source --target cut.words --output cut --segment-chinese --overwrite"
     assert_refused(call(*command.split(), capture=capsys), 2, "would replace its own input cut.words")
     assert lines("cut.words") == ["河桥"]
 
@@ -345,7 +347,8 @@ def test_chinese_words_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
     Path("zh.source").write_text("the future of our city\n", encoding="utf-8")
     Path("zh.target").write_text("我们城市的未来\n", encoding="utf-8")
     Path("zh.links").write_text("1-3 2-2 3-0 4-1\n", encoding="utf-8")  # future-未来, of-的, our-我们, city-城市
-    arguments = "rewrite reorder --source zh.source --target zh.target --links zh.links --output made/zh --cut-chinese"
+    inputs = "--source zh.source --target zh.target --links zh.links"
+    arguments = f"rewrite reorder {inputs} --output made/zh --segment-chinese"
     assert call(*arguments.split(), capture=capsys).returncode == 0
     assert lines("made/zh.words") == ["我们 城市 的 未来"]
     assert lines("made/zh.target") == ["未来的我们城市"]

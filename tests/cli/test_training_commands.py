@@ -238,7 +238,7 @@ class TestFromTextToTranslation:
         monkeypatch.chdir(folder)
         Path("card.md").write_text("## Data\n\nInvented.\n", encoding="utf-8")
         penalties = "--blank-penalty 0.5 --blank-penalty 1.5"
-        options = f"--default-delay 3 {penalties} --longest 40 --development 0 --card card.md"
+        options = f"--default-delay 3 {penalties} --longest 40 --dev-sentences 0 --card card.md"
         finished = call(*f"export run/final --data data --output other {LANGUAGES} {options}".split(), capture=capsys)
         assert finished.returncode == 0, finished.stderr
         assert finished.stderr.startswith("other: ctc int8; ")
@@ -271,7 +271,7 @@ class TestFromTextToTranslation:
     ) -> None:
         """The chosen penalties are those with the best scores reported."""
         monkeypatch.chdir(folder)
-        command = f"export run --data data --output tuned --development 0 --tune-penalty {LANGUAGES}"
+        command = f"export run --data data --output tuned --dev-sentences 0 --tune-penalty {LANGUAGES}"
         finished = call(*command.split(), capture=capsys)
         assert finished.returncode == 0, finished.stderr
         shown = [line for line in finished.stderr.splitlines() if line.startswith("k=")]
@@ -287,7 +287,7 @@ class TestFromTextToTranslation:
     ) -> None:
         """The best score reported is that of the bundle's translations."""
         monkeypatch.chdir(folder)
-        command = "export run --data data --output exact --precision fp32 --development 0 --tune-penalty"
+        command = "export run --data data --output exact --precision fp32 --dev-sentences 0 --tune-penalty"
         finished = call(*f"{command} {LANGUAGES}".split(), capture=capsys)
         assert finished.returncode == 0, finished.stderr
         dataset, translator = Dataset.open(Path("data")), load(Path("exact"))
@@ -322,7 +322,7 @@ class TestFromTextToTranslation:
             raise BundleError("enough")
 
         monkeypatch.setattr("simulmt.train.export._check_bleu", refuse)
-        call(*f"export run --data data-upper --output upper --development 5 {LANGUAGES}".split(), capture=capsys)
+        call(*f"export run --data data-upper --output upper --dev-sentences 5 {LANGUAGES}".split(), capture=capsys)
         assert checked == sources[:5]
 
     def test_the_commands_that_training_prints_work(

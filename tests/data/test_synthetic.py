@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simulmt.data.alignment import anticipation_rate, parse_pharaoh, read_alignments, reorder_target
 from simulmt.data.synthetic import (
-    LONGEST,
+    MAX_WORDS,
     Construction,
     SyntheticPair,
     Word,
@@ -216,7 +216,7 @@ def test_the_grammar_is_unambiguous(reorder: float) -> None:
 def test_sentences_are_of_all_lengths_and_end_in_punctuation() -> None:
     pairs = sample(1, count=2000)
     lengths = {len(pair.source.split()) for pair in pairs}
-    assert lengths == set(range(4, LONGEST + 1))
+    assert lengths == set(range(4, MAX_WORDS + 1))
     for pair in pairs:
         assert pair.source.split()[-1] in {".", "?"}
         assert pair.target.split()[-1] == pair.source.split()[-1]

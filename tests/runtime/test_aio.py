@@ -75,7 +75,7 @@ def test_a_step_is_bounded_and_streams_take_turns(model: Translator) -> None:
     watched, sizes = Watched(model), list[int]()
 
     async def crowd() -> None:
-        front = AsyncTranslator(watched, together=3, on_step=sizes.append)
+        front = AsyncTranslator(watched, max_batch_size=3, on_step=sizes.append)
         await asyncio.gather(*(front.stream(1).push(20 * "the old bridge. ") for _ in range(7)))
 
     asyncio.run(crowd())
@@ -304,7 +304,7 @@ def test_the_delay_can_be_changed(model: Translator) -> None:
 
 def test_background_streams_leave_most_of_a_step_to_live_ones(model: Translator) -> None:
     async def run() -> list[tuple[int, int]]:
-        front = AsyncTranslator(model, together=8)
+        front = AsyncTranslator(model, max_batch_size=8)
         live, background = ([model.stream(1) for _ in range(20)] for _ in range(2))
         for stream in live + background:
             stream.accept("kyo tsi myi za yok ")
@@ -328,7 +328,7 @@ def test_background_streams_leave_most_of_a_step_to_live_ones(model: Translator)
 def test_background_streams_have_the_whole_step_when_alone(model: Translator) -> None:
     async def run() -> list[int]:
         sizes: list[int] = []
-        front = AsyncTranslator(model, together=8, on_step=sizes.append)
+        front = AsyncTranslator(model, max_batch_size=8, on_step=sizes.append)
         await asyncio.gather(*(front.stream(1, background=True).push("kyo tsi ") for _ in range(16)))
         return sizes
 

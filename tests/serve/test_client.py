@@ -81,7 +81,7 @@ def test_patience_with_a_server_that_always_fails_ends(serve: Serve, monkeypatch
     monkeypatch.setattr(model.translator, "step", fail)
 
     async def run() -> None:
-        async with asyncio.timeout(PATIENCE), LiveTranslation(served.url, "toy", patience=0.3) as live:
+        async with asyncio.timeout(PATIENCE), LiveTranslation(served.url, "toy", reconnect_timeout=0.3) as live:
             await translation(live, TEXT)
 
     with pytest.raises(RefusedError) as caught:
@@ -92,7 +92,7 @@ def test_patience_with_a_server_that_always_fails_ends(serve: Serve, monkeypatch
 
 def test_patience_ends() -> None:
     async def run() -> None:
-        async with LiveTranslation(f"ws://127.0.0.1:{free_port()}/v1/stream", "toy", patience=0.1) as live:
+        async with LiveTranslation(f"ws://127.0.0.1:{free_port()}/v1/stream", "toy", reconnect_timeout=0.1) as live:
             await translation(live, TEXT)
 
     with pytest.raises(OSError, match="Connect"):
@@ -139,7 +139,7 @@ inputs = st.one_of(st.builds(Source, st.text("ab ", max_size=9)), st.just(End())
 def test_joining_texts_changes_nothing_else(messages: list[Input]) -> None:
     joined = list(client._joined(messages))
     assert _spelt_out(joined) == _spelt_out(messages)
-    assert all(len(message.text) <= client.LONGEST_SOURCE for message in joined if isinstance(message, Source))
+    assert all(len(message.text) <= client.MAX_SOURCE_LENGTH for message in joined if isinstance(message, Source))
     assert not any(isinstance(one, Source) and isinstance(two, Source) for one, two in pairwise(joined))
 
 

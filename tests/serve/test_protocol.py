@@ -25,7 +25,7 @@ from simulmt.serve.protocol import (
     parse_room,
     parse_server,
     parse_viewer,
-    quotable,
+    sanitise_message,
     schema,
     write,
 )
@@ -123,7 +123,7 @@ def test_an_error_says_what_is_wrong() -> None:
 
 @given(st.text())
 def test_what_is_quoted_is_short_and_can_be_encoded(message: str) -> None:
-    assert len(quotable(100 * message).encode()) < 3_000
+    assert len(sanitise_message(100 * message).encode()) < 3_000
 
 
 @pytest.mark.parametrize("kinds", [CLIENT, SERVER, VIEWER, ROOM], ids=["client", "server", "viewer", "room"])

@@ -104,7 +104,7 @@ def test_a_cluster_serves_the_same_protocol(translator: Translator) -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(ray_app({"models": "toy", "least_replicas": "1", "most_replicas": "1"}))
+        serve.run(ray_app({"models": "toy", "min_replicas": "1", "max_replicas": "1"}))
         url = f"127.0.0.1:{port}"
         eventually(lambda: _answers(f"http://{url}/ready"))
 

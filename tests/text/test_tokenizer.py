@@ -16,8 +16,8 @@ from simulmt.errors import ConfigError, DataError, VocabularyError
 from simulmt.text import (
     BLANK,
     END,
-    LONGEST_WORD,
     MASK,
+    MAX_WORD_LENGTH,
     PAD,
     SPACE,
     SPECIAL_SYMBOLS,
@@ -40,7 +40,7 @@ LINES = ["Tea and bread, bread and tea.", "We bake bread; they drink tea.", "Tea
 CHARACTER = st.one_of(
     st.sampled_from(WHITE_SPACE + IDEOGRAPHS + LETTERS + HALVES), st.characters(exclude_categories=())
 )
-LONG_RUN = st.integers(LONGEST_WORD - 1, 2 * LONGEST_WORD + 2).map(lambda length: "a" * length)
+LONG_RUN = st.integers(MAX_WORD_LENGTH - 1, 2 * MAX_WORD_LENGTH + 2).map(lambda length: "a" * length)
 TEXT = st.lists(st.one_of(CHARACTER, CHARACTER, CHARACTER, LONG_RUN), max_size=30).map("".join)
 EVERY_TOKENIZER = ("source_tokenizer", "target_tokenizer", "ideograph_tokenizer")
 SPACED_TOKENIZERS = ("source_tokenizer", "target_tokenizer")
@@ -88,7 +88,7 @@ def split_by_hand(text: str) -> list[str]:
     """Split a text as `split_words` should, one character at a time; for the characters above."""
     words, open_word = [], ""
     for character in text:
-        if character not in LETTERS or len(open_word) == LONGEST_WORD:
+        if character not in LETTERS or len(open_word) == MAX_WORD_LENGTH:
             words.append(open_word)
             open_word = ""
         if character in IDEOGRAPHS:
@@ -117,7 +117,7 @@ def split_by_hand(text: str) -> list[str]:
         ("a😀b", ["a😀b"]),
         ("한국어 말", ["한국어", "말"]),
         ("ひらカナ", ["ひ", "ら", "カ", "ナ"]),
-        ("x" * LONGEST_WORD + "y", ["x" * LONGEST_WORD, "y"]),
+        ("x" * MAX_WORD_LENGTH + "y", ["x" * MAX_WORD_LENGTH, "y"]),
     ],
 )
 def test_split_words_cuts_at_spaces_and_around_ideographs(text: str, words: list[str]) -> None:
@@ -135,13 +135,13 @@ def test_split_words_agrees_with_cutting_by_hand(text: str) -> None:
 def test_split_words_loses_only_white_space_and_half_characters(text: str) -> None:
     kept = [character for character in text if not character.isspace() and not "\ud800" <= character <= "\udfff"]
     assert "".join(split_words(text)) == "".join(kept)
-    assert max(map(len, split_words(text)), default=0) <= LONGEST_WORD
+    assert max(map(len, split_words(text)), default=0) <= MAX_WORD_LENGTH
 
 
 @given(chunked())
 @example(["a", "", "b c", "", ""])
-@example(["x" * LONGEST_WORD, "", "x"])
-@example(["x" * (LONGEST_WORD - 1), "老", "x"])
+@example(["x" * MAX_WORD_LENGTH, "", "x"])
+@example(["x" * (MAX_WORD_LENGTH - 1), "老", "x"])
 @example(["a", " ", "\ud83d", "\ude00", "b"])
 @modest
 def test_the_words_do_not_depend_on_the_chunks(chunks: list[str]) -> None:
@@ -162,7 +162,7 @@ def test_a_splitter_holds_back_less_than_the_longest_word(chunks: list[str]) -> 
         splitter.push(chunk)
         waiting = copy.copy(splitter).flush()
         assert len(waiting) <= 1
-        assert len("".join(waiting)) < LONGEST_WORD
+        assert len("".join(waiting)) < MAX_WORD_LENGTH
 
 
 def test_a_word_comes_as_soon_as_its_end_is_seen() -> None:
@@ -172,8 +172,8 @@ def test_a_word_comes_as_soon_as_its_end_is_seen() -> None:
     assert splitter.push("o\n") == ["two"]
     assert splitter.push("three老") == ["three", "老"]
     assert splitter.push("桥") == ["桥"]
-    assert splitter.push("x" * (LONGEST_WORD - 1)) == []
-    assert splitter.push("x") == ["x" * LONGEST_WORD]
+    assert splitter.push("x" * (MAX_WORD_LENGTH - 1)) == []
+    assert splitter.push("x") == ["x" * MAX_WORD_LENGTH]
     assert splitter.flush() == []
 
 
@@ -229,7 +229,7 @@ def test_ordinary_text_is_encoded_as_sentencepiece_does(tokenizer: Tokenizer, te
 
 @with_spaced_tokenizers
 @given(words=st.lists(st.text("abcdehinorstuwAEÜäöß.,?☃", min_size=1, max_size=12), max_size=12))
-@example(words=["st" * (LONGEST_WORD // 2), "o"])
+@example(words=["st" * (MAX_WORD_LENGTH // 2), "o"])
 @modest
 def test_made_up_words_are_encoded_as_sentencepiece_does(tokenizer: Tokenizer, words: list[str]) -> None:
     assert tokenizer.encode(" ".join(words)) == reference(tokenizer).encode(" ".join(words))

@@ -39,9 +39,9 @@ from simulmt.train.analysis import (
     align_words,
     bleu,
     collapse,
+    explained_variance,
     heat_map,
     oracle_order,
-    policy_fit,
     scores_by_blank_penalty,
     sort_pairs,
     translate_store,
@@ -250,11 +250,11 @@ def test_the_fit_of_a_policy_is_the_share_of_variance_explained(
     predicted, true = stabilities(deciding, dataset, delays, proportional)
     residual, total = ((true - predicted) ** 2).sum(), ((true - true.mean()) ** 2).sum()
     for batch_tokens in (150, 4096):
-        found = policy_fit(deciding, store, delays, proportional, batch_tokens)
+        found = explained_variance(deciding, store, delays, proportional, batch_tokens)
         assert found == pytest.approx(100 * (1 - float(residual / total)), rel=1e-3)
     assert deciding.training  # as it was before
-    assert found != pytest.approx(policy_fit(deciding, store, (2,), proportional), rel=1e-3)
-    assert found != pytest.approx(policy_fit(deciding, store, delays, not proportional), rel=1e-3)
+    assert found != pytest.approx(explained_variance(deciding, store, (2,), proportional), rel=1e-3)
+    assert found != pytest.approx(explained_variance(deciding, store, delays, not proportional), rel=1e-3)
 
 
 def test_a_perfect_policy_explains_all_variance_and_the_mean_none(
@@ -273,7 +273,7 @@ def test_a_perfect_policy_explains_all_variance_and_the_mean_none(
             return (found if value is None else value.expand_as(found)).logit()[:, None], found
 
         monkeypatch.setattr(deciding, "stability", shown)
-        return policy_fit(deciding, store, (1, 3), proportional=False)
+        return explained_variance(deciding, store, (1, 3), proportional=False)
 
     assert showing(None) == pytest.approx(100, abs=1e-3)
     assert showing(true.mean()) == pytest.approx(0, abs=1e-3)
@@ -282,7 +282,7 @@ def test_a_perfect_policy_explains_all_variance_and_the_mean_none(
 
 def test_where_stability_never_varies_the_fit_is_finite(dataset: Dataset, deciding: Seq2SeqModel) -> None:
     """Every token is stable once the delay is as long as the source."""
-    assert math.isfinite(policy_fit(deciding, DeviceStore(dataset.dev, CPU), (200,), proportional=False))
+    assert math.isfinite(explained_variance(deciding, DeviceStore(dataset.dev, CPU), (200,), proportional=False))
 
 
 # --- Shards and BLEU ----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from simulmt.train.analysis import translate_store
 from simulmt.train.batches import DeviceStore
 from simulmt.train.loop import system_config, train
 from simulmt.train.monitor import UpdateReport
-from simulmt.train.run import CheckpointFolder, RunProgress, World, join_world
+from simulmt.train.run import CheckpointFolder, RunProgress, World, init_distributed
 from simulmt.train.systems import RunConfig, System, build_model, load_model, translator_of
 
 from .helpers import Recorder, fork, outcome_of, run, snapshot, tiny
@@ -40,7 +40,7 @@ def be_one_of_two(rank: int, port: int, config: RunConfig, directory: Path, slow
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     recorder = Slow() if slowly else Recorder()
     try:
-        with join_world("cpu") as world:
+        with init_distributed("cpu") as world:
             assert world == World(rank, 2, torch.device("cpu"))
             assert world.is_first == (rank == 0)
             outcome = train(config, directory, world, recorder)
@@ -179,7 +179,7 @@ class Fragile(Recorder):
 def be_restarted(config: RunConfig, directory: Path) -> int:
     """Train, and return where this attempt started."""
     torch.set_num_threads(1)
-    with join_world("cpu") as world:
+    with init_distributed("cpu") as world:
         recorder = Fragile()
         train(config, directory, world, recorder)
         return recorder.started_at
@@ -217,7 +217,7 @@ def test_torchrun_restarts_and_the_run_goes_on(data: Path, undisturbed: dict[str
 
 
 def test_a_world_of_one_process() -> None:
-    with join_world("cpu") as world:
+    with init_distributed("cpu") as world:
         assert world == World(0, 1, torch.device("cpu"))
         assert world.sum(torch.tensor([3.0])).tolist() == [3.0]
         assert world.merge({1: "a"}) == {1: "a"}
@@ -229,7 +229,7 @@ def test_a_world_of_one_process() -> None:
 @pytest.mark.parametrize("device", ["tpu", "mps", "xpu", "meta", "cpu:x", "cpu:0", "", "cuda:", "cuda:x", "cuda:-1"])
 def test_an_unknown_device_is_an_error(device: str) -> None:
     expected = f"^--device {device}: expected auto, cpu, cuda or cuda:N$"
-    with pytest.raises(ConfigError, match=expected), join_world(device):
+    with pytest.raises(ConfigError, match=expected), init_distributed(device):
         pass
 
 
@@ -241,17 +241,17 @@ def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     for name, rank in (("cuda:1", 0), ("cuda", 0), ("auto", 1)):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
-        with join_world(name) as world:
+        with init_distributed(name) as world:
             assert world.device == torch.device("cuda", taken[-1])
     assert taken == [1, 0, 1]
     monkeypatch.setenv("LOCAL_RANK", "2")
     for name, found in (("cuda", "cuda:2"), ("cuda:2", "cuda:2"), ("cuda:256", "cuda:256")):
         message = f"^--device {found}: no such GPU; the last one is cuda:1$"
-        with pytest.raises(ConfigError, match=message), join_world(name):
+        with pytest.raises(ConfigError, match=message), init_distributed(name):
             pass
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_cuda_where_there_is_none_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="no CUDA device"), join_world("cuda"):
+    with pytest.raises(ConfigError, match="no CUDA device"), init_distributed("cuda"):
         pass

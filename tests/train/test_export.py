@@ -118,7 +118,7 @@ def test_a_policy_and_its_thresholds_belong_together(
 
 
 def test_what_was_measured_is_in_the_card(network: TrainedModel, tmp_path: Path) -> None:
-    config = export_config("ctc", "int8", most_bleu_lost=100)
+    config = export_config("ctc", "int8", max_bleu_loss=100)
     described = export(network, tmp_path / "bundle", config, "## Data\n\nNone at all.", DEVELOPMENT)
     card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
     assert f"int8 agreement: {described.checks['int8_agreement']:.6g}" in card
@@ -193,7 +193,7 @@ def test_int8_that_chooses_other_symbols_is_not_written(network: TrainedModel, t
     with pytest.raises(
         BundleError, match=r"export failed: int8 and the trained model agree on .* less than 100.0%; export in fp32"
     ):
-        export(network, tmp_path / "bundle", export_config("ctc", "int8", least_agreement=1.0))
+        export(network, tmp_path / "bundle", export_config("ctc", "int8", min_agreement=1.0))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -203,7 +203,7 @@ def test_int8_that_loses_bleu_is_not_written(
     scores = iter([20.0, 19.0])
     monkeypatch.setattr(export_module, "bleu", lambda *_: next(scores))
     with pytest.raises(BundleError, match=r"export failed: int8 loses 1\.00 BLEU"):
-        export(network, tmp_path / "bundle", export_config("ctc", "int8"), development=DEVELOPMENT)
+        export(network, tmp_path / "bundle", export_config("ctc", "int8"), dev_pairs=DEVELOPMENT)
     assert list(tmp_path.iterdir()) == []
 
 

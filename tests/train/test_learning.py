@@ -19,7 +19,7 @@ from simulmt.recipe.plan import Recipe
 from simulmt.text import VocabularySpec
 from simulmt.train.loop import train
 from simulmt.train.monitor import Monitor
-from simulmt.train.run import join_world
+from simulmt.train.run import init_distributed
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "toy.toml"
 PLAIN, SORTED = "ctc-k1", "asn-from-scratch"  # stages of it
@@ -28,7 +28,7 @@ PLAIN, SORTED = "ctc-k1", "asn-from-scratch"  # stages of it
 def learn(stage: str, data: Path, directory: Path, updates: int = 800) -> float:
     config = replace(training_configurations(Recipe.read(RECIPE))[stage], data=data)
     config = replace(config, training=replace(config.training, max_updates=updates))
-    with join_world("cpu") as world:
+    with init_distributed("cpu") as world:
         outcome = train(config, directory / stage, world, Monitor(directory / stage, quiet=True))
     assert outcome.score is not None
     return outcome.score

@@ -20,7 +20,7 @@ from simulmt.model.layers import Batch, Loss
 from simulmt.model.risk import RiskConfig
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.train import loop
-from simulmt.train.analysis import policy_fit, sorting_statistics, translate_store
+from simulmt.train.analysis import explained_variance, sorting_statistics, translate_store
 from simulmt.train.batches import BatchPlan, DeviceStore
 from simulmt.train.loop import _Objective, batches_in_update, learning_rate, update_size_warning
 from simulmt.train.monitor import Monitor
@@ -354,7 +354,7 @@ def test_a_policy_is_scored_by_the_variance_that_it_explains(
     assert [(update, *scores) for update, scores in recorder.scores.items()] == [(4, "None"), (8, "None"), (12, "None")]
     model, _ = load_model(tmp_path)
     assert isinstance(model, Seq2SeqModel)
-    expected = policy_fit(model, DeviceStore(dataset.dev, ALONE.device), (1, 3), proportional=False)
+    expected = explained_variance(model, DeviceStore(dataset.dev, ALONE.device), (1, 3), proportional=False)
     assert outcome.score == pytest.approx(expected, abs=1e-3)
     assert expected <= 100
     described = strict_json(tmp_path / "final" / "model.json")
@@ -375,7 +375,7 @@ def test_a_policy_is_scored_as_it_reads(
         asked.add(how)
         return 50.0
 
-    monkeypatch.setattr(loop, "policy_fit", fit)
+    monkeypatch.setattr(loop, "explained_variance", fit)
     outcome = run(policy_of(data, wait_k_run, reading=reading), tmp_path)
     assert (asked, outcome.score) == ({((1, 3), reading == "proportional")}, 50.0)
 

@@ -301,8 +301,8 @@ def test_pairs_are_spoken_and_recognised(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "out.source").read_text(encoding="utf-8") == "it is fair\nGood day to you.\n"
     assert (tmp_path / "out.target").read_text(encoding="utf-8") == "Es ist weit.\nGuten Tag.\n"
     assert record["left"] == {"misheard": [3]}
-    with pytest.raises(ConfigError, match=r"least_alike must be in 0..1"):
-        RecognitionConfig(least_alike=2)
+    with pytest.raises(ConfigError, match=r"min_similarity must be in 0..1"):
+        RecognitionConfig(min_similarity=2)
 
 
 def shout(part: Sequence[str]) -> list[Rewritten]:

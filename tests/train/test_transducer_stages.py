@@ -51,7 +51,7 @@ def test_a_context_weight_scales_the_label_context(stages: tuple[Path, Path], da
     for weight in (1.0, 2.0):
         bundle = tmp_path / f"weight-{weight}"
         config = ExportConfig("en", "de", precision="fp32")
-        export_run(stages[1], data, bundle, config, context_weight=weight, development=0)
+        export_run(stages[1], data, bundle, config, context_weight=weight, dev_sentences=0)
         decoders.append(load(bundle, threads=1).decoder)
     histories = [(7, 8), (9, 7)]
     once, twice = (decoder.context_scores(histories) for decoder in decoders if isinstance(decoder, TransducerDecoder))

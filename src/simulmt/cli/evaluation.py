@@ -354,12 +354,12 @@ def analyse(
         from simulmt.eval.results import write_records
         from simulmt.eval.run import read_test_set
         from simulmt.train.analysis import Sorter
-        from simulmt.train.run import join_world
+        from simulmt.train.run import init_distributed
     from simulmt.cli.display import print_table
 
     texts = read_test_set(source, reference, test_set, limit)
     model = name or run.resolve().name
-    with join_world(device) as world:
+    with init_distributed(device) as world:
         sorter = Sorter.load(run, data, world.device)
         delays = [_checked_delay(sorter, k) for k in _parse_numbers("--delay", delay) or sorter.delays]
         scores = [_oracle_score(sorter, texts, model, k, blank_penalty) for k in delays]
@@ -388,8 +388,8 @@ def _align(
         return align(choice, pairs, more, priors)
     with needs_extra("--aligner asn or identity", "train"):
         from simulmt.train.analysis import Sorter, align_words
-        from simulmt.train.run import join_world
-    with join_world(device) as world:
+        from simulmt.train.run import init_distributed
+    with init_distributed(device) as world:
         sorter = Sorter.load(Path(run), data, world.device)
         return align_words(sorter, pairs, _checked_delay(sorter, delay), identity=kind == "identity")
 

@@ -189,15 +189,15 @@ def reorder(
     ] = None,
     source_unit: Annotated[UnitChoice, typer.Option(help="Alignment unit of the source.")] = UnitChoice.AUTO,
     target_unit: Annotated[UnitChoice, typer.Option(help="Alignment unit of the target.")] = UnitChoice.AUTO,
-    cut_chinese: Annotated[
-        bool, typer.Option("--cut-chinese", help="Segment a Chinese target into words with jieba first.")
+    segment_chinese: Annotated[
+        bool, typer.Option("--segment-chinese", help="Segment a Chinese target into words with jieba first.")
     ] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Reorder target words to follow the source words they translate.
 
     A word with several links follows the last one; an unaligned word follows the word before it. In text written
-    without spaces every ideograph is a word, unless --cut-chinese is given.
+    without spaces every ideograph is a word, unless --segment-chinese is given.
     """
     from simulmt.data.transforms import align_and_reorder
 
@@ -208,7 +208,7 @@ def reorder(
         output,
         links=links,
         units=(source_unit.value, target_unit.value),
-        cut_chinese=cut_chinese,
+        segment_chinese=segment_chinese,
         overwrite=overwrite,
         report=display,
         log=print_note,
@@ -365,10 +365,10 @@ def _translate(
     back: bool = False,
 ) -> None:
     from simulmt.train.rewrite import TranslationConfig, translate_corpus
-    from simulmt.train.run import join_world
+    from simulmt.train.run import init_distributed
 
     require_vocabularies(data)
-    with join_world(device) as world:
+    with init_distributed(device) as world:
         tokens = BATCH_TOKENS[world.device.type] if batch_tokens is None else batch_tokens
         config = TranslationConfig(search, delay, tokens, sampling=sampling)
         display = _Display(text, quiet=not world.is_first)

@@ -139,11 +139,11 @@ def train(
     with needs_extra("simulmt train", "train"):
         from simulmt.train.loop import train as train_run
         from simulmt.train.monitor import Monitor
-        from simulmt.train.run import exclusive, join_world, record_run
+        from simulmt.train.run import exclusive, init_distributed, record_run
         from simulmt.train.systems import RunConfig
 
     settings = RunConfig.read(require_file(config), assignments or ())
-    with join_world(device) as world, exclusive(run) if world.is_first else nullcontext():
+    with init_distributed(device) as world, exclusive(run) if world.is_first else nullcontext():
         monitor = Monitor(run, quiet=not world.is_first, wandb_project=wandb or None)
         if world.is_first:
             record_run(settings, run, world, monitor.warn)
@@ -215,7 +215,7 @@ def export(
     longest: Annotated[
         int, typer.Option(min=2, help="Maximum source pieces per sentence; longer sentences are split.")
     ] = 256,
-    development: Annotated[
+    dev_sentences: Annotated[
         int, typer.Option(min=0, help="Development sentences on which int8 is compared with full precision.")
     ] = 200,
     card: Annotated[
@@ -254,7 +254,7 @@ def export(
         tune_penalty=tune_penalty,
         context_weight=context_weight,
         card="" if card is None else _read_card(card),
-        development=development,
+        dev_sentences=dev_sentences,
         report=print_note,
     )
     checks = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in described.checks.items())

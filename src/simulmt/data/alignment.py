@@ -205,7 +205,7 @@ def read_word_pairs(source: Path, target: Path, units: Sequence[Unit]) -> list[W
     ]
 
 
-def cut_chinese(lines: Iterable[str]) -> Iterator[list[str]]:
+def segment_chinese(lines: Iterable[str]) -> Iterator[list[str]]:
     """Segment Chinese lines into words with jieba, keeping existing spaces."""
     with needs_extra("Chinese word segmentation", "align"):
         import jieba  # type: ignore[import-untyped, unused-ignore]

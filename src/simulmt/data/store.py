@@ -41,7 +41,7 @@ from simulmt.data.corpus import (
     wrap_write_errors,
 )
 from simulmt.errors import ConfigError, DataError, VocabularyError
-from simulmt.files import replacing_directory, write_whole
+from simulmt.files import atomic_directory, write_atomic
 from simulmt.text import BACK_TRANSLATED, END, Tokenizer, VocabularySpec
 
 FORMAT_VERSION = 1
@@ -139,7 +139,7 @@ def _write_development_text(directory: Path, pairs: Sequence[Pair], more_referen
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
     with wrap_write_errors(path):
-        write_whole(path, "".join(line + "\n" for line in lines))
+        write_atomic(path, "".join(line + "\n" for line in lines))
 
 
 def _read_references(directory: Path, count: int) -> list[list[str]]:
@@ -172,7 +172,7 @@ def _write_vocabularies(directory: Path, overwrite: bool, models: Mapping[str, b
             _refuse_to_overwrite(directory / name, overwrite)
         missing = [name for name, model in models.items() if not _has_vocabulary(directory / name, model)]
         for name in missing:
-            write_whole(directory / name, models[name])
+            write_atomic(directory / name, models[name])
 
 
 def _has_vocabulary(path: Path, model: bytes) -> bool:
@@ -476,7 +476,7 @@ def _replacing(directory: Path, overwrite: bool) -> Iterator[Path]:
     directory = directory.resolve()  # replace the target of a symbolic link, not the link
     with wrap_write_errors(directory):
         _refuse_to_overwrite(directory, overwrite)
-        with replacing_directory(directory) as new:
+        with atomic_directory(directory) as new:
             yield new
             _refuse_to_overwrite(directory, overwrite)  # it may have appeared meanwhile
 

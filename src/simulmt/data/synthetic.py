@@ -30,7 +30,7 @@ from simulmt.data.alignment import Link, format_pharaoh
 from simulmt.data.corpus import wrap_write_errors
 from simulmt.errors import ConfigError, DataError
 
-LONGEST = 25  # words in a source sentence, punctuation included; the shortest have 4
+MAX_WORDS = 25  # in a source sentence, punctuation included; the shortest have 4
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _pairs(reversed_kinds: frozenset[Construction], seed: int) -> Iterator[Synth
     generator = _SentenceGenerator(Random(seed))
     while True:
         pair = _translate(generator.sentence(), reversed_kinds)
-        if len(pair.source.split()) <= LONGEST:
+        if len(pair.source.split()) <= MAX_WORDS:
             yield pair
 
 

@@ -34,7 +34,7 @@ from simulmt.data.alignment import Link, UnitChoice, alignment_words, find_unit
 from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, map_chunks, read_lines, wrap_write_errors
 from simulmt.data.speech_noise import Language, SpeechNoise, learn_misheard, unpunctuated
 from simulmt.errors import ConfigError, DataError
-from simulmt.files import cores, lock, replacing, write_whole
+from simulmt.files import atomic_writer, cores, lock, write_atomic
 from simulmt.text import BACK_TRANSLATED
 from simulmt.text.numbers import find_numbers, unmatched
 from simulmt.text.words import HAN, Unit, guess_language, is_spaceless
@@ -46,10 +46,10 @@ _LINES_BETWEEN_REPORTS = 65_536
 SHARD_LINES = 65_536
 _NUMBERS, _REPEATS, _HELD_OUT = "numbers", "repeats", "held_out"  # reasons to drop a pair
 CHUNK_PAIRS = 4096  # about a second of work
-_LONGEST_PHRASE = 12  # words or ideographs; longer repeated phrases are not searched for
+_MAX_PHRASE_LENGTH = 12  # words or ideographs; longer repeated phrases are not searched for
 _LONG_PHRASE = 4  # repeating a phrase of this length twice is an error; shorter ones may be meant, as in "very, very"
 _SHARED_WORDS = 10  # length of the n-grams that count as overlap with a test set
-_SHORTEST_SENTENCE = 4  # words; shorter test sentences are too common to count as overlap
+_MIN_SENTENCE_LENGTH = 4  # words; shorter test sentences are too common to count as overlap
 
 _UNIT = re.compile(rf"[{HAN}]|[^\W_{HAN}]+")
 _ONE = frozenset({Fraction(1)})  # often an article of the other language
@@ -182,11 +182,11 @@ def publishing(job: Job) -> Iterator[tuple[dict[str, Any], BinaryIO, BinaryIO]]:
     Earlier files are removed and the record is written first, so that files next to a record belong to it.
     """
     record = {"identity": job.identity, **job.metadata, "lines": 0, "kept": 0, "left": {}}
-    with replacing(job.path("source")) as source, replacing(job.path("target")) as target:
+    with atomic_writer(job.path("source")) as source, atomic_writer(job.path("target")) as target:
         yield record, source, target
         for side in SIDES:
             job.path(side).unlink(missing_ok=True)
-        write_whole(job.path("json"), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        write_atomic(job.path("json"), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextmanager
@@ -226,8 +226,8 @@ def write_once(path: Path, metadata: Mapping[str, Any], overwrite: bool, make: C
             raise _exists_error(path)
     text = "".join(line + "\n" for line in make())
     path.unlink(missing_ok=True)  # so that it is never next to the record of another file
-    write_whole(record_path, json.dumps({**metadata, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
-    write_whole(path, text)
+    write_atomic(record_path, json.dumps({**metadata, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
+    write_atomic(path, text)
     return path
 
 
@@ -280,7 +280,7 @@ class HeldOut:
 
     def __init__(self, lines: Iterable[str]) -> None:
         sentences = [tuple(_words(line)) for line in lines]
-        self._sentences = {sentence for sentence in sentences if len(sentence) >= _SHORTEST_SENTENCE}
+        self._sentences = {sentence for sentence in sentences if len(sentence) >= _MIN_SENTENCE_LENGTH}
         self._passages = {passage for sentence in sentences for passage in _passages(sentence)}
 
     def __contains__(self, text: str) -> bool:
@@ -327,7 +327,7 @@ def has_repetition(target: str, source: str) -> bool:
 def max_repetitions(words: Sequence[str]) -> int:
     """Return the most consecutive occurrences of any phrase; two in a row count for long phrases only."""
     most = 1
-    for length in range(1, min(_LONGEST_PHRASE, len(words) // 2) + 1):
+    for length in range(1, min(_MAX_PHRASE_LENGTH, len(words) // 2) + 1):
         same = 0
         for word, later in zip(words, islice(words, length, None)):  # noqa: B905 (the second is shorter)
             same = same + 1 if word == later else 0
@@ -470,19 +470,19 @@ def align_and_reorder(
     *,
     links: Path | None = None,
     units: tuple[UnitChoice, UnitChoice] = ("auto", "auto"),
-    cut_chinese: bool = False,
+    segment_chinese: bool = False,
     overwrite: bool = False,
     report: Report = lambda _: None,
     log: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Reorder a corpus, aligning it with eflomal first unless `links` are given.
 
-    Links are saved as PREFIX.links, since eflomal is not deterministic. `cut_chinese` segments the target into words,
-    saved as PREFIX.words.
+    Links are saved as PREFIX.links, since eflomal is not deterministic. `segment_chinese` segments the target into
+    words, saved as PREFIX.words.
     """
     refuse_to_overwrite_inputs(prefix, (source, target), (*_OUTPUT_SUFFIXES, "words", "links"))
     with wrap_write_errors(prefix), exclusive_lock(prefix):
-        if cut_chinese:
+        if segment_chinese:
             target = _segment_target(target, prefix.with_name(f"{prefix.name}.words"), overwrite)
             units = units[0], "word"
         found = find_unit(source, units[0]), find_unit(target, units[1])
@@ -492,7 +492,7 @@ def align_and_reorder(
 
 def _segment_target(target: Path, words: Path, overwrite: bool) -> Path:
     metadata = {"target": file_sha256(target)}
-    return write_once(words, metadata, overwrite, lambda: map(" ".join, alignment.cut_chinese(read_lines(target))))
+    return write_once(words, metadata, overwrite, lambda: map(" ".join, alignment.segment_chinese(read_lines(target))))
 
 
 def _align(

@@ -33,7 +33,7 @@ from simulmt.text.words import Unit
 if TYPE_CHECKING:
     from simulmt.eval.run import TestSet
 
-LONGEST_DELAY = 9  # largest k of k-anticipation rates, as in the paper
+MAX_DELAY = 9  # largest k of k-anticipation rates, as in the paper
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class ParallelText:
         """
         links = [alignment or set() for alignment in alignments]
         lengths = [(len(source), len(target)) for source, target in self.pairs]
-        delays = range(1, LONGEST_DELAY + 1)
+        delays = range(1, MAX_DELAY + 1)
         return Anticipation(
             self.name,
             aligner,

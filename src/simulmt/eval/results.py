@@ -27,7 +27,7 @@ from simulmt.config import as_table, build, require
 from simulmt.data.corpus import read_lines
 from simulmt.errors import ConfigError, DataError
 from simulmt.eval.latency import Instance, end_offset
-from simulmt.files import write_whole
+from simulmt.files import write_atomic
 from simulmt.text.words import Unit
 
 SCORES = "scores.jsonl"
@@ -222,7 +222,7 @@ def write_records(directory: Path, records: Sequence[Record]) -> Path:
     new = {record.key for record in records}
     kept = [record for record in read_records(kind, [directory]) if record.key not in new]
     lines = (json.dumps(as_table(each), ensure_ascii=False, allow_nan=False) + "\n" for each in [*kept, *records])
-    write_whole(directory / kind.FILE, "".join(lines))
+    write_atomic(directory / kind.FILE, "".join(lines))
     return directory / kind.FILE
 
 

@@ -25,7 +25,7 @@ from simulmt.errors import ConfigError, DataError
 from simulmt.eval.latency import lagging, split_units
 from simulmt.eval.quality import QualityScorer
 from simulmt.eval.run import Job, TestSet
-from simulmt.files import peak_memory_mb, write_whole
+from simulmt.files import peak_memory_mb, write_atomic
 from simulmt.runtime.revisions import Word
 from simulmt.runtime.stream import Commit, Translator
 from simulmt.speech.audio import BLOCK, ESPEAK, RATE, Samples, read_whole, synthesise
@@ -201,7 +201,7 @@ def run_speech_jobs(
         )
         found.append({"system": system, "delay": delay, "test_set": test_set.name, **as_table(scores)})
     facts = {"recogniser": recogniser, "audio": audio, "files": test_set.files, "results": found}
-    write_whole(output / "speech.json", json.dumps(facts, indent=2) + "\n")
+    write_atomic(output / "speech.json", json.dumps(facts, indent=2) + "\n")
     return found
 
 

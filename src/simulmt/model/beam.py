@@ -20,7 +20,7 @@ from torch import Tensor
 
 from simulmt.config import require
 from simulmt.model.layers import KeysValues, at_least_float32, compiled_on_gpu
-from simulmt.model.seq2seq import DecoderState, Pace, Seq2SeqModel
+from simulmt.model.seq2seq import DecoderState, DecodingPositions, Seq2SeqModel
 from simulmt.text import END, PAD, SPECIAL_SYMBOLS, START
 
 CHECK_EVERY = 4  # steps between host synchronisations
@@ -212,8 +212,8 @@ def _greedy_wait_k(
     for step in range(steps):
         rows.visible[:, :, step] = True
         rows = rows._replace(seen=rows.seen.maximum(rows.written + delay).minimum(rows.source))
-        pace, visible = Pace(rows.written, rows.seen), rows.visible[:, :, : step + 1]
-        logits, state = model.step(rows.last[:, None], state, None, visible, pace)
+        positions, visible = DecodingPositions(rows.written, rows.seen), rows.visible[:, :, : step + 1]
+        logits, state = model.step(rows.last[:, None], state, None, visible, positions)
         token, reads = _next(rows, logits, config)
         found.tokens[rows.sentence, 0, rows.written] = token  # overwrite a rejected END
         rows.visible[:, 0, step] = ~reads

@@ -89,7 +89,7 @@ class DecoderState(NamedTuple):
     source_mask: Tensor | None  # [B S], True on tokens; None without padding
 
 
-class Pace(NamedTuple):
+class DecodingPositions(NamedTuple):
     """Positions of the sentences of a batch, if they differ."""
 
     written: Int[Tensor, " B"]
@@ -229,12 +229,12 @@ class Seq2SeqModel(nn.Module):
         state: DecoderState,
         delay: int | None = None,
         visible: Bool[Tensor, "B K L"] | None = None,
-        pace: Pace | None = None,
+        positions: DecodingPositions | None = None,
         rates: Float[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, "BK V"], DecoderState]:
         """Feed `token` (START at first); return the logits of the next token and the new state.
 
-        The visible source is given by the wait-k policy of `delay` and `rates`, or by `pace`.
+        The visible source is given by the wait-k policy of `delay` and `rates`, or by `positions`.
 
         K hypotheses of a sentence share one cache, K tokens per step; `visible` says which of these L tokens, including
         the new ones, belong to which hypothesis. When a hypothesis continues another, only `visible` changes.
@@ -242,12 +242,12 @@ class Seq2SeqModel(nn.Module):
         B, K = token.shape
         S = state.context[0].length
         position: int | Tensor
-        if pace is None:
+        if positions is None:
             position = state.past[0].length // K
             mask = _context_mask(state.source_mask, 1, S, position, delay, token.device, rates)
         else:
-            position = pace.written.repeat_interleave(K)[:, None]
-            mask = (torch.arange(S, device=token.device) < pace.seen[:, None])[:, None, None]
+            position = positions.written.repeat_interleave(K)[:, None]
+            mask = (torch.arange(S, device=token.device) < positions.seen[:, None])[:, None, None]
         x = self.target_embedding.embed(token.reshape(-1, 1), position).view(B, K, -1)
         past = []
         for layer, context, before in zip(self.layers, state.context, state.past, strict=True):

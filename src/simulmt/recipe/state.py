@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from simulmt.config import as_table, as_toml, build
 from simulmt.errors import ConfigError, DataError
-from simulmt.files import fsync, replacing_directory, sha256, write_whole
+from simulmt.files import atomic_directory, fsync, sha256, write_atomic
 from simulmt.recipe.plan import Recipe, Stage, Workspace, settings_file
 
 RECORD, BEGUN, LOG = "stage.json", "begun.json", "stage.log"
@@ -168,7 +168,7 @@ def begin(directory: Path, inputs: Inputs, can_resume: bool) -> None:
     if not (can_resume and _read(directory / BEGUN, Inputs) == inputs):
         # Start with an empty directory, so that old and new files never mix; a finished result is kept aside.
         aside = _aside(directory) if (directory / RECORD).exists() else None
-        with replacing_directory(directory, f".{directory.name}.unfinished", aside) as new:
+        with atomic_directory(directory, f".{directory.name}.unfinished", aside) as new:
             _write(new / BEGUN, inputs)
     for name, table in inputs.settings.items():
         settings_file(directory, name).write_text(as_toml(table), encoding="utf-8")
@@ -217,7 +217,7 @@ def _read(path: Path, kind: type[Any]) -> Any:
 
 
 def _write(path: Path, content: Inputs | Record) -> None:
-    write_whole(path, json.dumps(as_table(content), indent=1, ensure_ascii=False) + "\n")
+    write_atomic(path, json.dumps(as_table(content), indent=1, ensure_ascii=False) + "\n")
 
 
 def _given_hash(workspace: Workspace, name: str, earlier: Inputs | None) -> str:

@@ -32,18 +32,18 @@ Batch = dict[Stream, asyncio.Future[None]]
 
 
 class AsyncTranslator:
-    """Advances waiting streams in batches of at most `together`, first come, first served; for one event loop."""
+    """Advances waiting streams in batches of at most `max_batch_size`, first come, first served; for one event loop."""
 
     def __init__(
         self,
         translator: Translator,
-        together: int = ROWS,
+        max_batch_size: int = ROWS,
         on_step: Callable[[int], None] = lambda _: None,
         inline: bool = False,
     ) -> None:
         self.translator = translator
         self._inline = inline
-        self._together = together
+        self._max_batch_size = max_batch_size
         self._on_step = on_step  # called with the number of streams of each step
         self._live: Batch = {}
         self._background: Batch = {}
@@ -87,8 +87,8 @@ class AsyncTranslator:
 
     def _next_batch(self) -> Batch:
         reserved = min(len(self._background), BACKGROUND_ROWS)
-        batch = _take(self._live, self._together - reserved)
-        return batch | _take(self._background, reserved if batch else self._together)
+        batch = _take(self._live, self._max_batch_size - reserved)
+        return batch | _take(self._background, reserved if batch else self._max_batch_size)
 
     async def _run(self, batch: Batch) -> None:
         """Advance a batch; if that fails, advance its streams one by one, so that only the faulty one fails."""

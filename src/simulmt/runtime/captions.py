@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 COLUMNS = 42  # per subtitle line; an ideograph takes two
 LINES = 2
 READING_SPEED = 20.0  # columns per second
-SHORTEST = 0.8  # minimum duration of a subtitle in seconds
+MIN_DURATION = 0.8  # of a subtitle, in seconds
 LINGER = 1.0  # seconds that a subtitle stays after its last word
-LONGEST = 6.0  # seconds after which no more words are added to a subtitle
+MAX_DURATION = 6.0  # seconds after which no more words are added to a subtitle
 NEVER_FIRST = frozenset(f"{CLOSING}{SENTENCE_ENDS},;:、，；：")  # never starts a line
 
 
@@ -118,7 +118,7 @@ class CaptionWriter:
 
     def commit(self, commit: Commit) -> None:
         now = self._clock() - self._origin
-        if self._text and now - self._begun > LONGEST and _begins_word(commit.text, self._text):
+        if self._text and now - self._begun > MAX_DURATION and _begins_word(commit.text, self._text):
             self._show(wrap(self._text), now)
             self._text = ""
         if not self._text:
@@ -141,7 +141,7 @@ class CaptionWriter:
 
     def _show(self, lines: list[str], next_begins: float = math.inf) -> None:
         start = max(self._begun, self._shown_until)
-        reading_time = max(SHORTEST, sum(map(width, lines)) / READING_SPEED)
+        reading_time = max(MIN_DURATION, sum(map(width, lines)) / READING_SPEED)
         end = max(min(self._added + LINGER, next_begins), start + reading_time)
         self._count += 1
         self._shown_until = end

@@ -34,7 +34,7 @@ from simulmt.text import BLANK, END, PAD, START
 ROWS = 32  # maximum batch size: sentences per call of a graph
 POSITIONS = 32  # positions in one call of a graph, over all its rows
 
-_SMALLEST_CAPACITY = 32
+_MIN_CAPACITY = 32
 _BINDINGS_KEPT = 64  # of one pool
 _PAST, _PRESENT, _SLOTS = "past_", "present_", "slots"
 _TYPES = {"tensor(int64)": np.int64, "tensor(float)": np.float32}
@@ -398,7 +398,7 @@ class Caches:
         pool, row = slot.pool, slot.row
         if pool is not None and pool.capacity >= length:
             return
-        capacity = max(_SMALLEST_CAPACITY, 1 << (length - 1).bit_length())
+        capacity = max(_MIN_CAPACITY, 1 << (length - 1).bit_length())
         if capacity not in self.pools:
             self.pools[capacity] = Pool(len(self.index), self.heads, capacity, self.head_width)
         larger = self.pools[capacity]

@@ -20,7 +20,7 @@ CHUNK = 4096  # bytes per read
 UNDECODED = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as `surrogateescape` decodes it
 GZIP = b"\x1f\x8b"  # first bytes of a file
 POLL = 0.1  # seconds between checks for time-outs of words that a recogniser may revise
-LONGEST_EVENT = 1 << 20  # characters
+MAX_EVENT_LENGTH = 1 << 20  # characters
 AHEAD = 4  # chunks read ahead of translation; the rest stays in the pipe (back-pressure)
 
 
@@ -192,9 +192,9 @@ class RevisionTranslator:
         *lines, self._open = (self._open + text).split("\n")
         for line in lines:
             self._read(line, time)
-        if len(self._open) > LONGEST_EVENT:
+        if len(self._open) > MAX_EVENT_LENGTH:
             number = self._number + 1
-            raise DataError(f"line {number}: longer than {LONGEST_EVENT} characters; expected one event per line")
+            raise DataError(f"line {number}: longer than {MAX_EVENT_LENGTH} characters; expected one event per line")
 
     def _read(self, line: str, time: float) -> None:
         self._number += 1

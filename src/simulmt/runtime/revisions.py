@@ -37,10 +37,10 @@ from simulmt.text.words import CLOSING, SENTENCE_ENDS
 MARKS = f"{SENTENCE_ENDS},;:，、；："
 _ENDS, _MARKS = tuple(SENTENCE_ENDS), tuple(MARKS)
 _DOUBLED = re.compile(",{2,}")
-_MOST_DROPPED = 2  # stable words that a revised hypothesis may lack; allowing more would repeat words
+_MAX_DROPPED = 2  # stable words that a revised hypothesis may lack; allowing more would repeat words
 WINDOW = 48  # stable words that a revised hypothesis is aligned with
 _SHAPES = "WhisperLiveKit, Vosk, Moonshine, sherpa-onnx or {text, final}"
-LONGEST_QUOTE = 80  # characters of an invalid line
+MAX_QUOTE_LENGTH = 80  # characters of an invalid line
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _position(stable: Sequence[str], keys: Sequence[str]) -> int:
         for n, other in enumerate(rest, start=1):
             cost = min(diagonal + _difference(key, other), costs[n] + 1, costs[n - 1] + 1)
             diagonal, costs[n] = costs[n], cost
-    fewest = min(max(0, len(tail) - _MOST_DROPPED), len(rest))
+    fewest = min(max(0, len(tail) - _MAX_DROPPED), len(rest))
     candidates = range(fewest, len(costs))
     return anchor + min(candidates, key=lambda n: (costs[n], rest[n - 1 : n] != tail[-1:], abs(n - len(tail))))
 
@@ -312,4 +312,4 @@ def _text(value: Any) -> str:
 
 def _quote(line: str) -> str:
     short = line.strip()
-    return repr(short if len(short) <= LONGEST_QUOTE else f"{short[:LONGEST_QUOTE]}...")
+    return repr(short if len(short) <= MAX_QUOTE_LENGTH else f"{short[:MAX_QUOTE_LENGTH]}...")

@@ -69,7 +69,7 @@ class Seq2SeqSentence(SentenceState):
     @property
     def longest(self) -> int:
         """Maximum length of the translation in tokens."""
-        return longest_translation(len(self.tokens))
+        return max_target_length(len(self.tokens))
 
     def next_due(self) -> Due:
         """Return the first due position; it stays due until something is written."""
@@ -237,6 +237,6 @@ class BeamSearch:
         return allowed
 
 
-def longest_translation(source_tokens: int) -> int:
+def max_target_length(source_tokens: int) -> int:
     """Return the maximum length of a translation in tokens."""
     return int(1.2 * source_tokens) + 10

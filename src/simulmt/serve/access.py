@@ -27,7 +27,7 @@ from simulmt.serve.protocol import ErrorCode, RefusedError
 _BEARER = "bearer "
 _ANY_ORIGIN = "*"
 _LOCALHOST = "localhost"
-FIRST_PENALTY, _LONGEST_PENALTY = 0.25, 8.0  # seconds before a wrong key is answered
+FIRST_PENALTY, _MAX_PENALTY = 0.25, 8.0  # seconds before a wrong key is answered
 _WRONG_KEY_MEMORY = 60.0  # seconds for which a wrong key counts
 ADDRESS_HEADER = "x-simulmt-address"  # client address on whose behalf a worker connects; trusted only from workers
 
@@ -123,7 +123,7 @@ class Authenticator:
         failures = self._counters.of(Counted.WRONG_KEYS, address)
         self._counters.add(Counted.WRONG_KEYS, address)
         asyncio.get_running_loop().call_later(_WRONG_KEY_MEMORY, self._counters.add, Counted.WRONG_KEYS, address, -1)
-        await sleep(min(FIRST_PENALTY * 2.0 ** min(failures, 10), _LONGEST_PENALTY))
+        await sleep(min(FIRST_PENALTY * 2.0 ** min(failures, 10), _MAX_PENALTY))
         return False
 
 

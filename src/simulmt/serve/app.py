@@ -150,21 +150,21 @@ class ClusterConfig:
 
     models: tuple[str, ...] = ()  # names or paths, separated by commas; empty for all shipped models
     streams_per_replica: int = 100  # target; above it Ray starts another replica
-    least_replicas: int = 1
-    most_replicas: int = 4
+    min_replicas: int = 1
+    max_replicas: int = 4
     cpus: int = 1  # of a replica
 
     def __post_init__(self) -> None:
         require(self.streams_per_replica >= 1, f"streams_per_replica must be 1 or more, got {self.streams_per_replica}")
-        least, most = self.least_replicas, self.most_replicas
-        require(1 <= least <= most, f"least_replicas must be in 1..most_replicas, got {least} and {most}")
+        low, high = self.min_replicas, self.max_replicas
+        require(1 <= low <= high, f"min_replicas must be in 1..max_replicas, got {low} and {high}")
         require(self.cpus >= 1, f"cpus must be 1 or more, got {self.cpus}")
 
 
 def ray_app(arguments: dict[str, str]) -> Any:
     """Build the application for a Ray cluster, scaled by the number of streams (extra `ray`).
 
-        serve run simulmt.serve.app:ray_app models=en-zh streams_per_replica=100 most_replicas=8
+        serve run simulmt.serve.app:ray_app models=en-zh streams_per_replica=100 max_replicas=8
 
     Every replica is a whole server. A client that loses its connection may reach another replica, which does not know
     its session; it then starts again and sends its messages again, as after a restart.
@@ -178,8 +178,8 @@ def ray_app(arguments: dict[str, str]) -> Any:
         name="simulmt",
         # An open WebSocket is an ongoing request, so this scales by live streams.
         autoscaling_config={
-            "min_replicas": config.least_replicas,
-            "max_replicas": config.most_replicas,
+            "min_replicas": config.min_replicas,
+            "max_replicas": config.max_replicas,
             "target_ongoing_requests": config.streams_per_replica,
         },
         max_ongoing_requests=2 * config.streams_per_replica,

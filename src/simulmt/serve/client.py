@@ -46,8 +46,8 @@ from simulmt.serve.protocol import (
     write,
 )
 
-LONGEST_SOURCE = 4_000  # characters up to which texts are joined before they are sent again
-FIRST_RETRY, LONGEST_RETRY = 0.1, 5.0  # seconds before the next attempt
+MAX_SOURCE_LENGTH = 4_000  # characters up to which texts are joined before they are sent again
+MIN_RETRY_DELAY, MAX_RETRY_DELAY = 0.1, 5.0  # seconds before the next attempt
 PING_TIMEOUT = 60.0  # seconds; pongs are delayed while the server applies back-pressure
 UNREAD = 256  # received messages that are buffered; then reading stops (back-pressure)
 
@@ -55,9 +55,9 @@ UNREAD = 256  # received messages that are buffered; then reading stops (back-pr
 class LiveTranslation:
     """One session with a server: send with its methods, iterate over commits and ends of sentences.
 
-    While no server can be reached, or the server keeps failing, it tries again for `patience` seconds. The iteration
-    raises errors that it cannot recover from: a RefusedError of the server, the OSError of the last attempt, or an
-    invalid address or message.
+    While no server can be reached, or the server keeps failing, it tries again for `reconnect_timeout` seconds. The
+    iteration raises errors that it cannot recover from: a RefusedError of the server, the OSError of the last attempt,
+    or an invalid address or message.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class LiveTranslation:
         model: str,
         delay: int | None = None,
         api_key: str | None = None,
-        patience: float = 60.0,
+        reconnect_timeout: float = 60.0,
         room: str | None = None,
     ) -> None:
         self._url = url
         room_key = secrets.token_urlsafe(12) if room is not None else None
         self._start = Start(model, delay, api_key=api_key, room=room, room_key=room_key)
-        self._patience = patience
+        self._reconnect_timeout = reconnect_timeout
         self._messages: list[Input] = []
         self._has_messages = asyncio.Event()  # set by every message
         self._output: asyncio.Queue[Commit | Sentence | Undone | Done | Exception] = asyncio.Queue(UNREAD)
@@ -140,12 +140,12 @@ class LiveTranslation:
                     return await self._run_session(connection)
             except (RefusedError, OSError, ConnectionClosed, InvalidHandshake) as failure:
                 offline = _now() - self._last_contact
-                if offline > self._patience:
+                if offline > self._reconnect_timeout:
                     raise
                 if isinstance(failure, RefusedError):
                     await self._recover(failure)
             # Jitter: clients that lose a server at the same time must not all reconnect at once.
-            await asyncio.sleep(min(max(FIRST_RETRY, offline), LONGEST_RETRY) * random.uniform(0.5, 1.0))
+            await asyncio.sleep(min(max(MIN_RETRY_DELAY, offline), MAX_RETRY_DELAY) * random.uniform(0.5, 1.0))
 
     async def _recover(self, refusal: RefusedError) -> None:
         """Prepare to reconnect after a refusal; raise it if that would not help."""
@@ -234,11 +234,15 @@ async def _receive(connection: ClientConnection) -> ServerMessage:
 
 
 def _joined(messages: Iterable[Input]) -> list[Input]:
-    """Join consecutive texts of up to LONGEST_SOURCE characters."""
+    """Join consecutive texts of up to MAX_SOURCE_LENGTH characters."""
     joined: list[Input] = []
     for message in messages:
         last = joined[-1] if joined else None
-        if isinstance(message, Source) and isinstance(last, Source) and len(last.text + message.text) <= LONGEST_SOURCE:
+        if (
+            isinstance(message, Source)
+            and isinstance(last, Source)
+            and len(last.text + message.text) <= MAX_SOURCE_LENGTH
+        ):
             joined[-1] = Source(last.text + message.text)
         else:
             joined.append(message)

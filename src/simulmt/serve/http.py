@@ -38,7 +38,7 @@ NUMBERS = ("delay", "alternatives")  # form fields
 CLIENT_CLOSED_REQUEST = 499  # never sent; counted in the metrics only
 LANGUAGES = {"de": "German", "en": "English", "zh": "Chinese"}
 TRADITIONAL_CHINESE = {"zt", "zh-hant", "zh-tw", "zh-hk", "zh-mo"}
-LONGEST_SAMPLE = 2_000  # characters that language detection looks at
+MAX_SAMPLE_LENGTH = 2_000  # characters that language detection looks at
 UNTRANSLATED = {"script", "style", "code"}  # HTML elements
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 
@@ -195,7 +195,7 @@ class HttpApi:
         if source not in candidates:
             pairs = ", ".join(f"{info.source} to {info.target}" for info in self._infos)
             found = f"{body.source!r} to {body.target!r}"
-            raise HTTPException(400, protocol.quotable(f"no model translates {found}; available: {pairs}"))
+            raise HTTPException(400, protocol.sanitise_message(f"no model translates {found}; available: {pairs}"))
         return candidates[source], detection
 
     async def _detect_source(self, text: str, candidates: dict[str, Model]) -> Detection:
@@ -233,7 +233,7 @@ class HttpApi:
                 fields = msgspec.json.decode(body)
             return msgspec.convert(_with_whole_numbers(fields), kind)
         except (msgspec.DecodeError, ValueError, RecursionError, FormParserError, MultiPartException) as error:
-            raise HTTPException(400, protocol.quotable(f"invalid body: {error}")) from None
+            raise HTTPException(400, protocol.sanitise_message(f"invalid body: {error}")) from None
 
     async def _body(self, request: Request) -> bytes:
         body, most = b"", self._service.limits.message_bytes
@@ -340,7 +340,7 @@ class Detector:
         """Return the languages with their confidence in percent, the most likely first."""
         if len(self._languages) == 1 or self._identifier is None:
             return [Detection(language, 100.0 / len(self._languages)) for language in self._languages]
-        ranked = self._identifier.rank(text[:LONGEST_SAMPLE])
+        ranked = self._identifier.rank(text[:MAX_SAMPLE_LENGTH])
         return [Detection(language, round(100 * float(probability), 1)) for language, probability in ranked]
 
     @cached_property

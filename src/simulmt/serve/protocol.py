@@ -20,7 +20,7 @@ from msgspec import Meta
 from simulmt.errors import StreamError
 from simulmt.runtime import stream
 
-LONGEST_QUOTE = 300  # characters of an error message
+MAX_MESSAGE_LENGTH = 300  # characters of an error message
 ROOM_NAME = "^[a-z0-9-]{1,40}$"
 
 
@@ -68,13 +68,13 @@ class RefusedError(StreamError):
     """The server refuses or ends a stream; raised by server and client."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(quotable(message))
+        super().__init__(sanitise_message(message))
         self.code = code
 
 
-def quotable(message: str) -> str:
+def sanitise_message(message: str) -> str:
     """Shorten an error message that may quote user input, and make it safe for any encoding."""
-    short = message if len(message) <= LONGEST_QUOTE else f"{message[:LONGEST_QUOTE]}..."
+    short = message if len(message) <= MAX_MESSAGE_LENGTH else f"{message[:MAX_MESSAGE_LENGTH]}..."
     return short.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -38,7 +38,7 @@ from simulmt.serve.transport import Budget, Outbox, Throttle
 from simulmt.speech.audio import RATE
 
 MESSAGE_COST = 64  # characters that a message counts for, besides its text
-LONGEST_JOINED = 4_096  # characters up to which queued texts are joined
+MAX_JOINED_LENGTH = 4_096  # characters up to which queued texts are joined
 DRAINING = "the server is shutting down; continue at another one, or in a moment"
 FAILED = "the server failed to translate this stream; start it again"
 
@@ -141,7 +141,7 @@ class Session:
         are answered.
         """
         newest = self._newest.message if self._newest is not None else None
-        if isinstance(message, Source) and isinstance(newest, Source) and len(newest.text) < LONGEST_JOINED:
+        if isinstance(message, Source) and isinstance(newest, Source) and len(newest.text) < MAX_JOINED_LENGTH:
             assert self._newest is not None
             self._newest.message = Source(newest.text + message.text)
             self._unread.refund(MESSAGE_COST)

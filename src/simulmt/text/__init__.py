@@ -21,14 +21,14 @@ from simulmt.text.tokenizer import (
     Tokenizer,
     VocabularySpec,
 )
-from simulmt.text.words import LONGEST_WORD, WordSplitter, split_words
+from simulmt.text.words import MAX_WORD_LENGTH, WordSplitter, split_words
 
 __all__ = [
     "BACK_TRANSLATED",
     "BLANK",
     "END",
-    "LONGEST_WORD",
     "MASK",
+    "MAX_WORD_LENGTH",
     "PAD",
     "SPACE",
     "SPECIAL_SYMBOLS",

@@ -14,7 +14,7 @@ import sentencepiece
 
 from simulmt.config import require
 from simulmt.errors import VocabularyError
-from simulmt.files import write_whole
+from simulmt.files import write_atomic
 from simulmt.text.words import collapse_spaces, is_spaceless, split_words
 
 # The same ids in every vocabulary, source and target.
@@ -28,7 +28,7 @@ BACK_TRANSLATED = "<bt> "
 UNSPACED_LANGUAGES = ("zh", "ja", "yue")  # written without spaces between words
 SPACE = "▁"  # SentencePiece's symbol for a space inside a piece
 WORD_CACHE_SIZE = 1 << 16
-LONGEST_CACHED_WORD = 24  # characters; bounds memory for untrusted input
+MAX_CACHED_WORD_LENGTH = 24  # characters; bounds memory for untrusted input
 # SentencePiece's advice about an option of its own command line.
 _COVERAGE_ADVICE = " or decrease character_coverage with --character_coverage option"
 
@@ -127,7 +127,7 @@ class Tokenizer:
             reason = str(error).rsplit("] ", 1)[-1].replace(_COVERAGE_ADVICE, "").strip() or "no text"
             raise VocabularyError(f"cannot train {spec.size} pieces for {path}: {reason}") from None
         tokenizer = Tokenizer(model.getvalue(), str(path))
-        write_whole(path, tokenizer.model)
+        write_atomic(path, tokenizer.model)
         return tokenizer
 
     def encode(self, text: str) -> list[int]:
@@ -158,7 +158,7 @@ class Tokenizer:
 
     def encode_word(self, word: str) -> tuple[int, ...]:
         """Encode one word."""
-        return self._encode_short(word) if len(word) <= LONGEST_CACHED_WORD else self._encode(word)
+        return self._encode_short(word) if len(word) <= MAX_CACHED_WORD_LENGTH else self._encode(word)
 
     def _encode(self, word: str) -> tuple[int, ...]:
         return tuple(self._processor.encode(word))

@@ -14,7 +14,7 @@ from unicodedata import category
 
 Unit = Literal["word", "char"]  # unit of text length: space-separated words, or characters
 
-LONGEST_WORD = 128  # longer runs are cut, so that a stream without spaces stays bounded
+MAX_WORD_LENGTH = 128  # longer runs are cut, so that a stream without spaces stays bounded
 
 # Character ranges for use inside the brackets of a regular expression.
 HAN = "\u3400-\u4dbf\u4e00-\u9fff"
@@ -26,7 +26,7 @@ SPACELESS = f"{KANA}{HAN}{RARE_HAN}{FULL_WIDTH_PUNCTUATION}"  # written without 
 _GAP = r"\s\ud800-\udfff"
 
 _RUN = re.compile(rf"[^{_GAP}]+")
-_WORD = re.compile(rf"[{SPACELESS}]|[^{_GAP}{SPACELESS}]{{1,{LONGEST_WORD}}}")
+_WORD = re.compile(rf"[{SPACELESS}]|[^{_GAP}{SPACELESS}]{{1,{MAX_WORD_LENGTH}}}")
 _OPEN_WORD = re.compile(rf"[^{_GAP}{SPACELESS}]\Z")
 _IS_SPACELESS = re.compile(f"[{SPACELESS}]")
 
@@ -70,7 +70,7 @@ class WordSplitter:
         """Return the words completed by `text`; keep an unfinished last word."""
         text = self._open + text
         words = _WORD.findall(text)
-        is_open = _OPEN_WORD.search(text) and len(words[-1]) < LONGEST_WORD
+        is_open = _OPEN_WORD.search(text) and len(words[-1]) < MAX_WORD_LENGTH
         self._open = words.pop() if is_open else ""
         return words
 
@@ -81,7 +81,7 @@ class WordSplitter:
 
 
 def split_words(text: str) -> list[str]:
-    """Split text at whitespace, around ideographs, and after LONGEST_WORD characters."""
+    """Split text at whitespace, around ideographs, and after MAX_WORD_LENGTH characters."""
     return _WORD.findall(text)
 
 

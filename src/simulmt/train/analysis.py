@@ -251,7 +251,7 @@ def sorting_statistics(
         return SortingStatistics.of((model.sort(each, delay)[1], each.source_lengths) for _, each in batches)
 
 
-def policy_fit(
+def explained_variance(
     model: Seq2SeqModel, store: DeviceStore, delays: Sequence[int], proportional: bool, batch_tokens: int = 4096
 ) -> float:
     """Return the percentage of the variance of stability that the policy explains on a token store."""

@@ -19,7 +19,7 @@ import torch
 from simulmt.config import require
 from simulmt.data.store import Dataset
 from simulmt.errors import BundleError
-from simulmt.files import replacing_directory
+from simulmt.files import atomic_directory
 from simulmt.model.ctc import CTCModel
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
@@ -53,7 +53,7 @@ from simulmt.train.systems import InferenceModel, check_vocabularies, load_model
 
 TOLERANCE = 1e-4  # of log-probabilities between PyTorch and onnxruntime in fp32, see `_rounding`
 _RANDOM_SENTENCES = 8
-_LONGEST_RANDOM = 48
+_MAX_RANDOM_LENGTH = 48
 _BATCH_SIZE = 6  # sentences compared in one batch
 
 _TokenPair = tuple[list[int], list[int]]  # a source sentence and its translation, each with END
@@ -71,11 +71,11 @@ class ExportConfig:
     stabilities: tuple[float, ...] = ()  # thresholds of the policy of a wait-k model, one per delay
     precision: Precision = "int8"
     longest: int = 256
-    least_agreement: float = 0.95  # minimum share of symbols on which int8 and the trained model agree
-    most_bleu_lost: float = 0.5
+    min_agreement: float = 0.95  # share of symbols on which int8 and the trained model agree
+    max_bleu_loss: float = 0.5
 
     def __post_init__(self) -> None:
-        require(0 <= self.least_agreement <= 1, f"least_agreement must be in 0..1, got {self.least_agreement}")
+        require(0 <= self.min_agreement <= 1, f"min_agreement must be in 0..1, got {self.min_agreement}")
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ def export(
     directory: Path,
     config: ExportConfig,
     card: str = "",
-    development: Sequence[tuple[str, str]] = (),
+    dev_pairs: Sequence[tuple[str, str]] = (),
 ) -> BundleConfig:
-    """Write a bundle; `card` (data, scores, licences) is added to its README, `development` is (source, reference)."""
+    """Write a bundle; `card` (data, scores, licences) is added to its README, `dev_pairs` are (source, reference)."""
     if directory.exists():
         raise BundleError(f"{directory}: already exists; remove it or choose another directory")
     has_policy = isinstance(trained.model, Seq2SeqModel) and trained.model.policy is not None
@@ -120,12 +120,12 @@ def export(
     )
     described = _describe(trained.model, config)
     is_exact = config.precision == "fp32"
-    with replacing_directory(directory) as new, TemporaryDirectory(prefix=".", dir=directory.parent) as other:
+    with atomic_directory(directory) as new, TemporaryDirectory(prefix=".", dir=directory.parent) as other:
         exact = _write(trained, new if is_exact else Path(other), replace(described, precision="fp32"))
         checks = check_fp32(trained, exact)
         if not is_exact:
             small = _write(trained, new, described)
-            checks |= check_int8(trained, exact, small, development, config.least_agreement, config.most_bleu_lost)
+            checks |= check_int8(trained, exact, small, dev_pairs, config.min_agreement, config.max_bleu_loss)
         described = replace(described, checks=checks)
         write_description(new, described, _card(described, card))
     return described
@@ -140,10 +140,10 @@ def export_run(
     tune_penalty: bool = False,
     context_weight: float = 1.0,
     card: str = "",
-    development: int = 200,
+    dev_sentences: int = 200,
     report: Callable[[str], None] = lambda _: None,
 ) -> BundleConfig:
-    """Export a finished run, given its data directory; int8 is checked on the first `development` dev sentences.
+    """Export a finished run, given its data directory; int8 is checked on `dev_sentences` sentences of its dev set.
 
     The delays of `config` are replaced by those of the run. `tune_penalty` chooses the blank penalty of each by BLEU on
     the development set. `context_weight` scales a transducer's label context, like the language model weight in shallow
@@ -161,7 +161,7 @@ def export_run(
         require(context_weight == 1.0, "a context weight needs a transducer")
     if tune_penalty and isinstance(model, CTCModel):
         config = replace(config, blank_penalties=tune_blank_penalties(model, dataset, config.delays, report))
-    pairs = list(islice(zip(dataset.dev_sources(), dataset.dev_references[0], strict=True), development))
+    pairs = list(islice(zip(dataset.dev_sources(), dataset.dev_references[0], strict=True), dev_sentences))
     trained = TrainedModel(model, dataset.source_tokenizer, dataset.target_tokenizer)
     described = export(trained, directory, config, card, pairs)
     write_system_configs(directory)
@@ -302,48 +302,48 @@ def check_int8(
     trained: TrainedModel,
     exact: Bundle,
     small: Bundle,
-    development: Sequence[tuple[str, str]],
-    least_agreement: float,
-    most_bleu_lost: float,
+    dev_pairs: Sequence[tuple[str, str]],
+    min_agreement: float,
+    max_bleu_loss: float,
 ) -> dict[str, Any]:
     """Check the symbols that int8 chooses, and its BLEU on development text, against full precision."""
     delay = small.config.default_delay
-    pairs = _encoded(trained, development, small.config.longest) or _random_pairs(trained, small)
+    pairs = _encoded(trained, dev_pairs, small.config.longest) or _random_pairs(trained, small)
     compared = _log_probabilities(trained, small, pairs, delay)
     alike = np.concatenate([expected.argmax(-1) == found.argmax(-1) for expected, found in compared])
     agreement = float(alike.mean())
-    if agreement < least_agreement:
+    if agreement < min_agreement:
         raise BundleError(
             f"export failed: int8 and the trained model agree on {agreement:.1%} of the symbols, "
-            f"less than {least_agreement:.1%}; export in fp32"
+            f"less than {min_agreement:.1%}; export in fp32"
         )
     checks: dict[str, Any] = {"int8_agreement": agreement, "int8_symbols_compared": len(alike)}
     if small.config.has_policy:
         checks["int8_stability_difference"] = float(_stability_differences(trained, small, pairs, delay).mean())
-    return checks | _check_bleu(trained, exact, small, development, most_bleu_lost) if development else checks
+    return checks | _check_bleu(trained, exact, small, dev_pairs, max_bleu_loss) if dev_pairs else checks
 
 
 def _check_bleu(
-    trained: TrainedModel, exact: Bundle, small: Bundle, development: Sequence[tuple[str, str]], most_bleu_lost: float
+    trained: TrainedModel, exact: Bundle, small: Bundle, dev_pairs: Sequence[tuple[str, str]], max_bleu_loss: float
 ) -> dict[str, Any]:
-    sources, references = zip(*development, strict=True)
+    sources, references = zip(*dev_pairs, strict=True)
     scores = {}
     for name, bundle in (("fp32", exact), ("int8", small)):
         hypotheses = Translator(bundle).translate("\n".join(sources), bundle.config.default_delay).split("\n")
         scores[name] = bleu(hypotheses, [references], trained.target)
     lost = scores["fp32"] - scores["int8"]
-    if lost > most_bleu_lost:
+    if lost > max_bleu_loss:
         raise BundleError(
             f"export failed: int8 loses {lost:.2f} BLEU on the development text, "
-            f"more than {most_bleu_lost}; export in fp32"
+            f"more than {max_bleu_loss}; export in fp32"
         )
     return {f"{name}_bleu": score for name, score in scores.items()}
 
 
-def _encoded(trained: TrainedModel, development: Sequence[tuple[str, str]], longest: int) -> list[_TokenPair]:
+def _encoded(trained: TrainedModel, dev_pairs: Sequence[tuple[str, str]], longest: int) -> list[_TokenPair]:
     return [
         ([*trained.source.encode(source)[: longest - 1], END], [*trained.target.encode(reference)[:longest], END])
-        for source, reference in development
+        for source, reference in dev_pairs
     ]
 
 
@@ -351,7 +351,7 @@ def _random_pairs(trained: TrainedModel, bundle: Bundle) -> list[_TokenPair]:
     generator = np.random.default_rng(0)
 
     def sentence(vocabulary: int) -> list[int]:
-        length = generator.integers(1, min(bundle.config.longest, _LONGEST_RANDOM))
+        length = generator.integers(1, min(bundle.config.longest, _MAX_RANDOM_LENGTH))
         return [*generator.integers(len(SPECIAL_SYMBOLS), vocabulary, length).tolist(), END]
 
     return [(sentence(trained.source.size), sentence(trained.target.size)) for _ in range(_RANDOM_SENTENCES)]

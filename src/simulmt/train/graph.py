@@ -33,7 +33,7 @@ from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Attention, Embedding, Encoder, EncoderLayer, FeedForward, sinusoids
 from simulmt.model.seq2seq import Policy, Seq2SeqModel
 from simulmt.model.transducer import TransducerModel
-from simulmt.runtime.seq2seq import longest_translation
+from simulmt.runtime.seq2seq import max_target_length
 from simulmt.text import BLANK, END, SPECIAL_SYMBOLS
 
 Precision = Literal["fp32", "int8"]
@@ -288,7 +288,7 @@ def build_graph(
     if isinstance(model, Seq2SeqModel):
         if name == "encoder":
             return encoder_graph(model, longest, precision, builder)
-        return decoder_graph(model, longest_translation(longest) + 1, precision, builder)
+        return decoder_graph(model, max_target_length(longest) + 1, precision, builder)
     if name == "context":
         assert isinstance(model, TransducerModel), "only a transducer has a label context"
         return context_graph(model, precision, builder)

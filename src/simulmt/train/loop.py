@@ -27,7 +27,7 @@ from simulmt.model.layers import Batch, DecoderLayer, EncoderLayer, Loss
 from simulmt.model.risk import inference_path_loss, risk_loss, wait_k_risk_loss
 from simulmt.model.seq2seq import Seq2SeqModel, proportional_rates
 from simulmt.model.transducer import TransducerModel
-from simulmt.train.analysis import bleu, policy_fit, sorting_statistics, translate_store
+from simulmt.train.analysis import bleu, explained_variance, sorting_statistics, translate_store
 from simulmt.train.batches import BatchPlan, BatchQueue, DeviceStore, draw_delay
 from simulmt.train.monitor import Monitor, UpdateReport
 from simulmt.train.restore import initialise_from
@@ -274,7 +274,7 @@ def _validate(
     if config.objective == "policy":
         proportional = config.reading == "proportional"
         with precision(config.training, world.device):
-            return {"None": policy_fit(cast(Seq2SeqModel, model), dev, config.delays, proportional)}
+            return {"None": explained_variance(cast(Seq2SeqModel, model), dev, config.delays, proportional)}
     scores = {}
     for delay in [None] if config.system == "teacher" else config.delays:
         with precision(config.training, world.device):

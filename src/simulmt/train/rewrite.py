@@ -46,7 +46,7 @@ from simulmt.data.transforms import (
     sample_pairs,
 )
 from simulmt.errors import ConfigError
-from simulmt.files import lock, write_whole
+from simulmt.files import lock, write_atomic
 from simulmt.model.beam import BeamConfig, Sampler, SamplingConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.speech.audio import random_voice, synthesise
@@ -60,7 +60,7 @@ from simulmt.train.systems import TrainingConfig, check_vocabularies, find_model
 TOO_LONG, NO_TRANSLATION, MISHEARD = "too_long", "no_translation", "misheard"
 SPOKEN_LINES = 200  # lines per shard of recognised speech; a few minutes
 SHARD_LINES = {"cuda": 65_536, "cpu": 2_048}  # lines per shard of translation; a few seconds
-SHORTEST = 8  # tokens; shorter sentences count as this long, to bound the number of sentences in a batch
+MIN_LENGTH = 8  # tokens; shorter sentences count as this long, to bound the number of sentences in a batch
 LOCK_ATTEMPTS = 100  # another process may delete the folder before the lock file is opened
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class CorpusTranslator:
         results: list[Rewritten] = [Dropped(EMPTY if length == 1 else TOO_LONG) for length in lengths]
         fit = np.flatnonzero((lengths > 1) & (lengths <= self.config.max_length + 1))
         by_length = fit[np.argsort(lengths[fit], kind="stable")]
-        counts = np.bincount(np.maximum(lengths[fit], SHORTEST))
+        counts = np.bincount(np.maximum(lengths[fit], MIN_LENGTH))
         cuts = cut_by_length(counts, self.config.batch_tokens)
         for start, stop in pairwise(cuts):
             numbers = by_length[start:stop]
@@ -195,12 +195,12 @@ class RecognitionConfig:
 
     share: float = 0.01
     recogniser: str = "moonshine"
-    least_alike: float = 0.5  # minimum word similarity of transcript and source; other pairs are dropped
+    min_similarity: float = 0.5  # of the words of transcript and source; less similar pairs are dropped
     seed: int = 1
 
     def __post_init__(self) -> None:
         require(0 < self.share <= 1, f"share must be above 0 and at most 1, got {self.share}")
-        require(0 <= self.least_alike <= 1, f"least_alike must be in 0..1, got {self.least_alike}")
+        require(0 <= self.min_similarity <= 1, f"min_similarity must be in 0..1, got {self.min_similarity}")
 
 
 def recognised_corpus(
@@ -222,7 +222,7 @@ def recognised_corpus(
         transcript = transcribe(recogniser(), synthesise(pair.source, random_voice(f"{config.seed}:{pair.line}")))
         words, recognised = unpunctuated(pair.source).split(), unpunctuated(transcript).split()
         similarity = SequenceMatcher(None, words, recognised, autojunk=False).ratio()
-        if not transcript or not pair.target or similarity < config.least_alike:
+        if not transcript or not pair.target or similarity < config.min_similarity:
             return Dropped(MISHEARD, pair.line)
         return transcript, pair.target
 
@@ -267,7 +267,7 @@ def _make_shards(
             if not lock(file, wait=wanted is not None):
                 others.add(number)
             elif not path.exists() and finished(job) is None:
-                write_whole(path, json.dumps(_shard_table(work(part), number * job.shard_lines), ensure_ascii=False))
+                write_atomic(path, json.dumps(_shard_table(work(part), number * job.shard_lines), ensure_ascii=False))
                 made += len(part)
                 done = job.shard_lines * (len(list(folder.glob("[0-9]*.json"))) - 1) + len(part)
                 progress(Progress(done, made / (time.perf_counter() - started)))

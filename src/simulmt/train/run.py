@@ -35,7 +35,7 @@ from simulmt import __version__
 from simulmt.config import as_table
 from simulmt.data.store import TokenStore
 from simulmt.errors import CheckpointError, ConfigError, DataError, TrainingError
-from simulmt.files import commit, environment, lock, replacing_directory, timestamp, write_whole
+from simulmt.files import atomic_directory, commit, environment, lock, timestamp, write_atomic
 from simulmt.train.systems import SCRATCH, RunConfig, TrainingConfig
 
 # When to stop: may change when a run is resumed.
@@ -175,7 +175,7 @@ class CheckpointFolder:
     def save(self, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Write a checkpoint; a failure leaves earlier ones untouched and no partial files."""
         try:
-            with replacing_directory(self.path(update), SCRATCH) as temporary:
+            with atomic_directory(self.path(update), SCRATCH) as temporary:
                 safetensors.torch.save_file(dict(tensors), temporary / TENSORS)
                 record = {**state, "update": update}
                 record["sha256"] = _checksum(temporary / TENSORS, record)
@@ -277,7 +277,7 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
             _compare_threads(path, earlier, record, warn)
             record["resumed"] = [*earlier.get("resumed", []), record["started"]]
             record["started"] = earlier["started"]
-        write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        write_atomic(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot record the run: {error}") from None
 
@@ -406,7 +406,7 @@ class World:
 
 
 @contextmanager
-def join_world(device: str = "auto") -> Iterator[World]:
+def init_distributed(device: str = "auto") -> Iterator[World]:
     """Join the process group inside the context; `device` is auto, cpu, cuda or cuda:N."""
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = _device(device, int(os.environ.get("LOCAL_RANK", 0)))

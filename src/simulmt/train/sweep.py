@@ -39,7 +39,7 @@ from simulmt.model.asn import ASNConfig
 from simulmt.runtime.bundle import shipped_names
 from simulmt.train.loop import system_config, train
 from simulmt.train.monitor import Monitor
-from simulmt.train.run import World, differences, flat, join_world, open_to_lock, record_run
+from simulmt.train.run import World, differences, flat, init_distributed, open_to_lock, record_run
 from simulmt.train.systems import RunConfig
 
 STUDY = "sweep"
@@ -140,7 +140,7 @@ def sweep(config: RunConfig, directory: Path, settings: SweepConfig, device: str
     )
     _check(config, settings.space)
     signal: int | None = None
-    with join_world(device) as world, _open_storage(directory) as storage:
+    with init_distributed(device) as world, _open_storage(directory) as storage:
         study = _join_study(storage, config, directory, settings)
         while signal is None and (claim := _claim_trial(study, storage, directory, settings)):
             trial, lock = claim

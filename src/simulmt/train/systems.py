@@ -21,7 +21,7 @@ from torch import nn
 
 from simulmt.config import as_table, build, override, read_toml, require
 from simulmt.errors import CheckpointError, VocabularyError
-from simulmt.files import replacing_directory
+from simulmt.files import atomic_directory
 from simulmt.model.asn import ASNConfig, SortedCTCModel
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.risk import RiskConfig
@@ -189,7 +189,7 @@ def save_model(model: nn.Module, config: SystemConfig, directory: Path, metadata
     description = {"format": 1, "config": as_table(config), **metadata}
     text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
     try:
-        with replacing_directory(directory, SCRATCH) as temporary:
+        with atomic_directory(directory, SCRATCH) as temporary:
             safetensors.torch.save_file(tensors, temporary / "model.safetensors")
             (temporary / "model.json").write_text(text, encoding="utf-8")
     except (OSError, safetensors.SafetensorError) as error:

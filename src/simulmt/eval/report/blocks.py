@@ -25,7 +25,7 @@ from simulmt.eval.latency import Instance
 from simulmt.eval.order import Anticipation, OracleScore
 from simulmt.eval.quality import COMPARISON_HEADINGS, Comparison
 from simulmt.eval.results import INSTANCES, Interval, Result, read_instances
-from simulmt.files import write_whole
+from simulmt.files import write_atomic
 from simulmt.text.words import Unit
 
 Aligner = Callable[[Sequence[WordPair]], list[set[Link]]]
@@ -420,4 +420,4 @@ def _read_links(cache: Path | None, outputs: Outputs) -> list[set[Link]] | None:
 
 def _write_links(cache: Path | None, outputs: Outputs, links: Sequence[set[Link]]) -> None:
     if cache is not None:
-        write_whole(_links_path(cache, outputs), "".join(f"{format_pharaoh(each)}\n" for each in links))
+        write_atomic(_links_path(cache, outputs), "".join(f"{format_pharaoh(each)}\n" for each in links))
