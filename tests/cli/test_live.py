@@ -279,6 +279,8 @@ class TestEndings:
             (["translate", "--format", "pdf"], 2, ["--format", "srt", "--help"]),
             (["translate", "--threads", "-1"], 2, ["--threads"]),
             (["translate", "missing.txt"], 1, ["missing.txt"]),
+            (["translate", "Hello world"], 2, ["no such file", 'echo "Hello world" | simulmt translate']),
+            (["traslate"], 2, ["Did you mean 'translate'", "'?"]),
             (["translate", "."], 1, ["directory"]),
             (["demo", "--text", "missing.txt"], 1, ["missing.txt"]),
             (["demo", "--pace", "0"], 2, ["--pace"]),

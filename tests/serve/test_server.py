@@ -136,7 +136,9 @@ def test_two_models_need_two_names() -> None:
 def test_a_port_in_use_is_reported() -> None:
     with listen("127.0.0.1", 0, Limits())[0] as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port}"):
+        with pytest.raises(
+            ConfigError, match=f"^port {port} of 127.0.0.1 is already in use; choose another with --port$"
+        ):
             listen("127.0.0.1", port, Limits())
 
 

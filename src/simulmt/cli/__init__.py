@@ -92,7 +92,8 @@ def main() -> None:
         message = error.format_message()
         if message:  # empty after showing the help
             command = error.ctx.command_path if error.ctx else "simulmt"
-            print(f"simulmt: {message.rstrip('.')}; see {command} --help", file=sys.stderr)
+            advice = "" if message.endswith("?") else f"; see {command} --help"
+            print(f"simulmt: {message.rstrip('.')}{advice}", file=sys.stderr)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):  # KeyboardInterrupt if Ctrl-C is pressed twice
         sys.exit(130)

@@ -404,6 +404,8 @@ def _opened(file: Path) -> Iterator[int]:
             raise OSError(error.errno, error.strerror, "standard input") from None
         yield 0
         return
+    if " " in str(file) and not file.exists():
+        raise ConfigError(f'{file}: no such file; to translate a sentence: echo "{file}" | simulmt translate')
     with file.open("rb", buffering=0) as opened:
         yield opened.fileno()
 

@@ -208,6 +208,8 @@ def listen(host: str, port: int, limits: Limits, count: int = 1) -> list[socket.
                 for _ in range(count)
             ]
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} of {host} is already in use; choose another with --port") from None
         raise ConfigError(
             f"cannot listen on {host} port {port}: {error.strerror}; choose others with --host and --port"
         ) from None
