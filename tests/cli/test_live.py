@@ -285,7 +285,7 @@ class TestEndings:
             (["demo", "--text", "missing.txt"], 1, ["missing.txt"]),
             (["demo", "--pace", "0"], 2, ["--pace"]),
             (["models", "show", "xx-yy"], 1, ["xx-yy"]),
-            (["models", "paint"], 2, ["paint", "models --help"]),
+            (["models", "paint"], 2, ["paint", "?"]),
             (["bench", "--threads", "0"], 2, ["--threads"]),
             (["export", "runs/1"], 2, ["--"]),
             (["dance"], 2, ["dance"]),
