@@ -140,7 +140,7 @@ def test_a_failing_stage_says_where_its_log_is(
     [
         ("--train=400", "--trian=400", "stages.text: synthetic: No such option: --trian"),
         ("--output={out}", "", "stages.text: synthetic: Missing option '--output'"),
-        ("--train=400", "--train=many", "stages.text: synthetic: Invalid value for '--train'"),
+        ("--train=400", "--train=many", "stages.text: synthetic: --train many: expected a whole number from 0"),
         ('"synthetic', '"sinthetic', "stages.text: unknown command 'sinthetic'"),
         ("--train=400", "--links={given}/links", "stages.text: synthetic: No such option: --links"),
     ],

@@ -373,8 +373,8 @@ class TestFromTextToTranslation:
         for name, thresholds, mentioned in (
             ("deciding", "--stability 0.8", ["1 stabilities", "one for each delay", "1, 3"]),
             ("deciding", "", ["a model with a policy needs stabilities (--stability), one for each delay"]),
-            ("deciding", "--stability 0.8 --stability 1.2", ["--stability", "less than or equal to 1"]),
-            ("deciding", "--stability 0.8 --stability -1", ["--stability", "greater than or equal to 0"]),
+            ("deciding", "--stability 0.8 --stability 1.2", ["--stability", "from 0 to 1"]),
+            ("deciding", "--stability 0.8 --stability -1", ["--stability", "from 0 to 1"]),
             ("plain", "--stability 0.8 --stability 1", ["stabilities need a wait-k model with a policy"]),
         ):
             refused = call(*f"export {name} {options} --output new {thresholds}".split(), capture=capsys)
@@ -440,7 +440,7 @@ class TestFromTextToTranslation:
         ("prepare --output x --dev-source d --dev-target d", ["--source", "--tsv"]),
         ("prepare --output x --dev-source d --dev-target d --source s", ["1 --source files but 0 --target files"]),
         ("prepare --output x --dev-source d --dev-target d --tsv t --source-vocabulary 3", ["--source-vocabulary"]),
-        ("train --run x", ["config"]),
+        ("train --run x", ["CONFIG"]),
         ("train missing.toml", ["--run"]),
         ("train broken.toml --run x", ["broken.toml", "TOML"]),
         ("sweep missing.toml --output x --trials 0", ["--trials"]),

@@ -17,6 +17,7 @@ import typer
 
 from simulmt import __version__
 from simulmt.cli import evaluation, live, recipes, rewriting, training
+from simulmt.cli.usage import Command, Group
 from simulmt.errors import ConfigError, SimulmtError
 
 # Typer has moved this class between versions; find it by a subclass that has not moved.
@@ -24,6 +25,7 @@ UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__nam
 
 app = typer.Typer(
     name="simulmt",
+    cls=Group,
     help="Simultaneous machine translation: live, append-only, on a CPU.",
     no_args_is_help=True,
     add_completion=True,
@@ -61,11 +63,12 @@ def _reflow(docstring: str | None) -> str:
 for panel, commands in COMMANDS.items():
     for command in commands:
         if isinstance(command, typer.Typer):
-            app.add_typer(command, rich_help_panel=panel)
+            app.add_typer(command, cls=Group, rich_help_panel=panel)
             for inner in command.registered_commands:
+                inner.cls = Command
                 inner.help = _reflow(inner.callback and inner.callback.__doc__)
         else:
-            app.command(rich_help_panel=panel, help=_reflow(command.__doc__))(command)
+            app.command(cls=Command, rich_help_panel=panel, help=_reflow(command.__doc__))(command)
 
 
 def _print_version(wanted: bool) -> None:

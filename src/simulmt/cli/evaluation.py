@@ -40,7 +40,9 @@ SPEECH_QUALITY = {
     "bare": "BLEU_bare",
     "clean": "BLEU_clean",
 }
-Directories = Annotated[list[Path], typer.Argument(help="Results directories written by `simulmt evaluate`.")]
+Directories = Annotated[
+    list[Path], typer.Argument(metavar="DIR", help="Results directories written by `simulmt evaluate`.")
+]
 Baseline = Annotated[str | None, typer.Option(help="Baseline system.")]
 Sentences = Annotated[
     str, typer.Option(metavar="N,N,...", help="Line numbers of test sentences to show, starting at 1.")
@@ -64,7 +66,9 @@ class TableFormat(enum.StrEnum):
 def evaluate(
     source: Annotated[Path, typer.Option(help="Source text of the test set, one sentence per line.")],
     reference: Annotated[list[Path], typer.Option(help="Reference translation, one per line; repeatable.")],
-    output: Annotated[Path, typer.Option(help="Results directory; results of other systems in it are kept.")],
+    output: Annotated[
+        Path, typer.Option(metavar="DIR", help="Results directory; results of other systems in it are kept.")
+    ],
     model: Annotated[
         list[str] | None,
         typer.Option(metavar="[NAME=]MODEL", help="Name of a shipped model, or path of a bundle; repeatable."),
@@ -207,11 +211,12 @@ def _figure(value: float | None) -> str:
 
 def plot(
     directories: Directories,
-    output: Annotated[Path, typer.Option(help="Output directory for the plots.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Output directory for the plots.")],
     baseline: Baseline = None,
     sentences: Sentences = "",
     alignments: Annotated[
-        Path | None, typer.Option(help="Alignments that `simulmt report` wrote, to draw into read/write paths.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Alignments that `simulmt report` wrote, to draw into read/write paths."),
     ] = None,
 ) -> None:
     """Plot quality against latency, and any other results found, as SVG and PNG.
@@ -271,6 +276,7 @@ def anticipation(
     aligner: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME[:PATH]",
             help="eflomal, pharaoh:FILE, awesome:MODEL, asn:RUN, or identity:RUN (control with Z = I); repeatable.",
             show_default="eflomal",
         ),
@@ -284,7 +290,9 @@ def anticipation(
     gold_target_first: Annotated[
         bool, typer.Option("--gold-target-first", help="Gold links are target-source instead of source-target.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="Output directory for plots, JSON and alignments.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Output directory for plots, JSON and alignments.")
+    ] = None,
     name: Annotated[str, typer.Option(help="Name of the corpus. Default: name of the source file.")] = "",
     source_unit: Annotated[UnitChoice, typer.Option(help="Unit of source positions.")] = UnitChoice.AUTO,
     target_unit: Annotated[UnitChoice, typer.Option(help="Unit of target positions.")] = UnitChoice.AUTO,
@@ -334,7 +342,7 @@ def analyse(
             help="Reference translation; the first is shown to the network, all are used for scoring; repeatable."
         ),
     ],
-    output: Annotated[Path, typer.Option(help="Results directory.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Results directory.")],
     delay: Annotated[str, typer.Option(metavar="K,K,...", help="Delays to analyse. Default: all of the model.")] = "",
     blank_penalty: Annotated[float, typer.Option(help="Penalty subtracted from the blank's score.")] = 0.0,
     sentences: Sentences = "",
@@ -357,13 +365,14 @@ def analyse(
         from simulmt.train.run import init_distributed
     from simulmt.cli.display import print_table
 
+    wanted, shown = _parse_numbers("--delay", delay), _parse_numbers("--sentences", sentences)
     texts = read_test_set(source, reference, test_set, limit)
     model = name or run.resolve().name
     with init_distributed(device) as world:
         sorter = Sorter.load(run, data, world.device)
-        delays = [_checked_delay(sorter, k) for k in _parse_numbers("--delay", delay) or sorter.delays]
+        delays = [_checked_delay(sorter, k) for k in wanted or sorter.delays]
         scores = [_oracle_score(sorter, texts, model, k, blank_penalty) for k in delays]
-        sortings = _sortings(sorter, texts, model, delays[0], _parse_numbers("--sentences", sentences))
+        sortings = _sortings(sorter, texts, model, delays[0], shown)
     for table in (oracle_table(scores), sorting_table(scores)):
         print_table(table.headings, table.rows, table.names)
     write_records(output, scores)

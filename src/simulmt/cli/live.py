@@ -37,11 +37,11 @@ Model = Annotated[
 ]
 Delay = Annotated[
     int | None,
-    typer.Option(metavar="K", help="Delay k, in source tokens (subwords).", show_default="the model's own"),
+    typer.Option(help="Delay k, in source tokens (subwords).", show_default="the model's own"),
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads, at most one per core; 0 uses all cores.")]
 TextFile = Annotated[Path | None, typer.Option("--text", help="Text file to use, one sentence per line.")]
-Name = Annotated[str, typer.Argument(help="Name of a shipped model, or path of a bundle.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME_OR_DIR", help="Name of a shipped model, or path of a bundle.")]
 
 LISTED = ("model", "languages", "kind", "size", "delays", "default")
 
@@ -59,7 +59,6 @@ def translate(
     delay: Annotated[
         int | None,
         typer.Option(
-            metavar="K",
             help="Delay k, in source tokens (subwords).",
             show_default="the model's own; for a file, its largest",
         ),
@@ -68,7 +67,7 @@ def translate(
         InputKind.TEXT
     ),
     style: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
-    beam: Annotated[int, typer.Option(metavar="N", help="Beam size; above 1 it needs whole sentences.")] = 1,
+    beam: Annotated[int, typer.Option(help="Beam size; above 1 it needs whole sentences.")] = 1,
     threads: Threads = 0,
 ) -> None:
     """Translate text as it arrives, line by line and word by word.
@@ -247,7 +246,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to bind; 0 for a free one.")] = 8000,
     api_keys_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File of API keys, one per line. Default: no key needed."),
+        typer.Option(help="File of API keys, one per line. Default: no key needed."),
     ] = None,
     origin: Annotated[
         list[str] | None,
@@ -323,9 +322,7 @@ def models(context: typer.Context) -> None:
       simulmt models show en-zh
       simulmt models verify ./my-bundle
     """
-    from rich.console import Console
-    from rich.table import Table
-
+    from simulmt.cli.display import print_table
     from simulmt.runtime.bundle import SHIPPED, Bundle, shipped_names
 
     if context.invoked_subcommand:
@@ -334,15 +331,15 @@ def models(context: typer.Context) -> None:
     if not names:
         typer.echo("no models installed; create one with simulmt export", err=True)
         return
-    table = Table(*LISTED, box=None)
+    rows = []
     for name in names:
         try:
             properties = _properties(Bundle(SHIPPED / name))
         except BundleError as error:  # still list the others
             typer.echo(f"simulmt: {error}", err=True)
         else:
-            table.add_row(*(properties[label] for label in LISTED))
-    Console().print(table)
+            rows.append([properties[label] for label in LISTED])
+    print_table(LISTED, rows, names=len(LISTED))
 
 
 @models_app.command()
@@ -530,7 +527,7 @@ def _properties(bundle: Bundle) -> dict[str, str]:
         "languages": f"{config.source_language} to {config.target_language}",
         "kind": f"{config.kind} {config.precision}",
         "size": f"{size / 1e6:.1f} MB",
-        "delays": ", ".join(map(str, config.delays)) or "full sentences",
+        "delays": ",".join(map(str, config.delays)) or "full sentences",
         "default": str(config.default_delay or "-"),
         "look-ahead": "whole words" if config.whole_words or config.has_policy else "pieces",
         "vocabularies": f"{bundle.source.size} and {bundle.target.size} pieces",

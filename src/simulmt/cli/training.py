@@ -32,7 +32,7 @@ class Precision(StrEnum):
 
 
 def synthetic(
-    output: Annotated[Path, typer.Option(help="Output directory for the train, dev and test files.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Output directory for the train, dev and test files.")],
     reorder: Annotated[
         float, typer.Option(min=0, max=1, help="Reordering distance, from 0 (monotone) to 1 (far).")
     ] = 1.0,
@@ -50,7 +50,9 @@ def synthetic(
 
 
 def prepare(
-    output: Annotated[Path, typer.Option(help="Data directory to create; vocabularies already in it are reused.")],
+    output: Annotated[
+        Path, typer.Option(metavar="DIR", help="Data directory to create; vocabularies already in it are reused.")
+    ],
     dev_source: Annotated[Path | None, typer.Option(help="Source text of the development set; plain or .sgm.")] = None,
     dev_target: Annotated[
         list[Path] | None, typer.Option(help="Reference of the development set; repeatable; .sgm may contain several.")
@@ -63,7 +65,8 @@ def prepare(
     tsv: Annotated[list[Path] | None, typer.Option(help="Tab-separated parallel text; repeatable.")] = None,
     tmx: Annotated[list[Path] | None, typer.Option(help="TMX translation memory; repeatable.")] = None,
     vocabularies: Annotated[
-        Path | None, typer.Option(help="Data directory or model (bundle) to take the vocabularies from.")
+        Path | None,
+        typer.Option(metavar="NAME_OR_DIR", help="Data directory or model (bundle) to take the vocabularies from."),
     ] = None,
     source_vocabulary: Annotated[int, typer.Option(min=7, help="Size of the source vocabulary.")] = 32_000,
     target_vocabulary: Annotated[int, typer.Option(min=7, help="Size of the target vocabulary.")] = 32_000,
@@ -154,7 +157,7 @@ def train(
 
 def sweep(
     config: Annotated[Path, typer.Argument(help="Training configuration of every trial (TOML file).")],
-    output: Annotated[Path, typer.Option(help="Sweep directory; an existing sweep is resumed.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Sweep directory; an existing sweep is resumed.")],
     trials: Annotated[int, typer.Option(min=1, help="Total number of trials, including earlier ones.")] = 20,
     seed: Annotated[int, typer.Option(help="Random seed of the search.")] = 1,
     space: Annotated[
@@ -180,7 +183,7 @@ def sweep(
 def export(
     model: Annotated[Path, typer.Argument(help="A finished run, or a directory with model.json.")],
     data: Annotated[Path, typer.Option(help="Data directory that the model was trained on.")],
-    output: Annotated[Path, typer.Option(help="Bundle directory to create.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Bundle directory to create.")],
     source_language: Annotated[str, typer.Option(help="Language code, e.g. en.")],
     target_language: Annotated[str, typer.Option(help="Language code, e.g. zh.")],
     precision: Annotated[
