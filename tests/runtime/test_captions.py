@@ -14,6 +14,7 @@ from simulmt.runtime.captions import (
     COLUMNS,
     LINES,
     NEVER_FIRST,
+    NEVER_LAST,
     CaptionWriter,
     Format,
     JSONWriter,
@@ -26,9 +27,8 @@ from simulmt.runtime.captions import (
 from simulmt.runtime.stream import Commit, Lag
 
 MILLISECONDS = {"recognition": 0.0, "policy": 800.0, "queue": 0.25, "compute": 2.0004}
-words = st.sampled_from(
-    ["the", " old", " bridge", "s", ",", " (", "河", "上", "。", "」", " Boston", "桥", "é", ".", " <&>"]
-)
+LATIN = ["the", " old", " bridge", "s", ",", " (", " Boston", "é", ".", " <&>", "12", " 3", " km"]
+words = st.sampled_from([*LATIN, "河", "上", "。", "」", "桥", "的", "了解", "，", "《", "公里"])
 
 
 def commit(text: str, seq: int = 1, source_words: int = 1) -> Commit:
@@ -212,9 +212,27 @@ class TestWrap:
             ("x" * 38 + " yyy .", ["x" * 38, " yyy ."]),
             ("x" * 38 + " yyy .” z", ["x" * 38, " yyy .” z"]),
             ("河" * 21, ["河" * 21]),
-            ("河" * 22, ["河" * 21, "河"]),
-            ("河" * 21 + "。", ["河" * 20, "河。"]),
-            ("河" * 20 + "Boston", ["河" * 20, "Boston"]),
+            ("河" * 22, ["河" * 11, "河" * 11]),
+            ("河" * 21 + "。", ["河" * 11, "河" * 10 + "。"]),
+            ("河" * 43, ["河" * 21, "河" * 21, "河"]),
+            ("河" * 18 + "Boston", ["河" * 18 + "Boston"]),
+            ("河" * 17 + "San Francisco", ["河" * 17, "San Francisco"]),
+            # after punctuation, even if the lines differ in length
+            ("河" * 14 + "，" + "河" * 10, ["河" * 14 + "，", "河" * 10]),
+            # not if a line were nearly empty and there is a particle in the middle
+            ("河，" + "河" * 10 + "的" + "河" * 9, ["河，" + "河" * 10 + "的", "河" * 9]),
+            ("河" * 12 + "的" + "河" * 12, ["河" * 12 + "的", "河" * 12]),
+            ("河" * 10 + "了解" + "河" * 10, ["河" * 10 + "了", "解" + "河" * 10]),  # the least bad
+            ("河" * 9 + "了解的" + "河" * 10, ["河" * 9 + "了解的", "河" * 10]),
+            # more than two lines: each is filled up to its last punctuation mark
+            ("河" * 14 + "，" + "河" * 30, ["河" * 14 + "，", "河" * 21, "河" * 9]),
+            # never between a number and its unit
+            ("河" * 10 + "3500公里" + "河" * 8, ["河" * 10, "3500公里" + "河" * 8]),
+            ("河" * 11 + "3500年" + "河" * 9, ["河" * 11, "3500年" + "河" * 9]),
+            ("x" * 36 + " 12 km" + " y" * 4, ["x" * 36, " 12 km" + " y" * 4]),
+            ("x" * 30 + " is at 12:30 a.m. yes", ["x" * 30, " is at 12:30 a.m. yes"]),
+            # never after an opening quotation mark or bracket
+            ("河" * 11 + "《" + "河" * 10 + "》", ["河" * 11, "《" + "河" * 10 + "》"]),
             ("x" * 40 + "河.the", ["x" * 40, "河.the"]),
         ],
     )
@@ -229,7 +247,9 @@ class TestWrap:
         for before, line in pairwise(lines):
             assert line[0] not in NEVER_FIRST
             assert line[0] == " " or width(before[-1] + line[0]) > 2, "a word is not broken"
-        assert all(width(line) <= COLUMNS for line in lines if " " in line.strip())
+            assert before[-1] not in NEVER_LAST
+            assert not (before[-1].isdigit() and re.match("[公的了河上桥]| km", line)), "a number keeps its unit"
+        assert all(width(line) <= COLUMNS for line in lines if not re.search("[0-9]{9}", line) and " " in line.strip())
 
     def test_width_counts_columns(self) -> None:
         assert width(" 河a。 ") == 5

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from simulmt.text.words import CLOSING, SENTENCE_ENDS
+from simulmt.text.words import CLOSING, HAN, SENTENCE_ENDS
 
 if TYPE_CHECKING:
     from simulmt.runtime.stream import Commit
@@ -26,6 +28,13 @@ MIN_DURATION = 0.8  # of a subtitle, in seconds
 LINGER = 1.0  # seconds that a subtitle stays after its last word
 MAX_DURATION = 6.0  # seconds after which no more words are added to a subtitle
 NEVER_FIRST = frozenset(f"{CLOSING}{SENTENCE_ENDS},;:、，；：")  # never starts a line
+NEVER_LAST = frozenset("“‘„«‹([{「『（【《〈")  # never ends a line
+PARTICLES = frozenset("的了着过")  # end a Chinese word ...
+NOT_PARTICLES = frozenset(  # ... except here
+    ("的确", "的话", "的地", "了解", "着急", "着手", "着重", "着陆", "过程", "过去", "过来", "过度")
+)
+UNIT_LENGTH = 4  # characters of a word that may be the unit of a number
+_NUMBER = re.compile(rf"\d[{HAN}]?\Z")  # a number, perhaps with the first ideograph of its unit
 
 
 class Format(StrEnum):
@@ -155,13 +164,49 @@ class CaptionWriter:
 
 
 def wrap(text: str) -> list[str]:
-    """Wrap text into subtitle lines, which join to the same text; only a long word may exceed the width."""
-    lines = [""]
-    for unit in _units(text):
-        if lines[-1] and width(lines[-1] + unit) > COLUMNS:
-            lines.append("")
-        lines[-1] += unit
-    return lines
+    """Wrap text into subtitle lines, which join to the same text; only a long word may exceed the width.
+
+    Lines are filled, and broken after punctuation or else between words, where that leaves them half full. Two lines
+    are balanced.
+    """
+    units = _units(text)
+    ends = [0]
+    while ends[-1] < len(units):
+        ends.append(ends[-1] + _fill(units[ends[-1] :]))
+    if len(ends) == 3:
+        ends[1] = _balance(units) or ends[1]
+    return ["".join(units[start:end]) for start, end in pairwise(ends)]
+
+
+def _fill(units: Sequence[str]) -> int:
+    """Return how many units to put on a line."""
+    most = 1
+    while most < len(units) and width("".join(units[: most + 1])) <= COLUMNS:
+        most += 1
+    if most == len(units):
+        return most
+    counts = [count for count in range(1, most) if width("".join(units[:count])) >= COLUMNS / 2]
+    return min([*counts, most], key=lambda count: (_badness(*units[count - 1 : count + 1]), -count))
+
+
+def _balance(units: Sequence[str]) -> int | None:
+    """Return how many units to put on the first of two lines, or None if they do not fit on two."""
+    costs = {}
+    for count in range(1, len(units)):
+        first, second = width("".join(units[:count])), width("".join(units[count:]))
+        if max(first, second) <= COLUMNS:
+            costs[count] = abs(first - second) + _badness(*units[count - 1 : count + 1]) * COLUMNS / 2
+    return min(costs, key=costs.__getitem__, default=None)
+
+
+def _badness(before: str, after: str) -> int:
+    """Return how bad a break between two units is: 0 after punctuation, 1 between words, 2 perhaps inside a word."""
+    last, first = before[-1], after[0]
+    if last in NEVER_FIRST:
+        return 0
+    if not (_is_wide(last) and _is_wide(first)):
+        return 1
+    return 1 if last in PARTICLES and last + first not in NOT_PARTICLES else 2
 
 
 def width(text: str) -> int:
@@ -170,20 +215,40 @@ def width(text: str) -> int:
 
 
 def _units(text: str) -> list[str]:
-    """Split text into unbreakable units: words with the preceding space, or ideographs, plus closing punctuation."""
+    """Split text into unbreakable units: words with the preceding space, ideographs, numbers with their unit.
+
+    Closing punctuation belongs to the unit before it, opening punctuation to the unit after it.
+    """
     units: list[str] = []
+    for part in _parts(text):
+        if units and _is_inseparable(units[-1], part):
+            units[-1] += part
+        else:
+            units.append(part)
+    return units
+
+
+def _parts(text: str) -> list[str]:
+    """Split text into words with the preceding space, and ideographs."""
+    parts: list[str] = []
     previous = " "
     for character in text:
         is_apart = (_is_wide(character) or _is_wide(previous)) and character not in NEVER_FIRST
         is_word_start = character == " " or is_apart
-        if not units or (is_word_start and previous != " "):
-            units.append("")
-        units[-1] += character
+        if not parts or (is_word_start and previous != " "):
+            parts.append("")
+        parts[-1] += character
         previous = character
-    for index in range(len(units) - 1, 0, -1):
-        if NEVER_FIRST.issuperset(units[index].strip()):
-            units[index - 1] += units.pop(index)
-    return units
+    return parts
+
+
+def _is_inseparable(before: str, part: str) -> bool:
+    """Return whether no line may be broken between two parts."""
+    if NEVER_FIRST.issuperset(part.strip()) or before[-1] in NEVER_LAST:
+        return True
+    if _is_wide(part[0]):
+        return _NUMBER.search(before) is not None
+    return before[-1].isdecimal() and len(part.strip()) <= UNIT_LENGTH
 
 
 def _begins_word(text: str, before: str) -> bool:

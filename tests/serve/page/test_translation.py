@@ -244,6 +244,7 @@ def test_downloads(page: Page, tmp_path: Path) -> None:
 def test_subtitles_are_those_of_the_command_line(scripts: Page) -> None:
     draw = random.Random(7)
     vocabulary = [" one", " harbour", "ing", " two", ",", " lighthouse-keeper", "港", "口", "。", " <b>&"]
+    vocabulary += ["的", "了解", "，", "《", " (", "12", " 3", " km", "公里"]
     for _ in range(20):
         clock = 0.0
         commits = []

@@ -10,6 +10,11 @@ const SHORTEST = 0.8; // minimum duration in seconds
 const LINGER = 1; // seconds that a subtitle stays after its last word
 const LONGEST = 6; // seconds after which no more words are added
 const CLOSING = new Set("\"'”’»›)]}」』）】》〉,.;:!?…、。，；：！？｡"); // never starts a line
+const OPENING = new Set("“‘„«‹([{「『（【《〈"); // never ends a line
+const PARTICLES = new Set("的了着过"); // end a Chinese word ...
+const NOT_PARTICLES = new Set("的确 的话 的地 了解 着急 着手 着重 着陆 过程 过去 过来 过度".split(" ")); // ... except here
+const UNIT_LENGTH = 4; // characters of a word that may be the unit of a number
+const NUMBER = /\p{Nd}[\u3400-\u4dbf\u4e00-\u9fff]?$/u; // perhaps with the first ideograph of its unit
 const WIDE_RANGES = [
   "\\u1100-\\u115f\\u2e80-\\u303e\\u3041-\\ua4cf\\uac00-\\ud7a3\\uf900-\\ufaff\\ufe30-\\ufe6f", // letters of East Asia
   "\\uff00-\\uff60\\uffe0-\\uffe6", // full-width forms
@@ -90,15 +95,54 @@ class CueBuilder {
   }
 }
 
-/** Wrap text into lines, which join to the same text; only a long word may exceed the width. @param {string} text */
+/** Wrap text into lines, which join to the same text; only a long word may exceed the width.
+ *
+ *  Lines are filled, and broken after punctuation or else between words, where that leaves them half full. Two lines are
+ *  balanced.
+ *  @param {string} text */
 function wrap(text) {
-  const lines = [""];
-  for (const unit of units(text)) {
-    const last = lines.length - 1;
-    if (lines[last] && width(lines[last] + unit) > COLUMNS) lines.push(unit);
-    else lines[last] += unit;
+  const all = units(text);
+  const ends = [0];
+  while (ends[ends.length - 1] < all.length) {
+    const start = ends[ends.length - 1];
+    ends.push(start + fill(all.slice(start)));
   }
-  return lines;
+  if (ends.length === 3) ends[1] = balance(all) ?? ends[1];
+  return ends.slice(1).map((end, line) => all.slice(ends[line], end).join(""));
+}
+
+/** Return how many units to put on a line. @param {string[]} units */
+function fill(units) {
+  let most = 1;
+  while (most < units.length && width(units.slice(0, most + 1).join("")) <= COLUMNS) most += 1;
+  if (most === units.length) return most;
+  let best = most;
+  for (let count = most - 1; count > 0 && width(units.slice(0, count).join("")) >= COLUMNS / 2; count -= 1) {
+    if (badness(units, count) < badness(units, best)) best = count;
+  }
+  return best;
+}
+
+/** Return how many units to put on the first of two lines, or null if they do not fit on two. @param {string[]} units */
+function balance(units) {
+  let best = null;
+  let least = Infinity;
+  for (let count = 1; count < units.length; count += 1) {
+    const [first, second] = [units.slice(0, count), units.slice(count)].map((line) => width(line.join("")));
+    const cost = Math.abs(first - second) + (badness(units, count) * COLUMNS) / 2;
+    if (Math.max(first, second) <= COLUMNS && cost < least) [best, least] = [count, cost];
+  }
+  return best;
+}
+
+/** Return how bad a break after some units is: 0 after punctuation, 1 between words, 2 perhaps inside a word.
+ *  @param {string[]} units @param {number} count */
+function badness(units, count) {
+  const last = lastCharacter(units[count - 1]);
+  const [first] = units[count];
+  if (CLOSING.has(last)) return 0;
+  if (!WIDE.test(last) || !WIDE.test(first)) return 1;
+  return PARTICLES.has(last) && !NOT_PARTICLES.has(last + first) ? 1 : 2;
 }
 
 /** Return the display width of a text without surrounding spaces. @param {string} text */
@@ -106,24 +150,47 @@ function width(text) {
   return [...text.trim()].reduce((sum, character) => sum + (WIDE.test(character) ? 2 : 1), 0);
 }
 
-/** Split text into unbreakable units: words with the preceding space, or ideographs, plus closing punctuation.
+/** Split text into unbreakable units: words with the preceding space, ideographs, numbers with their unit.
+ *
+ *  Closing punctuation belongs to the unit before it, opening punctuation to the unit after it.
  *  @param {string} text */
 function units(text) {
+  /** @type {string[]} */
+  const result = [];
+  for (const part of parts(text)) {
+    if (result.length && isInseparable(result[result.length - 1], part)) result[result.length - 1] += part;
+    else result.push(part);
+  }
+  return result;
+}
+
+/** Split text into words with the preceding space, and ideographs. @param {string} text */
+function parts(text) {
   /** @type {string[]} */
   const result = [];
   let previous = " ";
   for (const character of text) {
     const isApart = (WIDE.test(character) || WIDE.test(previous)) && !CLOSING.has(character);
-    const beginsUnit = (character === " " || isApart) && previous !== " ";
-    if (!result.length || beginsUnit) result.push("");
+    const beginsPart = (character === " " || isApart) && previous !== " ";
+    if (!result.length || beginsPart) result.push("");
     result[result.length - 1] += character;
     previous = character;
   }
-  return result.reduce((joined, unit) => {
-    if (joined.length && [...unit.trim()].every((mark) => CLOSING.has(mark))) joined[joined.length - 1] += unit;
-    else joined.push(unit);
-    return joined;
-  }, []);
+  return result;
+}
+
+/** Whether no line may be broken between two parts. @param {string} before @param {string} part */
+function isInseparable(before, part) {
+  const characters = [...part.trim()];
+  const last = lastCharacter(before);
+  if (characters.every((mark) => CLOSING.has(mark)) || OPENING.has(last)) return true;
+  if (WIDE.test([...part][0])) return NUMBER.test(before);
+  return /\p{Nd}/u.test(last) && characters.length <= UNIT_LENGTH;
+}
+
+/** @param {string} text */
+function lastCharacter(text) {
+  return [...text].at(-1) ?? "";
 }
 
 /** Whether a line may be broken between two texts. @param {string} text @param {string} before */
