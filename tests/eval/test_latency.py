@@ -174,6 +174,8 @@ def test_impossible_delays_are_refused(metric: str, delays: list[int], source: i
         ([600, 700, 1100, 1200], 1000, 4, (600 + 450 + 600) / 3),
         # the source ends at 2 ms, before the first unit: only that one counts
         ([600, 700, 1100, 1200], 2, 4, 600.0),
+        # 0.25 ms per word, less than the 1 ms that a word lasts: 0.25-0, 0.5-1, 0.75-2, 1-3
+        ([0.25, 0.5, 0.75, 1.0], 4, 4, (0.25 - 0.5 - 1.25 - 2.0) / 4),
         ([], 1000, 4, 1000.0),
     ],
 )

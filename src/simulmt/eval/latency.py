@@ -138,7 +138,8 @@ def average_lagging_computation_aware(elapsed_ms: Sequence[float], source_length
 
     `elapsed_ms` counts from the start of the sentence; every source word lasts the customary 1 ms. Averaged up to and
     including the first unit written at or after the end of the source, which is nearly always the first unit;
-    `paced_lags` is closer to what a listener notices.
+    `paced_lags` is closer to what a listener notices. Like AL it is negative where the translation runs ahead of the
+    source, here if computing takes less than 1 ms per word.
     """
     return lagging(elapsed_ms or [source_length], source_length, reference_length)
 
