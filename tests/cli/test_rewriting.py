@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -191,7 +192,7 @@ def test_processes_that_share_the_work_align_once(monkeypatch: pytest.MonkeyPatc
 
 def test_the_help_names_every_command() -> None:
     shown = CliRunner().invoke(app, ["rewrite", "--help"]).stdout
-    assert "distil, pseudo, backtranslate, filter, reorder, speech, recognised, weigh, join" in " ".join(
+    assert "distil, pseudo, backtranslate, filter, reorder, speech, recognised, numbers, weigh, join" in " ".join(
         shown.replace("│", " ").split()
     )
 
@@ -226,6 +227,22 @@ def test_text_is_rewritten_without_torch(tmp_path: Path, options: str, kept: lis
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(f"kept: {len(kept)} of ")
     assert lines(str(tmp_path / "kept.target")) == [text[number - 1] for number in kept]
+
+
+def test_replacing_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.en").write_text("We met.\nIt costs 3,000 euros.\nIt took 12 days.\n", encoding="utf-8")
+    (tmp_path / "a.zh").write_text("我们见过面。\n要花3000欧元。\n花了12天。\n", encoding="utf-8")
+    command = f"import os; os.chdir({str(tmp_path)!r})\n"
+    arguments = "--source a.en --target a.zh --languages en-zh --share 1 --output swapped"
+    done = simulmt_after(WITHOUT_TORCH + command, "rewrite", "numbers", *arguments.split())
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("swapped: 2 of 3 pairs; left out: 1 without_numbers; ")
+    pairs = zip(lines(str(tmp_path / "swapped.source")), lines(str(tmp_path / "swapped.target")), strict=True)
+    for (source, target), unit in zip(pairs, ("000", ""), strict=True):
+        (new,) = re.findall("[0-9]+", source.replace(",", ""))
+        assert re.findall("[0-9]+", target) == [new]
+        assert new.endswith(unit)
+        assert new not in ("3000", "12")
 
 
 def test_weighing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,8 @@ Overwrite = Annotated[
 app = typer.Typer(
     name="rewrite",
     no_args_is_help=True,
-    help="Derive new training text: distil, pseudo, backtranslate, filter, reorder, speech, recognised, weigh, join."
+    help="Derive new training text: distil, pseudo, backtranslate, filter, reorder, speech, recognised, numbers, "
+    "weigh, join."
     "\n\nFinished commands return at once. distil, pseudo, backtranslate and recognised resume if interrupted; to "
     "share their work among processes, start them several times or under torchrun --nproc-per-node N -m -- simulmt.",
 )
@@ -167,12 +168,16 @@ def filter_pairs(
     """
     from simulmt.data.transforms import filter_corpus
 
-    match = re.fullmatch("([a-z]{2,3})-([a-z]{2,3})", languages)
-    if languages and match is None:
-        raise ConfigError(f"--languages {languages}: expected two codes, such as de-en")
     display = _Display()
-    pair = (match[1], match[2]) if match else None
+    pair = _parse_languages(languages) if languages else None
     display.summarise(output, filter_corpus(source, target, output, pair, overwrite, display, without or ()))
+
+
+def _parse_languages(languages: str) -> tuple[str, str]:
+    match = re.fullmatch("([a-z]{2,3})-([a-z]{2,3})", languages)
+    if match is None:
+        raise ConfigError(f"--languages {languages}: expected two codes, such as de-en")
+    return match[1], match[2]
 
 
 @app.command()
@@ -278,6 +283,34 @@ def recognised(
     display = _Display()
     config = RecognitionConfig(share, recogniser, seed=seed)
     display.summarise(output, recognised_corpus(source, target, output, config, overwrite, display))
+
+
+@app.command()
+def numbers(
+    source: Source,
+    target: Target,
+    languages: Annotated[
+        str, typer.Option(metavar="SOURCE-TARGET", help="Languages of the pairs, two of de, en and zh.")
+    ],
+    output: Output,
+    share: Share = 0.2,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
+    overwrite: Overwrite = False,
+) -> None:
+    """Copy pairs with other numbers, the same on both sides.
+
+    Replaces figures (3,000), figures with a scale (1.5 billion, 15亿), years, and words up to ninety-nine by random
+    ones of the same kind. Pairs without such numbers are dropped, as are those whose numbers do not match for certain;
+    PREFIX.json lists their lines.
+
+    Trained on the result together with the original pairs (`simulmt rewrite join`), a model learns to copy and convert
+    numbers it has never seen.
+    """
+    from simulmt.data.number_swap import NumberSwapConfig, swap_corpus_numbers
+
+    config = NumberSwapConfig(_parse_languages(languages), share, seed)
+    display = _Display()
+    display.summarise(output, swap_corpus_numbers(source, target, output, config, overwrite, display))
 
 
 @app.command()

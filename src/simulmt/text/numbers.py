@@ -333,21 +333,19 @@ _EN_RULES: list[_Rule] = [
 
 # German; case-folded, hence with ss for ß.
 
-_DE_ONES = _words("ein zwei drei vier fünf sechs sieben acht neun")
-_DE_TEENS = _words("zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn")
-_DE_TENS = _words("zwanzig dreissig vierzig fünfzig sechzig siebzig achtzig neunzig")
+DE_ONES = _words("ein zwei drei vier fünf sechs sieben acht neun")
+DE_TEENS = _words("zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn")
+DE_TENS = _words("zwanzig dreissig vierzig fünfzig sechzig siebzig achtzig neunzig")
 _DE_ORDINALS = _words("zweite dritte vierte fünfte sechste siebte achte neunte zehnte elfte zwölfte")
 _DE_MONTHS = _words("januar februar märz april mai juni juli august september oktober november dezember")
 _DE_ENDINGS = ("", "n", "r", "s", "m")
 
 _DE_WHOLE = {
-    **{word: value for value, word in enumerate(_DE_ONES, start=1)},
-    **{word: value for value, word in enumerate(_DE_TEENS, start=10)},
-    **{word: 10 * value for value, word in enumerate(_DE_TENS, start=2)},
+    **{word: value for value, word in enumerate(DE_ONES, start=1)},
+    **{word: value for value, word in enumerate(DE_TEENS, start=10)},
+    **{word: 10 * value for value, word in enumerate(DE_TENS, start=2)},
     **{
-        f"{o}und{t}": 10 * ten + one
-        for one, o in enumerate(_DE_ONES, start=1)
-        for ten, t in enumerate(_DE_TENS, start=2)
+        f"{o}und{t}": 10 * ten + one for one, o in enumerate(DE_ONES, start=1) for ten, t in enumerate(DE_TENS, start=2)
     },
     "eins": 1,
     "zwo": 2,
@@ -390,7 +388,7 @@ _DE_NEXT = rf"\b(?:{_DE_COMPOUND}|{_any_of([*_DE_MULTIPLIERS, *_DE_AFTER_NUMBER]
 _DE_RUN = rf"(?:{_DECIMAL}|{_DE_WORD})(?:[\s-]+(?:{_DECIMAL}|{_DE_NEXT}))*"
 _DE_SCALE = rf"(?:\s?%|\s+prozent\b|\s+(?:{_any_of([*_DE_MULTIPLIERS, *_DE_AFTER_NUMBER])})\b)"
 _DE_SMALL = rf"(?:(?<![\d.,])\d{{1,3}}(?:\.\d+)?|\b{_DE_CARDINAL}\b)"
-_DE_HOUR = rf"(\d{{1,2}}|{_any_of([*_DE_ONES, 'eins', *_DE_TEENS[:3]])})\b"
+_DE_HOUR = rf"(\d{{1,2}}|{_any_of([*DE_ONES, 'eins', *DE_TEENS[:3]])})\b"
 _DE_VALUE = rf"(?:{_DECIMAL}|\b{_DE_CARDINAL}\b)"
 
 
@@ -412,7 +410,7 @@ _DE_RULES: list[_Rule] = [
     (r"\beine[rn]?\s+(?=million|milliarde|billion)", "1 "),
     (rf"\b(halb|viertel nach|viertel vor)\s+{_DE_HOUR}", _DE_WORDS.clock),
     (
-        rf"({_DE_VALUE})\s+komma\s+(\d+|{_any_of(_DE_ONES)})\b",
+        rf"({_DE_VALUE})\s+komma\s+(\d+|{_any_of(DE_ONES)})\b",
         lambda m: f"{_DE_WORDS.value(m[1])}.{_DE_WORDS.value(m[2])}",
     ),
     (rf"({_DE_VALUE})\s+({_any_of(_DE_FRACTIONS)})\b", lambda m: f"{_DE_WORDS.value(m[1])}⁄{_DE_FRACTIONS[m[2]]}"),
