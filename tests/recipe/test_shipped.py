@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +15,8 @@ from simulmt.recipe.plan import Recipe, Stage
 from simulmt.train.systems import SystemConfig
 
 FOLDER = Path(__file__).parents[2] / "recipes"
-SORTING = sorted(FOLDER.glob("sorting/*.toml"))
-RECIPES = sorted([*FOLDER.glob("*.toml"), *FOLDER.glob("paper/*.toml"), *SORTING])
+CLAIMS = sorted(FOLDER.glob("claims/*.toml"))
+RECIPES = sorted([*FOLDER.glob("*.toml"), *FOLDER.glob("paper/*.toml"), *CLAIMS])
 ABLATION = ("scratch-k3", "no-temperature", "no-noise", "gumbel-softmax")
 PAPER = ("paper/en-zh.toml", "paper/de-en.toml")
 
@@ -204,19 +204,25 @@ def test_the_papers_text_and_bundles(name: str) -> None:
     assert all(not _values(stage, "--blank-penalty") and "--tune-penalty" not in stage.words for stage in exports)
 
 
-@pytest.mark.parametrize("path", SORTING, ids=lambda path: path.name)
-def test_variants_of_sorting_differ_only_in_what_is_compared(path: Path) -> None:
+@pytest.mark.parametrize("path", CLAIMS, ids=lambda path: path.name)
+def test_compared_systems_differ_only_in_what_is_compared(path: Path) -> None:
     configs = training_configurations(Recipe.read(path))
-    updates = configs["ctc-k1"].training.max_updates
-    for start in ("from-ctc", "small-from-ctc", "from-scratch", "small-from-scratch"):
-        for norm, k in product(("pre", "post"), (1, 3)):
-            config = configs[f"{start}-{norm}-k{k}"]
-            scale = 0.1 if start.startswith("small") else 1.0
-            assert (config.asn.norm, config.asn.query_scale, config.delays) == (norm, scale, (k,))
-            assert str(config.init) == (f"{{ctc-k{k}}}/final" if "ctc" in start else "None")
-            assert replace(config.asn, norm="pre", query_scale=1.0) == configs["from-ctc-pre-k1"].asn
-            expected = updates if "scratch" in start else configs["from-ctc-pre-k1"].training.max_updates
-            assert config.training == replace(configs["ctc-k1"].training, max_updates=expected)
+    start, ctc, default = configs["ctc-start"].training, configs["ctc"], configs["scratch"]
+    assert start.max_updates + ctc.training.max_updates == default.training.max_updates
+    for name in ("ctc", "ctc-asn", "ctc-asn-pre", "ctc-reorder", "ctc-pseudo"):
+        assert (str(configs[name].init), configs[name].training) == ("{ctc-start}/final", ctc.training)
+    for name in ("wait-k", "wait-k-reorder", "wait-k-pseudo"):
+        assert (str(configs[name].init), configs[name].training) == ("{wait-k-start}/final", configs["wait-k"].training)
+    changes: dict[str, dict[str, Any]] = {
+        "scratch-pre": {"norm": "pre"},
+        "no-temperature": {"tau": 1.0},
+        "no-noise": {"delta": 0.0},
+        "gumbel-softmax": {"iterations": 0},
+    }
+    for name, change in changes.items():
+        assert configs[name] == replace(default, asn=replace(default.asn, **change))
+    assert configs["ctc-asn-pre"].asn == replace(configs["ctc-asn"].asn, norm="pre")
+    assert configs["ctc-asn"].asn == default.asn
 
 
 def _values(stage: Stage, option: str) -> list[str]:
