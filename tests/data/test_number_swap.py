@@ -177,11 +177,9 @@ def corpus(folder: Path, count: int = 300) -> tuple[Path, Path]:
 def test_a_share_of_the_pairs_is_written(tmp_path: Path) -> None:
     source, target = corpus(tmp_path)
     record = swap_corpus_numbers(source, target, tmp_path / "new", NumberSwapConfig(EN_ZH, share=0.5))
-    assert 110 < record["lines"] < 190
-    assert record["kept"] + len(record["left"]["without_numbers"]) == record["lines"]
-    assert all((number - 1 + 100) % 3 == 0 for number in record["left"]["without_numbers"])
+    assert 70 < record["lines"] == record["kept"] < 130  # half of 300, of which a third has no number
     pairs = [*zip(lines(tmp_path / "new.source"), lines(tmp_path / "new.target"), strict=True)]
-    assert len(pairs) == record["kept"] > 60
+    assert len(pairs) == record["kept"]
     assert all(one.split()[2] == other[3:6] for one, other in pairs)
 
 

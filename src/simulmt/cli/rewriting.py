@@ -300,8 +300,8 @@ def numbers(
     """Copy pairs with other numbers, the same on both sides.
 
     Replaces figures (3,000), figures with a scale (1.5 billion, 15亿), years, and words up to ninety-nine by random
-    ones of the same kind. Pairs without such numbers are dropped, as are those whose numbers do not match for certain;
-    PREFIX.json lists their lines.
+    ones of the same kind. Pairs without such numbers are skipped. Pairs whose numbers do not match for certain are left
+    out; PREFIX.json lists their lines.
 
     Trained on the result together with the original pairs (`simulmt rewrite join`), a model learns to copy and convert
     numbers it has never seen.

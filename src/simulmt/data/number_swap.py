@@ -34,7 +34,7 @@ from simulmt.text.numbers import (
     unmatched,
 )
 
-_WITHOUT_NUMBERS, _UNCERTAIN = "without_numbers", "uncertain"  # reasons to drop a pair
+_UNCERTAIN = "uncertain"  # reason to drop a pair
 _ATTEMPTS = 20  # at a new value that both sides can write
 _LARGEST_WORD = 99
 _LARGEST_SMALL_WORD = 12
@@ -70,7 +70,7 @@ def swap_corpus_numbers(
     overwrite: bool = False,
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
-    """Copy the pairs of a random share that have replaceable numbers, with these replaced."""
+    """Copy the pairs of a random share that have replaceable numbers, with these replaced; skip all others."""
     job = Job.on_files(prefix, "numbers", as_table(config), {"source": source, "target": target}, overwrite)
 
     def swapped() -> Iterator[Rewritten]:
@@ -82,15 +82,15 @@ def swap_corpus_numbers(
 
 
 def _swap_pairs(config: NumberSwapConfig, pairs: Sequence[Pair]) -> list[Rewritten]:
-    return [_swap_pair(config, pair) for pair in pairs]
+    return [swapped for pair in pairs if (swapped := _swap_pair(config, pair)) is not None]
 
 
-def _swap_pair(config: NumberSwapConfig, pair: Pair) -> Rewritten:
-    """Replace the numbers of a pair, seeded by its line, so independent of other lines."""
+def _swap_pair(config: NumberSwapConfig, pair: Pair) -> Rewritten | None:
+    """Replace the numbers of a pair, seeded by its line, so independent of other lines; None if it has none."""
     texts = pair.source, pair.target
     matches = match_numbers(texts, config.languages)
     if not matches:
-        return Dropped(_WITHOUT_NUMBERS, pair.line)
+        return None
     swapped = swap_matches(texts, config.languages, matches, random.Random(f"{config.seed}:{pair.line}"))
     return swapped or Dropped(_UNCERTAIN, pair.line)
 
