@@ -53,6 +53,8 @@ GOLDEN = [
     (DE_EN, "Das war im Mai 1964.", "That was in May 1964.", "Das war im Mai 1987.", "That was in May 1987."),
     # scales
     (EN_ZH, "It cost $1.5 billion.", "花费15亿美元。", "It cost $7.7 billion.", "花费77亿美元。"),
+    (EN_ZH, "It cost £1.5bn.", "花费15亿英镑。", "It cost £7.7bn.", "花费77亿英镑。"),
+    (EN_ZH, "It cost 30 mn euros.", "花费3000万欧元。", "It cost 70 mn euros.", "花费7000万欧元。"),
     (EN_ZH, "800 million people left.", "8亿人离开了。", "700 million people left.", "7亿人离开了。"),
     (EN_ZH, "20 thousand people left.", "2万人离开了。", "70 thousand people left.", "7万人离开了。"),
     (EN_ZH, "It cost 1.25 million.", "花费125万。", "It cost 7.77 million.", "花费777万。"),

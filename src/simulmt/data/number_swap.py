@@ -397,7 +397,8 @@ _EN_WORDS = {
 }
 _EN_MULTIPLIER = "hundred|thousand|[mbtr]+illion|dozen"
 _EN_MONTH = r"\b(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)(?:\w*ary|ch|il|ust|\w*ber)?\b\.?"
-_EN_SCALES = {word: value for word, value in EN_MULTIPLIERS.items() if word != "hundred"}
+_EN_SCALE_WORDS = {word: value for word, value in EN_MULTIPLIERS.items() if word != "hundred"}
+_EN_SCALE_SYMBOLS = {"mn": 10**6, "bn": 10**9, "tn": 10**12}  # £1.5bn
 _DE_WORDS = {
     **{value: word for value, word in enumerate([*DE_ONES, *DE_TEENS], start=1) if value > 1},
     **{10 * tens: ten for tens, ten in enumerate(DE_TENS, start=2)},
@@ -426,10 +427,10 @@ def _any_of(words: Iterable[str]) -> str:
 
 _LANGUAGES: Mapping[str, _Language] = {
     "en": _English(
-        rf"{_FIGURES}(?P<scale>[\s-](?:{_any_of(_EN_SCALES)})\b)?"
+        rf"{_FIGURES}(?P<scale>(?:[\s-](?:{_any_of(_EN_SCALE_WORDS)})|\s?(?:{_any_of(_EN_SCALE_SYMBOLS)}))\b)?"
         rf"|\b(?P<word>(?:{_any_of(EN_TENS)})(?:-(?:{_any_of(EN_ONES[:9])}))?|{_any_of(EN_ONES[1:])})\b",
         _EN_WORDS,
-        _EN_SCALES,
+        _EN_SCALE_WORDS | _EN_SCALE_SYMBOLS,
         before=rf"{_LETTER}$|\b(?:past|quarter to|half|point|minus|zero|version|{_EN_MULTIPLIER}(?: and)?"
         r"|one (?:or|to|and))[\s-]$",
         after=rf"{_LETTER}|[\s-]*(?:[ap]\.?m\b|o['’]?\s?clock|and[\s-]an?[\s-]|{_EN_MULTIPLIER}|[mbt]l?n\b|hal(?:f|ves)\b"
