@@ -69,9 +69,9 @@ def unmatched(numbers: Sequence[Number], others: Sequence[Number]) -> list[Numbe
 @cache
 def _notations() -> Mapping[str, _Notation]:
     return {
-        "en": _Notation(_EN_RULES, _EN_AMBIGUOUS),
-        "de": _Notation(_DE_RULES, _DE_AMBIGUOUS),
-        "zh": _Notation(_ZH_RULES, _ZH_AMBIGUOUS, boundary=""),
+        "en": _Notation(_EN_RULES, _EN_AMBIGUOUS, _EN_HINT),
+        "de": _Notation(_DE_RULES, _DE_AMBIGUOUS, _DE_HINT),
+        "zh": _Notation(_ZH_RULES, _ZH_AMBIGUOUS, _ZH_HINT, boundary=""),
     }
 
 
@@ -122,15 +122,21 @@ def _plain(value: Fraction, suffix: str, is_certain: bool) -> Number:
 
 
 class _Notation:
-    """How a language writes numbers: rules that convert them to digits, and ambiguous words between boundaries."""
+    """How a language writes numbers: rules that convert them to digits, and ambiguous words between boundaries.
 
-    def __init__(self, rules: Iterable[_Rule], ambiguous: _Ambiguous, boundary: str = r"\b") -> None:
+    Text without the hint, a cheap pattern, has nothing to convert.
+    """
+
+    def __init__(self, rules: Iterable[_Rule], ambiguous: _Ambiguous, hint: str, boundary: str = r"\b") -> None:
         self._rules = [(re.compile(pattern), replacement) for pattern, replacement in rules]
+        self._hint = re.compile(hint)
         self._ambiguous = ambiguous
         self._ambiguous_word = re.compile(f"{boundary}(?:{_any_of(ambiguous)}){boundary}")
 
     def to_digits(self, text: str) -> str:
         """Convert all numbers in a case-folded text to digits: 3,000 to 3000, half past three to 3:30."""
+        if not self._hint.search(text):
+            return text
         for pattern, replacement in self._rules:
             text = pattern.sub(replacement, text)
         return text
@@ -292,6 +298,7 @@ _EN_FIRST = rf"(?:{_DECIMAL}|\b(?:{_any_of([*_EN_VALUES, *EN_MULTIPLIERS])})\b)"
 _EN_NEXT = rf"(?:{_DECIMAL}|\b(?:{_any_of([*_EN_VALUES, *EN_MULTIPLIERS, *_EN_AFTER_NUMBER])})\b)"
 _EN_RUN = rf"{_EN_FIRST}(?:[\s-]+{_EN_NEXT}|\s+and\s+\b(?:{_any_of(_EN_VALUES)})\b)*"
 _EN_SCALE = rf"(?:\s?%|\s+per\s?cent\b|\s+(?:{_any_of([*EN_MULTIPLIERS, 'mn', 'bn', 'tn'])})\b)"
+_EN_HINT = rf"\d|\b(?:{_any_of([*_EN_VALUES, *EN_MULTIPLIERS, *_EN_AFTER_NUMBER, 'half', 'zero'])})\b"
 _EN_HOUR = rf"(\d{{1,2}}|{_any_of(EN_ONES[:12])})\b"
 _EN_DIGITS = rf"(?:{_any_of(['zero', *EN_ONES[:9]])})"
 
@@ -379,6 +386,8 @@ _DE_WORDS = _NumberWords(_DE_VALUES, _DE_MULTIPLIERS | _DE_AFTER_NUMBER, _DE_AMB
 
 _DE_CARDINAL = rf"(?:{_any_of(_DE_WHOLE)})(?:einhalb)?+"
 _DE_MORPHEMES = rf"{_DE_CARDINAL}|hundert|tausend"
+_DE_HINT_WORDS = [*_DE_WHOLE.keys() - {"ein", "eins"}, *_DE_MULTIPLIERS, *_DE_AFTER_NUMBER, *_DE_FRACTIONS]
+_DE_HINT = rf"\d|\b(?:{_any_of(['halb', 'anderthalb', *_DE_HINT_WORDS])}|ein(?!(?:e[nrsm]?|s|mal)?\b))"
 _DE_COMPOUND = (  # but not "ein" or "einfach"
     rf"(?!ein(?:s|mal|fach)?(?:e[nrsm]?)?\b)(?:{_DE_MORPHEMES})(?:(?:und)?+(?:{_DE_MORPHEMES}))*+"
     r"(?:(?:mal|malig|fach|spurig|jährig|stündig|tägig|wöchig|monatig|köpfig|stellig)(?:e[nrsm]?)?|s?te[nrsm]?)?"
@@ -428,6 +437,7 @@ _ZH_SMALL_UNITS = {"十": 10, "百": 100, "千": 1000}
 _ZH_UNITS = {**_ZH_SMALL_UNITS, "万": 10**4, "亿": 10**8, "兆": 10**12}
 _ZH_DIGIT = f"[{''.join(_ZH_DIGITS)}]"
 _ZH_NUMERAL = rf"(?:{_DECIMAL}|[{''.join(_ZH_DIGITS)}{''.join(_ZH_UNITS)}]){{1,24}}"
+_ZH_HINT = rf"\d|[一周期拜]一|一点|[半成{''.join((_ZH_DIGITS | _ZH_UNITS).keys() - {'一'})}]"
 _ZH_TOKEN = re.compile(rf"{_DECIMAL}|.")
 
 # One character alone is often part of a word.
