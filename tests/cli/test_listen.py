@@ -127,7 +127,7 @@ class TestListening:
 
         monkeypatch.setattr(audio, "listen_to_microphone", microphone)
         done = call("listen", "--microphone", "--device", "1", "--model", bundle, "--delay", "2", capture=capsys)
-        assert (done.returncode, done.stderr) == (130, "Listening; Ctrl-C ends.\n")
+        assert (done.returncode, done.stderr) == (130, "Listening; Ctrl-C to stop.\n")
         assert done.stdout == f"{model.translate(SAID[0], 2)}\n"
 
     def test_a_terminal_is_not_accepted_as_audio(

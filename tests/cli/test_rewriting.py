@@ -56,7 +56,7 @@ def test_translating(
     arguments = f"rewrite {command} --data data --source text/train.source --output {output} {SHORT}"
     done = call(*arguments.split(), capture=capsys)
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith(f"{output}: 80 of 80 pairs; left out: none; ")
+    assert done.stderr.startswith(f"{output}: 80 of 80 pairs; dropped: none; ")
     assert done.stderr.endswith(" sentences/s\n")
     assert lines(f"{output}.source") == lines("text/train.source")
     assert len(lines(f"{output}.target")) == 80
@@ -70,7 +70,7 @@ def test_translating(
         "device": "cpu",
     }
     again = call(*arguments.split(), capture=capsys)
-    assert (again.returncode, again.stderr) == (0, f"{output}: 80 of 80 pairs; left out: none\n")
+    assert (again.returncode, again.stderr) == (0, f"{output}: 80 of 80 pairs; dropped: none\n")
 
 
 def test_translating_back(capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +236,7 @@ def test_replacing_numbers(tmp_path: Path) -> None:
     arguments = "--source a.en --target a.zh --languages en-zh --share 1 --output swapped"
     done = simulmt_after(WITHOUT_TORCH + command, "rewrite", "numbers", *arguments.split())
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("swapped: 2 of 2 pairs; left out: none; ")
+    assert done.stderr.startswith("swapped: 2 of 2 pairs; dropped: none; ")
     pairs = zip(lines(str(tmp_path / "swapped.source")), lines(str(tmp_path / "swapped.target")), strict=True)
     for (source, target), unit in zip(pairs, ("000", ""), strict=True):
         (new,) = re.findall("[0-9]+", source.replace(",", ""))

@@ -369,7 +369,7 @@ class TestFromTextToTranslation:
         assert finished.returncode == 0, finished.stderr
         assert Bundle(Path("patient")).config.stabilities == (0.8, 1.0)
         card = Path("patient/README.md").read_text(encoding="utf-8")
-        assert "- policy: writes at stability 0.8, 1.0\n" in card
+        assert "- policy: stability thresholds 0.8, 1.0\n" in card
         for name, thresholds, mentioned in (
             ("deciding", "--stability 0.8", ["1 stabilities", "one for each delay", "1, 3"]),
             ("deciding", "", ["a model with a policy needs stabilities (--stability), one for each delay"]),
@@ -499,7 +499,7 @@ def test_without_a_command_all_are_listed() -> None:
     for command in ("translate", "demo", "models", "bench", "synthetic", "prepare", "train", "sweep", "export"):
         assert f" {command} " in finished.stdout
     headings = [line.split()[1] for line in finished.stdout.splitlines() if line.startswith("╭")]
-    assert headings == ["Options", "Translate", "Train", "Measure"]
+    assert headings == ["Options", "Translate", "Train", "Evaluate"]
     assert finished.stderr == ""
 
 

@@ -28,7 +28,7 @@ SAMPLE = 800
 UNTRANSLATED = {"personal article", "expletive"}
 PARTICLES = {"assertion", "person classifier", "thing classifier"}
 
-dials = st.floats(0, 1)
+reorders = st.floats(0, 1)
 seeds = st.integers(0, 10_000)
 
 
@@ -45,8 +45,8 @@ def anticipation(pairs: list[SyntheticPair], k: int) -> float:
 
 
 @settings(deadline=None, max_examples=10)
-@given(dials, seeds)
-def test_pairs_depend_on_dial_and_seed_alone(reorder: float, seed: int) -> None:
+@given(reorders, seeds)
+def test_pairs_depend_only_on_reorder_and_seed(reorder: float, seed: int) -> None:
     first = sample(reorder, seed, 20)
     random.seed(seed + 1)
     state = random.getstate()
@@ -57,8 +57,8 @@ def test_pairs_depend_on_dial_and_seed_alone(reorder: float, seed: int) -> None:
 
 
 @settings(deadline=None, max_examples=10)
-@given(dials, seeds)
-def test_the_dial_leaves_the_source_and_the_choice_of_words_alone(reorder: float, seed: int) -> None:
+@given(reorders, seeds)
+def test_reorder_changes_only_the_order_of_target_words(reorder: float, seed: int) -> None:
     for pair, monotone in zip(sample(reorder, seed, 20), sample(0, seed, 20), strict=True):
         assert pair.source == monotone.source
         assert sorted(pair.target.split()) == sorted(monotone.target.split())
@@ -81,7 +81,7 @@ def word(english: str) -> Word:
     return Word("any", english, (english,))
 
 
-def test_the_dial_turns_one_construction_after_another() -> None:
+def test_a_larger_reorder_reverses_more_constructions() -> None:
     """The girl sees the door big of the house, because the dog must sleep under the tree today."""
     big_door = _Phrase(Construction.ATTRIBUTE, (word("door"), word("big")))
     of_house = _Phrase(Construction.ADPOSITION, (word("of"), word("house")))
@@ -119,7 +119,7 @@ def test_every_construction_moves_something(construction: Construction) -> None:
     assert any(a.target != b.target for a, b in zip(before, after, strict=True))
 
 
-def test_dial_zero_is_monotone() -> None:
+def test_reorder_zero_is_monotone() -> None:
     pairs = sample(0)
     for pair in pairs:
         assert reorder_target(pair.target.split(), pair.links) == pair.target.split()
@@ -130,7 +130,7 @@ def test_dial_zero_is_monotone() -> None:
     assert anticipation(pairs, 3) < 0.01
 
 
-def test_dial_one_is_head_final() -> None:
+def test_reorder_one_is_head_final() -> None:
     """Markers of a clause follow its verb, and adpositions follow a noun."""
     verbs = {"transitive verb", "intransitive verb", "copula", "auxiliary", "passive"}
     nouns = {"person", "thing", "name"}
@@ -148,14 +148,14 @@ def test_dial_one_is_head_final() -> None:
     assert met == set(expected_before)
 
 
-def test_anticipation_grows_with_the_dial() -> None:
-    settings_of_the_dial = [sample(reorder) for reorder in (0, 0.25, 0.5, 0.75, 1)]
+def test_anticipation_grows_with_reorder() -> None:
+    samples = [sample(reorder) for reorder in (0, 0.25, 0.5, 0.75, 1)]
     for k in (1, 3, 5):
-        rates = [anticipation(pairs, k) for pairs in settings_of_the_dial]
+        rates = [anticipation(pairs, k) for pairs in samples]
         assert all(low < high for low, high in pairwise(rates)), (k, rates)
 
 
-def test_anticipation_is_large_at_dial_one() -> None:
+def test_anticipation_is_large_at_reorder_one() -> None:
     pairs = sample(1)
     assert anticipation(pairs, 1) > 0.37
     assert anticipation(pairs, 3) > 0.27

@@ -183,30 +183,30 @@ def test_extreme_scores_stay_finite() -> None:
     gamma=st.sampled_from([0.0, 0.25, 0.5, 0.8, 1.0]),
     seed=st.integers(0, 999),
 )
-def test_the_hidden_share_is_exact_and_spares_end_and_padding(
+def test_the_masked_share_is_exact_and_spares_end_and_padding(
     targets: list[list[int]], gamma: float, seed: int
 ) -> None:
     torch.manual_seed(seed)
     target, _ = pad([[*tokens, END] for tokens in targets])
-    hidden = make_sorter(gamma=gamma).train().mask_tokens(target)
-    for before, after, tokens in zip(target, hidden, targets, strict=True):
+    masked = make_sorter(gamma=gamma).train().mask_tokens(target)
+    for before, after, tokens in zip(target, masked, targets, strict=True):
         assert int((after == MASK).sum()) == round(gamma * len(tokens))
         assert torch.equal(after[after != MASK], before[after != MASK])
         assert after[len(tokens)] == END
         assert (after[len(tokens) + 1 :] == PAD).all()
 
 
-def test_hidden_tokens_are_drawn_anew_and_every_token_is_hidden_at_times() -> None:
+def test_masks_are_redrawn_and_every_token_is_masked_sometimes() -> None:
     torch.manual_seed(0)
     sorter = make_sorter(gamma=0.5).train()
     target = torch.tensor([[6, 7, 8, 9, 10, 11, END]])
     draws = torch.stack([sorter.mask_tokens(target)[0] == MASK for _ in range(200)]).double()
-    assert len(draws.unique(dim=0)) > 15  # of 20 ways to hide 3 of 6
+    assert len(draws.unique(dim=0)) > 15  # of 20 ways to mask 3 of 6
     share = draws.mean(0)
     assert ((share[:6] > 0.35) & (share[:6] < 0.65)).all()
 
 
-def test_nothing_is_hidden_outside_training() -> None:
+def test_nothing_is_masked_outside_training() -> None:
     target = torch.tensor([[6, 7, 8, 9, END]])
     assert torch.equal(make_sorter(gamma=1.0).eval().mask_tokens(target), target)
 
@@ -337,7 +337,7 @@ def test_the_order_of_the_target_matters_and_its_padding_does_not() -> None:
     assert_same(sort_by([6, 7, END], 3), sort_by([6, 7, END, 9, 9], 3), 1e-5)
 
 
-def test_with_everything_hidden_only_the_length_of_the_target_is_seen() -> None:
+def test_with_everything_masked_only_the_target_length_is_visible() -> None:
     source, three = torch.tensor([[7, 8, 9]]), torch.tensor([3])
     targets = [torch.tensor([[6, 7, END]]), torch.tensor([[10, 11, END]])]
     for gamma, same in ((1.0, True), (0.0, False)):

@@ -44,7 +44,7 @@ def test_a_bundle_sees_words_whole_if_its_model_does(
     for name, model in (("pieces", network), ("words", seeing)):
         described = export(model, tmp_path / name, export_config("ctc", precision, longest=12), "", DEVELOPMENT)
         assert described.whole_words == (name == "words")
-        assert ("sees words whole" in (tmp_path / name / "README.md").read_text()) == (name == "words")
+        assert ("look-ahead: whole words" in (tmp_path / name / "README.md").read_text()) == (name == "words")
 
 
 def test_a_model_that_sees_words_whole_must_know_its_words(
@@ -86,7 +86,7 @@ def test_a_policy_is_exported_with_its_thresholds(
     assert "stability" in outputs["decoder"]
     assert ("int8_stability_difference" in described.checks) == (precision == "int8")
     card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
-    assert f"- policy: writes at stability {', '.join(map(str, STABILITIES))}\n" in card
+    assert f"- policy: stability thresholds {', '.join(map(str, STABILITIES))}\n" in card
 
 
 def test_a_graph_with_another_policy_is_not_exported(

@@ -644,7 +644,7 @@ def test_sentences_that_cannot_be_aligned_are_skipped_counted_and_reported(
     config = tiny(data, model={"mu": 1}, update_tokens=256, max_updates=epoch, validate_every=epoch)
     run(config, tmp_path, Monitor(tmp_path, log_every=epoch))
     assert checkpoints_of(tmp_path).load(epoch).state["progress"]["skipped_sentences"] == unalignable
-    assert f"{unalignable} sentences skipped, too long for their source" in capsys.readouterr().err
+    assert f"{unalignable} sentences skipped, target too long for the source" in capsys.readouterr().err
 
 
 def test_a_run_directory_of_another_configuration_is_refused(ctc_run: Path, data: Path) -> None:

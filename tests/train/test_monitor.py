@@ -77,7 +77,7 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path, capsys: pytest
     assert [line.split()[1] for line in lines[1:3]] == ["3/1000", "6/1000"]
     assert all(part in lines[1] for part in ("loss 3.000", "norm 1.50", "tok/s", "data", "GiB", "min left"))
     assert "2 updates skipped" in lines[1]
-    assert "7 sentences skipped, too long for their source" in lines[1]
+    assert "7 sentences skipped, target too long for the source" in lines[1]
     assert lines[3] == "update 6  dev BLEU k=1 12.35  k=3 20.00  (best 20.00)"
     assert lines[4] == "update 6  Z: 0.9877 on the diagonal, mean displacement 1.250 tokens"
     assert lines[5] == "warning: something odd"
@@ -241,4 +241,4 @@ def test_a_full_disk_ends_the_curves_and_not_the_run(tmp_path: Path, capsys: pyt
         with monitor:
             monitor.update(report(1), RunProgress())
             monitor.update(report(2), RunProgress())
-        assert capsys.readouterr().err.count("cannot write curves any more: [Errno 28] No space left on device") == 1
+        assert capsys.readouterr().err.count("no longer logging curves: [Errno 28] No space left on device") == 1

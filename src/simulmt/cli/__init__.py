@@ -43,7 +43,7 @@ COMMANDS = {
         recipes.run,
         rewriting.app,
     ),
-    "Measure": (
+    "Evaluate": (
         evaluation.evaluate,
         evaluation.compare,
         evaluation.plot,

@@ -1,4 +1,4 @@
-"""The commands that measure: evaluate, compare, plot, report, anticipation and analyse."""
+"""The evaluation commands: evaluate, compare, plot, report, anticipation and analyse."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="NAME[:DELAY]=PATH", help="SimulEval log of a system; repeatable."),
     ] = None,
-    delay: Annotated[str, typer.Option(metavar="K,K,...", help="Delays to evaluate. Default: all of each model.")] = "",
+    delay: Annotated[
+        str, typer.Option(metavar="K,K,...", help="Delays to evaluate. Default: all delays of each model.")
+    ] = "",
     unit: Annotated[UnitChoice, typer.Option(help="Unit of target length in latency metrics.")] = UnitChoice.AUTO,
     test_set: Annotated[str, typer.Option(help="Name of the test set. Default: name of the source file.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N sentences.")] = None,
@@ -109,7 +111,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Score speech: directory of WAV files, one per sentence in order of name, or espeak-ng.",
+            help="Evaluate on speech: a directory of WAV files, one per sentence, sorted by name, or espeak-ng.",
         ),
     ] = None,
     recogniser: Annotated[str, typer.Option(metavar="NAME[:DIR]", help="Speech recogniser for --audio.")] = "moonshine",
@@ -198,12 +200,12 @@ def compare(
 def _print_results(results: Sequence[Result]) -> None:
     from simulmt.cli.display import print_table
 
-    rows = [[result.name, *(_figure(getattr(result, field)) for field in COLUMNS.values())] for result in results]
+    rows = [[result.name, *(_format_cell(getattr(result, field)) for field in COLUMNS.values())] for result in results]
     print_table(("system", *COLUMNS), rows)
     typer.echo("\n".join(dict.fromkeys(result.signature for result in results)))
 
 
-def _figure(value: float | None) -> str:
+def _format_cell(value: float | None) -> str:
     if value is None:
         return ""
     return str(value) if isinstance(value, int) else f"{value:.2f}"
@@ -306,9 +308,9 @@ def anticipation(
     """Compute k-anticipation rates for k = 1 to 9, and alignment error rates.
 
     Rates are also given with target positions scaled to the source length. Units are words, or characters in text
-    written without spaces. Text compared with --gold must be tokenised as it was for the annotators. eflomal samples at
-    random: on a few hundred sentences, rates differ by some points between runs. Add text with --more-source, or reuse
-    alignments with --aligner pharaoh:FILE.
+    written without spaces. With --gold, the text must have the tokenisation that the annotators used. eflomal is
+    stochastic: on a few hundred sentences, rates vary by a few points between runs. Add text with --more-source, or
+    reuse alignments with --aligner pharaoh:FILE.
     """
     with needs_extra("simulmt anticipation", "eval"):
         from simulmt.data.alignment import read_word_pairs
@@ -324,12 +326,12 @@ def anticipation(
     )
     more = read_word_pairs(more_source, more_target, text.units) if more_source and more_target else []
     choices = aligner or ["eflomal"]
-    found = {choice: _align(choice, text.pairs, more, priors, data, delay, device) for choice in choices}
-    records = text.anticipation(found)
+    alignments = {choice: _align(choice, text.pairs, more, priors, data, delay, device) for choice in choices}
+    records = text.anticipation(alignments)
     table = anticipation_table(records)
     print_table(table.headings, table.rows, table.names)
     if output is not None:
-        write_anticipation(output, records, found)
+        write_anticipation(output, records, alignments)
         save_figures([(f"{text.name}-anticipation", anticipation_figure(records))], output, print_note)
 
 
@@ -343,7 +345,9 @@ def analyse(
         ),
     ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="Results directory.")],
-    delay: Annotated[str, typer.Option(metavar="K,K,...", help="Delays to analyse. Default: all of the model.")] = "",
+    delay: Annotated[
+        str, typer.Option(metavar="K,K,...", help="Delays to analyse. Default: all delays of the model.")
+    ] = "",
     blank_penalty: Annotated[float, typer.Option(help="Penalty subtracted from the blank's score.")] = 0.0,
     sentences: Sentences = "",
     test_set: Annotated[str, typer.Option(help="Name of the test set. Default: name of the source file.")] = "",

@@ -33,11 +33,15 @@ STANDARD_INPUT = Path("-")
 
 Model = Annotated[
     str | None,
-    typer.Option(metavar="NAME_OR_DIR", help="Name of a shipped model, or path of a bundle.", show_default="the first"),
+    typer.Option(
+        metavar="NAME_OR_DIR",
+        help="Name of a shipped model, or path of a bundle.",
+        show_default="the first in `simulmt models`",
+    ),
 ]
 Delay = Annotated[
     int | None,
-    typer.Option(help="Delay k, in source tokens (subwords).", show_default="the model's own"),
+    typer.Option(help="Delay k, in source tokens (subwords).", show_default="the model's default"),
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads, at most one per core; 0 uses all cores.")]
 TextFile = Annotated[Path | None, typer.Option("--text", help="Text file to use, one sentence per line.")]
@@ -60,7 +64,7 @@ def translate(
         int | None,
         typer.Option(
             help="Delay k, in source tokens (subwords).",
-            show_default="the model's own; for a file, its largest",
+            show_default="the model's default; for a file, its largest",
         ),
     ] = None,
     kind: Annotated[InputKind, typer.Option("--input", help="Plain text, or a recogniser's JSON events.")] = (
@@ -74,12 +78,12 @@ def translate(
 
     A file is translated with the model's largest delay unless --delay is given.
 
-    srt and vtt write subtitles with the times at which they were translated. jsonl writes one object for every piece of
-    output: its line (sentence), how many words of that line had been read (source_words), and its lag in ms, split into
-    waiting for words (policy), waiting for the CPU (queue) and computing (compute).
+    srt and vtt write subtitles, timed by when the text was translated. jsonl writes one object per commit: its line
+    (sentence), how many words of that line had been read (source_words), and its lag in ms, split into waiting for
+    words (policy), waiting for the CPU (queue) and computing (compute).
 
     --input revisions reads the JSON events of a speech recogniser that revises its words, such as WhisperLiveKit, Vosk
-    or Moonshine, one per line. Words are translated once they are stable; the lag shows that wait as recognition.
+    or Moonshine, one per line. Words are translated once they are stable; the lag reports that wait as recognition.
 
     \b
     Examples:
@@ -92,17 +96,17 @@ def translate(
 
     is_revised = kind is InputKind.REVISIONS
     name = "standard input" if file == STANDARD_INPUT else str(file)
-    with _opened(file) as descriptor:
+    with _open_input(file) as descriptor:
         translator = load_translator(model, delay, threads)
         if delay is None and not is_revised and stat.S_ISREG(os.fstat(descriptor).st_mode):
             delay = translator.config.largest_delay
         _check_options(translator, delay, beam)
         if os.isatty(descriptor) and not is_revised:
-            typer.echo("Type a sentence and Enter; Ctrl-D ends.", err=True)
+            typer.echo("Type a sentence and press Enter; Ctrl-D to quit.", err=True)
         with closing(open_writer(style, utf8_output())) as writer:
             lines = (RevisionTranslator if is_revised else LineTranslator)(translator, delay, writer, beam)
             try:
-                for arrived in _warning(arrivals(descriptor, translator.clock, POLL if is_revised else None), name):
+                for arrived in _warn_once(arrivals(descriptor, translator.clock, POLL if is_revised else None), name):
                     lines.push(arrived)
                 lines.finish()
             except DataError as error:
@@ -176,11 +180,11 @@ def bench(
     directory = find(model or next(default_names()))
     sentences = sentences_for(Bundle(directory).config, text)
     threads = min(threads, cores())
-    found = measure(lambda: load_translator(directory, delay, threads), sentences, delay, threads)
+    measurements = measure(lambda: load_translator(directory, delay, threads), sentences, delay, threads)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
+        typer.echo(json.dumps(dataclasses.asdict(measurements), indent=2))
     else:
-        Console().print(benchmark_table(found))
+        Console().print(benchmark_table(measurements))
 
 
 def listen(
@@ -201,8 +205,8 @@ def listen(
 ) -> None:
     """Translate speech as it is spoken, one line per sentence.
 
-    Runs offline on the CPU. Moonshine recognises English; for other languages give a Vosk or sherpa-onnx model
-    directory. Subtitles of a file are timed by its audio.
+    Runs offline on the CPU. Moonshine recognises English; for other languages, pass the directory of a Vosk or
+    sherpa-onnx model with --recogniser. Subtitles for a file follow the timing of its audio.
 
     \b
     Examples:
@@ -216,7 +220,7 @@ def listen(
     from simulmt.speech.live import LiveSpeech, SpeechClock
     from simulmt.speech.recogniser import open_recogniser
 
-    with _blocks(file, device) as blocks, _transcript(transcript) as write_words:
+    with _open_audio(file, device) as blocks, _open_transcript(transcript) as write_words:
         translator = load_translator(model, delay, threads)
         opened = open_recogniser(recogniser)
         _check_language(opened, recogniser, translator)
@@ -224,9 +228,9 @@ def listen(
         clock = translator.clock
         if not microphone:
             translator.clock = recorded = SpeechClock()  # measure lag and time subtitles as in a live stream
-            blocks, clock = _paced(blocks, recorded), lambda: speech.listener.seconds
+            blocks, clock = _advance_clock(blocks, recorded), lambda: speech.listener.seconds
         else:
-            typer.echo("Listening; Ctrl-C ends.", err=True)
+            typer.echo("Listening; Ctrl-C to stop.", err=True)
         with closing(speech), closing(open_writer(style, utf8_output(), clock)) as writer:
             _translate_speech(speech, blocks, writer)
         if not speech.stream.sentences_finished:
@@ -275,9 +279,9 @@ def serve(
         int, typer.Option(min=0, help="CPU threads of each worker.", show_default="cores divided by workers")
     ] = 0,
 ) -> None:
-    """Serve live translation: a web page, a WebSocket for programs, an HTTP API.
+    """Serve live translation over a web page, a WebSocket API and an HTTP API.
 
-    Ctrl-C or SIGTERM lets open streams finish first; a second one ends them at once.
+    Ctrl-C or SIGTERM drains open streams before exiting; a second one exits immediately.
 
     \b
     Examples:
@@ -392,7 +396,7 @@ def _check_options(translator: Translator, delay: int | None, beam: int = 1) -> 
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[int]:
+def _open_input(file: Path) -> Iterator[int]:
     """Open a file or standard input, and yield its descriptor."""
     if file == STANDARD_INPUT:
         try:
@@ -415,7 +419,7 @@ def _command() -> str:
     return "python -m simulmt" if program.name == "__main__.py" else shlex.quote(os.path.relpath(program))
 
 
-def _warning(arrivals: Iterator[list[Arrival]], name: str) -> Iterator[list[Arrival]]:
+def _warn_once(arrivals: Iterator[list[Arrival]], name: str) -> Iterator[list[Arrival]]:
     """Pass on what arrives, and warn once about bytes that are not UTF-8."""
     warned = False
     for arrived in arrivals:
@@ -450,7 +454,7 @@ def _translate_speech(speech: LiveSpeech, blocks: Iterator[Samples], writer: Wri
     lines.write(speech.stream, speech.finish())
 
 
-def _paced(blocks: Iterator[Samples], clock: SpeechClock) -> Iterator[Samples]:
+def _advance_clock(blocks: Iterator[Samples], clock: SpeechClock) -> Iterator[Samples]:
     """Advance the clock with the audio."""
     from simulmt.speech.audio import RATE
 
@@ -462,7 +466,7 @@ def _paced(blocks: Iterator[Samples], clock: SpeechClock) -> Iterator[Samples]:
 
 
 @contextmanager
-def _blocks(file: Path | None, device: str | None) -> Iterator[Iterator[Samples]]:
+def _open_audio(file: Path | None, device: str | None) -> Iterator[Iterator[Samples]]:
     """Open a file, standard input or a microphone."""
     from simulmt.speech.audio import listen_to_microphone, read_audio
 
@@ -478,7 +482,7 @@ def _blocks(file: Path | None, device: str | None) -> Iterator[Iterator[Samples]
 
 
 @contextmanager
-def _transcript(path: Path | None) -> Iterator[Callable[[Sequence[Word]], None]]:
+def _open_transcript(path: Path | None) -> Iterator[Callable[[Sequence[Word]], None]]:
     """Write stable words to a file, one line per sentence."""
     if path is None:
         yield lambda _: None

@@ -53,7 +53,7 @@ def run(
     data: Annotated[Path | None, typer.Option(help="Directory of the input text files.")] = None,
     work: Annotated[
         Path | None,
-        typer.Option(help="Working directory; every stage has a directory in it.", show_default="runs/RECIPE"),
+        typer.Option(help="Working directory, with one subdirectory per stage.", show_default="runs/RECIPE"),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -67,13 +67,13 @@ def run(
         ),
     ] = None,
     ignore_code: Annotated[
-        bool, typer.Option("--ignore-code", help="Treat results of other code versions as up to date.")
+        bool, typer.Option("--ignore-code", help="Treat results from other versions of the code as up to date.")
     ] = False,
 ) -> None:
     """Run the stages of a recipe that are missing or out of date.
 
-    If it is interrupted, the same command resumes it. To run a stage on another machine, use --only there and copy the
-    stage's directory back.
+    To resume an interrupted run, repeat the same command. To run a stage on another machine, use --only there and copy
+    the stage's directory back.
 
     \b
     Examples:
@@ -136,17 +136,18 @@ def _check_writable(work: Path) -> None:
         raise DataError(f"--work {work}: not writable: {error.strerror}") from None
 
 
-def run_command(words: list[str], processes: int = 1, gpus: int = 1) -> int:
+def run_command(arguments: list[str], processes: int = 1, gpus: int = 1) -> int:
     """Run a simulmt command line, in several processes if it can be sharded; return its exit code."""
     from simulmt.cli import main
 
-    if gpus > 1 and any(words[: len(verbs)] == [*verbs] for verbs in SHARED):
+    if gpus > 1 and any(arguments[: len(command)] == [*command] for command in SHARED):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
         # "--" keeps torchrun from taking --run for its own --run-path. It inherits the lock of its stage, because it
         # takes a while to stop its workers after being killed.
-        return subprocess.run([*torchrun, "-m", "--", "simulmt", *words], check=False, close_fds=False).returncode
-    sys.argv = ["simulmt", *words]
-    with _additional_processes(words, processes - 1):
+        command = [*torchrun, "-m", "--", "simulmt", *arguments]
+        return subprocess.run(command, check=False, close_fds=False).returncode
+    sys.argv = ["simulmt", *arguments]
+    with _additional_processes(arguments, processes - 1):
         try:
             main()
         except SystemExit as stop:
@@ -155,9 +156,10 @@ def run_command(words: list[str], processes: int = 1, gpus: int = 1) -> int:
 
 
 @contextmanager
-def _additional_processes(words: list[str], count: int) -> Iterator[None]:
+def _additional_processes(arguments: list[str], count: int) -> Iterator[None]:
     """Run a command in additional processes; if one fails, the others do its work."""
-    processes = [subprocess.Popen([sys.executable, "-m", "simulmt", *words], close_fds=False) for _ in range(count)]
+    command = [sys.executable, "-m", "simulmt", *arguments]
+    processes = [subprocess.Popen(command, close_fds=False) for _ in range(count)]
     try:
         yield
     finally:  # the result is complete, or cannot be completed

@@ -46,7 +46,7 @@ BatchTokens = Annotated[
     typer.Option(min=1, help="Batch size in source pieces.", show_default="65536 on a GPU, 2048 on a CPU"),
 ]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace existing or unfinished output of other settings.")
+    bool, typer.Option("--overwrite", help="Replace existing or unfinished output made with other settings.")
 ]
 
 app = typer.Typer(
@@ -54,8 +54,9 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Derive new training text: distil, pseudo, backtranslate, filter, reorder, speech, recognised, numbers, "
     "weigh, join."
-    "\n\nFinished commands return at once. distil, pseudo, backtranslate and recognised resume if interrupted; to "
-    "share their work among processes, start them several times or under torchrun --nproc-per-node N -m -- simulmt.",
+    "\n\nA command whose output is complete returns immediately. distil, pseudo, backtranslate and recognised resume "
+    "if interrupted; to run one in several processes, start the same command several times, or start it with torchrun "
+    "--nproc-per-node N -m -- simulmt.",
 )
 
 
@@ -111,7 +112,7 @@ def pseudo(
 
 @app.command()
 def backtranslate(
-    run: Annotated[Path, typer.Argument(help="A finished teacher of the reverse direction.")],
+    run: Annotated[Path, typer.Argument(help="A finished teacher run, trained from target to source.")],
     data: Data,
     target: Annotated[Path, typer.Option(help="Target text, one sentence per line; plain, .gz or .xz.")],
     output: Output,
@@ -128,9 +129,9 @@ def backtranslate(
 ) -> None:
     """Translate target text back into the source language (tagged back-translation).
 
-    Uses monolingual target text: a teacher of the reverse direction generates the sources. Each starts with the tag
-    <bt>, which `simulmt prepare` encodes as one special symbol, so that a model trained on both can tell synthetic
-    sources from real ones.
+    Uses monolingual target text: a target-to-source teacher generates the sources. Each starts with the tag <bt>, which
+    `simulmt prepare` encodes as one special symbol, so that a model trained on both can tell synthetic sources from
+    real ones.
     """
     with needs_extra("simulmt rewrite backtranslate", "train"):
         from simulmt.model.beam import BeamConfig, SamplingConfig
@@ -232,7 +233,7 @@ def speech(
         typer.Option(
             metavar="LANGUAGE",
             help="Source language whose recognition errors to add: en.",
-            show_default="no errors, only no punctuation",
+            show_default="none: only remove case and punctuation",
         ),
     ] = None,
     said: Annotated[
@@ -272,9 +273,9 @@ def recognised(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     overwrite: Overwrite = False,
 ) -> None:
-    """Replace source text by the output of a recogniser for speech synthesised by espeak-ng.
+    """Replace source text with a recogniser's transcript of it, read aloud by espeak-ng.
 
-    Pairs are dropped if the transcript matches less than half of the source. Takes about one second per sentence and
+    Pairs are dropped if the transcript matches less than half of the source. Takes about one second per sentence on one
     core; start it several times to use several cores. Needs the extra speech, and espeak-ng.
     """
     with needs_extra("simulmt rewrite recognised", "train"):
@@ -297,11 +298,11 @@ def numbers(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     overwrite: Overwrite = False,
 ) -> None:
-    """Copy pairs with other numbers, the same on both sides.
+    """Copy pairs and replace their numbers, consistently on both sides.
 
-    Replaces figures (3,000), figures with a scale (1.5 billion, 15亿), years, and words up to ninety-nine by random
-    ones of the same kind. Pairs without such numbers are skipped. Pairs whose numbers do not match for certain are left
-    out; PREFIX.json lists their lines.
+    Replaces figures (3,000), figures with a scale (1.5 billion, 15亿), years, and words up to ninety-nine with random
+    ones of the same kind. Pairs without such numbers are skipped. Pairs whose numbers cannot be matched with certainty
+    are dropped; PREFIX.json lists their lines.
 
     Trained on the result together with the original pairs (`simulmt rewrite join`), a model learns to copy and convert
     numbers it has never seen.
@@ -432,6 +433,6 @@ class _Display:
             self._shown = time.monotonic()
 
     def summarise(self, output: Path, record: dict[str, Any]) -> None:
-        left = ", ".join(f"{len(lines):,} {reason}" for reason, lines in record["left"].items()) or "none"
-        kept = f"{output}: {record['kept']:,} of {record['lines']:,} pairs; left out: {left}{self._speed}"
-        self._console.print(kept, soft_wrap=True)
+        dropped = ", ".join(f"{len(lines):,} {reason}" for reason, lines in record["left"].items()) or "none"
+        summary = f"{output}: {record['kept']:,} of {record['lines']:,} pairs; dropped: {dropped}{self._speed}"
+        self._console.print(summary, soft_wrap=True)

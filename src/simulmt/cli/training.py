@@ -57,11 +57,15 @@ def prepare(
     dev_target: Annotated[
         list[Path] | None, typer.Option(help="Reference of the development set; repeatable; .sgm may contain several.")
     ] = None,
-    dev_xml: Annotated[Path | None, typer.Option(help="Development set as one WMT XML file, instead.")] = None,
+    dev_xml: Annotated[
+        Path | None, typer.Option(help="Development set as one WMT XML file, instead of --dev-source and --dev-target.")
+    ] = None,
     source: Annotated[
         list[Path] | None, typer.Option(help="Source text, one sentence per line; plain, .gz or .xz; repeatable.")
     ] = None,
-    target: Annotated[list[Path] | None, typer.Option(help="Target text, as many files in the same order.")] = None,
+    target: Annotated[
+        list[Path] | None, typer.Option(help="Target text, one file per --source, in the same order.")
+    ] = None,
     tsv: Annotated[list[Path] | None, typer.Option(help="Tab-separated parallel text; repeatable.")] = None,
     tmx: Annotated[list[Path] | None, typer.Option(help="TMX translation memory; repeatable.")] = None,
     vocabularies: Annotated[
@@ -79,7 +83,7 @@ def prepare(
         bool,
         typer.Option(
             "--uncased-target",
-            help="Fold case in the target, as in the paper, and full-width punctuation in text without spaces.",
+            help="Case-fold the target, as in the paper; in text without spaces, also full-width punctuation.",
         ),
     ] = False,
     max_length: Annotated[int, typer.Option(min=1, help="Maximum length of a training sentence in pieces.")] = 1024,
@@ -190,11 +194,11 @@ def export(
         Precision, typer.Option(help="Weight precision; int8 is several times smaller and faster.")
     ] = Precision.INT8,
     default_delay: Annotated[
-        int | None, typer.Option(help="Default delay of the bundle (default: the first of the model).")
+        int | None, typer.Option(help="Default delay of the bundle (default: the model's first delay).")
     ] = None,
     blank_penalty: Annotated[
         list[float] | None,
-        typer.Option(help="CTC: penalty on the blank's logit; give it once for each delay of the model."),
+        typer.Option(help="CTC: penalty on the blank's logit; repeat it once per delay."),
     ] = None,
     tune_penalty: Annotated[
         bool,
@@ -208,12 +212,11 @@ def export(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Wait-k with a policy: write a token once its predicted stability is at least this; give it once for "
-            "each delay of the model.",
+            help="Wait-k with a policy: stability threshold for writing a token; repeat it once per delay.",
         ),
     ] = None,
     context_weight: Annotated[
-        float, typer.Option(min=0.0, help="Transducer: weight of the label context; above 1, repetitions are rarer.")
+        float, typer.Option(min=0.0, help="Transducer: weight of the label context; above 1, it reduces repetition.")
     ] = 1.0,
     longest: Annotated[
         int, typer.Option(min=2, help="Maximum source pieces per sentence; longer sentences are split.")

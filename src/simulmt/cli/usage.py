@@ -71,8 +71,8 @@ class InvalidValueError(typer.BadParameter):
         return self.message
 
 
-class _Named:
-    """Names the values of parameters in the help."""
+class _MetavarMixin:
+    """Sets the metavars of parameters in the help."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -85,11 +85,11 @@ class _Named:
         return params
 
 
-class Group(_Named, TyperGroup):
+class Group(_MetavarMixin, TyperGroup):
     """A group of commands."""
 
 
-class Command(_Named, TyperCommand):
+class Command(_MetavarMixin, TyperCommand):
     """A command that says which value was expected where one is invalid."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

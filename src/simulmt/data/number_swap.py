@@ -1,4 +1,4 @@
-"""Replace numbers in sentence pairs by other numbers of the same kind, consistently on both sides.
+"""Replace numbers in sentence pairs with other numbers of the same kind, consistently on both sides.
 
 Trained on such pairs, a model learns to copy and convert numbers instead of remembering those it has seen. A wrong
 pair would teach errors, so numbers are replaced only if they are certain: the same value occurs exactly once on either
@@ -129,7 +129,7 @@ def _by_unique_value(spans: Sequence[Span]) -> dict[Fraction, Span]:
 def swap_matches(
     texts: tuple[str, str], languages: tuple[str, str], matches: Sequence[Match], rng: random.Random
 ) -> tuple[str, str] | None:
-    """Replace the matched numbers by random ones; return None if the result cannot be verified."""
+    """Replace the matched numbers with random ones; return None if the result cannot be verified."""
     old = {match[0].value for match in matches}
     new: set[Fraction] = set()
     edits: tuple[list[_Edit], list[_Edit]] = [], []

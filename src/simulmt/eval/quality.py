@@ -106,7 +106,7 @@ class QualityScorer:
 
 
 def _mark_missing(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
-    """Replace missing references by None, as sacrebleu expects; keep one empty reference if all are missing."""
+    """Replace missing references with None, as sacrebleu expects; keep one empty reference if all are missing."""
     lengths = {len(lines) for lines in references}
     if len(lengths) > 1:
         raise DataError(

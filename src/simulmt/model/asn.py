@@ -69,7 +69,7 @@ class SortingNetwork(nn.Module):
         nn.init.constant_(self.final_norm.weight, query_scale)
 
     def mask_tokens(self, target: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-        """During training, replace a fraction gamma of each sentence's tokens by MASK, but never END or padding."""
+        """During training, replace a fraction gamma of each sentence's tokens with MASK, but never END or padding."""
         if not self.training:
             return target
         maskable = (target != PAD) & (target != END)

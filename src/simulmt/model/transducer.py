@@ -79,7 +79,7 @@ class LabelContext(nn.Module):
         return padded.unfold(-1, self.symbols, 1).flip(-1)
 
     def mask_tokens(self, history: Int[Tensor, "*N L"]) -> Int[Tensor, "*N L"]:
-        """During training on references, replace some symbols by MASK, since at inference the history has errors."""
+        """During training on references, replace some symbols with MASK, since at inference the history has errors."""
         if not self.training or self.dropout == 0:
             return history
         return history.masked_fill(torch.rand(history.shape, device=history.device) < self.dropout, MASK)

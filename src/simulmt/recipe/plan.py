@@ -249,7 +249,7 @@ def _variants(family: str, table: _StageTable) -> Iterator[_Variant]:
 
 
 def _resolve(word: str, values: Values, variants: Mapping[str, list[_Variant]], where: str) -> Iterator[str]:
-    """Fill in values and replace stage families by their variants, yielding the word once per matching variant."""
+    """Fill in values and replace stage families with their variants, yielding the word once per matching variant."""
     for axis, value in values.items():
         word = word.replace(f"{{{axis}}}", str(value))
     known = {OUT, GIVEN, *(name for each in variants.values() for name, _ in each)}

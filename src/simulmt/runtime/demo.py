@@ -130,8 +130,8 @@ class DemoStatistics:
         policy = statistics.median([lag.policy for lag in self.lags] or [0.0])
         compute = statistics.median([lag.compute for lag in self.lags] or [0.0])
         return (
-            f"{self.sentences} sentences, {self.words} words read, {len(self.lags)} pieces written, none revised\n"
-            f"median lag of a piece: {policy:.0f} ms until the words it needed were spoken, {compute:.1f} ms to compute"
+            f"{self.sentences} sentences, {self.words} words read, {len(self.lags)} commits written, none revised\n"
+            f"median lag per commit: {policy:.0f} ms waiting for source words, {compute:.1f} ms computing"
         )
 
 

@@ -172,8 +172,8 @@ class HttpApi:
         """Count a translation while it runs; refuse it above the limits."""
         limits, counters = self._service.limits, self._service.counters
         if counters.of(Counted.REQUESTS, address) >= limits.requests_per_address:
-            most = limits.requests_per_address
-            raise HTTPException(429, f"too many translations from this address (limit {most}); wait for one to end")
+            limit = limits.requests_per_address
+            raise HTTPException(429, f"too many translations from this address (limit {limit}); wait for one to end")
         if counters.total(Counted.REQUESTS) >= limits.requests:
             raise HTTPException(429, f"too many translations (limit {limits.requests}); try again later")
         counters.add(Counted.REQUESTS, address)
@@ -236,11 +236,11 @@ class HttpApi:
             raise HTTPException(400, protocol.sanitise_message(f"invalid body: {error}")) from None
 
     async def _body(self, request: Request) -> bytes:
-        body, most = b"", self._service.limits.message_bytes
+        body, max_bytes = b"", self._service.limits.message_bytes
         async for chunk in request.stream():
             body += chunk
-            if len(body) > most:
-                raise HTTPException(413, f"requests are limited to {most} bytes; send the text in parts")
+            if len(body) > max_bytes:
+                raise HTTPException(413, f"requests are limited to {max_bytes} bytes; send the text in parts")
         return body
 
     async def ready(self, _: Request) -> Response:

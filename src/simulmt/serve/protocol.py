@@ -149,7 +149,7 @@ class Watch(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The answer to start and resume."""
+    """Reply to start and resume."""
 
     session: Annotated[str, _field("for resume; keep it secret")]
     model: Annotated[str, _field("its name")]
@@ -196,7 +196,7 @@ class Sentence(Message, frozen=True):
 
 
 class Undone(Message, frozen=True):
-    """The answer to undo. The commits stay; send the text again, edited, as a new sentence."""
+    """Reply to undo. The commits stay; send the text again, edited, as a new sentence."""
 
     sentence: Annotated[int, _field("the sentence that was undone, null if there is none", ge=0)] | None
     source: Annotated[str, _field("its source text")]

@@ -158,9 +158,9 @@ def server_for(app: Starlette, handles_signals: bool = True) -> DrainingServer:
     """Create a server for an application, to be run with listening sockets."""
     service: Service = app.state.service
     limits = service.limits
-    most = allowed_connections(limits.connections)
+    max_connections = allowed_connections(limits.connections)
     proxies = [address.strip() for address in os.environ.get(PROXIES, "").split(",")]
-    limiter = ConnectionLimiter(limits, service.counters, service.metrics, most, proxies)
+    limiter = ConnectionLimiter(limits, service.counters, service.metrics, max_connections, proxies)
     config = uvicorn.Config(
         app,
         http=partial(HttpProtocol, limiter=limiter),  # type: ignore[arg-type]

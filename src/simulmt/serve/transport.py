@@ -335,15 +335,15 @@ class Throttle:
 class Budget:
     """Back-pressure: a bound on outstanding characters or samples; `spend` waits while it is exceeded."""
 
-    def __init__(self, most: float) -> None:
-        self._all = self._left = most
+    def __init__(self, capacity: float) -> None:
+        self._capacity = self._remaining = capacity
         self._available = asyncio.Event()
         self._available.set()
 
     @property
     def is_used(self) -> bool:
         """Whether anything is outstanding."""
-        return self._left < self._all
+        return self._remaining < self._capacity
 
     async def spend(self, cost: int) -> None:
         """Wait until some budget is left, then spend `cost`, even if that exceeds what is left."""
@@ -351,8 +351,8 @@ class Budget:
         self.refund(-cost)
 
     def refund(self, cost: int) -> None:
-        self._left += cost
-        self._available.set() if self._left > 0 else self._available.clear()
+        self._remaining += cost
+        self._available.set() if self._remaining > 0 else self._available.clear()
 
 
 class Entry(NamedTuple):

@@ -247,12 +247,12 @@ class StreamConnection(Connection):
     async def _receive(self, session: Session | None = None) -> ClientMessage | Audio:
         event = await self._websocket.receive()
         self._last_message = asyncio.get_running_loop().time()
-        most = self._service.limits.message_bytes
+        max_bytes = self._service.limits.message_bytes
         if session is not None and session.speech is not None and event.get("bytes") is not None:
-            return Audio.parse(event["bytes"], most)
+            return Audio.parse(event["bytes"], max_bytes)
         text = _text_of(event)
-        if len(text) > most // 4 and len(text.encode()) > most:  # a character has at most 4 bytes
-            raise RefusedError(ErrorCode.TOO_BIG, f"messages are limited to {most} bytes; send the text in parts")
+        if len(text) > max_bytes // 4 and len(text.encode()) > max_bytes:  # a character has at most 4 bytes
+            raise RefusedError(ErrorCode.TOO_BIG, f"messages are limited to {max_bytes} bytes; send the text in parts")
         return parse_client(text)
 
 
@@ -261,7 +261,7 @@ class ViewerConnection(Connection):
 
     async def _serve(self) -> int:
         if not re.match(ROOM_NAME, self._websocket.path_params["name"]):
-            raise RefusedError(ErrorCode.BAD_MESSAGE, "a room name has 1 to 40 characters a-z, 0-9 and -")
+            raise RefusedError(ErrorCode.BAD_MESSAGE, "a room name must be 1 to 40 characters from a-z, 0-9 and -")
         if self._is_worker:
             return await self._exchange()
         if self._service.settings.room_keys:

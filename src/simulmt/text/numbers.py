@@ -196,7 +196,7 @@ def _compose(parts: Iterable[_Part]) -> list[Fraction]:
     for part in parts:
         term = part.value
         if part.multiplies:
-            smaller = Fraction(0)
+            smaller = terms.pop() if terms and not last.is_word else Fraction(0)  # 55000万
             while terms and terms[-1] < part.value:
                 smaller += terms.pop()
             term *= smaller or 1
@@ -472,7 +472,8 @@ def _chinese_value(text: str) -> Fraction:
         if token in _ZH_UNITS:
             parts.append(_Part(Fraction(_ZH_UNITS[token]), multiplies=True))
         elif token not in "零〇":
-            parts.append(_Part(Fraction(_ZH_DIGITS.get(token, 0)) if token in _ZH_DIGITS else Fraction(token)))
+            is_word = token in _ZH_DIGITS
+            parts.append(_Part(Fraction(_ZH_DIGITS[token] if is_word else token), is_word=is_word))
     return sum(_compose(parts), Fraction(0))
 
 

@@ -86,7 +86,7 @@ def split_words(text: str) -> list[str]:
 
 
 def collapse_spaces(text: str) -> str:
-    """Replace each run of whitespace by one space, and strip both ends."""
+    """Replace each run of whitespace with one space, and strip both ends."""
     return " ".join(_RUN.findall(text))
 
 

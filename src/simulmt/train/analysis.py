@@ -285,7 +285,7 @@ def align_words(
     """Return the word links implied by Z, or None if the target does not fit its frames.
 
     A target piece maps to the output positions of its frames, an output position to the source piece with most of its
-    mass, and pieces to their words. END is not linked. `identity` replaces Z by the identity, as a control.
+    mass, and pieces to their words. END is not linked. `identity` replaces Z with the identity, as a control.
     """
     sources = _pieces(sorter.source, [source for source, _ in pairs])
     targets = _pieces(sorter.target, [target for _, target in pairs])

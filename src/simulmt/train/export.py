@@ -119,13 +119,13 @@ def export(
         "a model with a policy needs stabilities (--stability), one for each delay",
     )
     described = _describe(trained.model, config)
-    is_exact = config.precision == "fp32"
+    is_fp32 = config.precision == "fp32"
     with atomic_directory(directory) as new, TemporaryDirectory(prefix=".", dir=directory.parent) as other:
-        exact = _write(trained, new if is_exact else Path(other), replace(described, precision="fp32"))
-        checks = check_fp32(trained, exact)
-        if not is_exact:
-            small = _write(trained, new, described)
-            checks |= check_int8(trained, exact, small, dev_pairs, config.min_agreement, config.max_bleu_loss)
+        fp32 = _write(trained, new if is_fp32 else Path(other), replace(described, precision="fp32"))
+        checks = check_fp32(trained, fp32)
+        if not is_fp32:
+            int8 = _write(trained, new, described)
+            checks |= check_int8(trained, fp32, int8, dev_pairs, config.min_agreement, config.max_bleu_loss)
         described = replace(described, checks=checks)
         write_description(new, described, _card(described, card))
     return described
@@ -224,10 +224,10 @@ def _card(described: BundleConfig, text: str) -> str:
         f"A model for simulmt, {described.precision}.",
         "",
         f"- delays: {delays}",
-        f"- longest sentence: {described.longest} source pieces",
+        f"- maximum sentence length: {described.longest} source pieces",
         *([f"- blank penalties: {penalties}"] if penalties else []),
-        *([f"- policy: writes at stability {stabilities}"] if stabilities else []),
-        *(["- sees words whole"] if described.whole_words else []),
+        *([f"- policy: stability thresholds {stabilities}"] if stabilities else []),
+        *(["- look-ahead: whole words"] if described.whole_words else []),
         *(f"- {name.replace('_', ' ')}: {value:.6g}" for name, value in described.checks.items()),
     ]
     return "\n".join(lines) + "\n" + (f"\n{text.strip()}\n" if text.strip() else "")
@@ -267,12 +267,12 @@ def _stability_differences(
     model, decoder = trained.model, Seq2SeqDecoder(bundle, threads=0)
     assert isinstance(model, Seq2SeqModel), "only wait-k models have a policy"
     assert model.policy is not None, "a model without a policy"
-    found = []
+    differences = []
     for source, target in pairs:
         H = model.encoder(torch.tensor([source]))
         expected = model.policy(model.decode(H, None, torch.tensor([target]), delay)[0]).sigmoid().numpy()
-        found.append(np.abs(expected - _seq2seq_found(decoder, source, target, delay, "stability")))
-    return np.concatenate(found)
+        differences.append(np.abs(expected - _seq2seq_actual(decoder, source, target, delay, "stability")))
+    return np.concatenate(differences)
 
 
 def _rounding(log_probs: Array) -> Array:
@@ -290,26 +290,26 @@ def _check_symbols(trained: TrainedModel, bundle: Bundle) -> None:
     decoder = CTCDecoder(bundle, threads=0)
     sources = [source for source, _ in _random_pairs(trained, bundle)]
     for delay in bundle.config.delays:
-        symbols = _ctc_found(decoder, trained.source, sources, delay, scores=False)
-        for tokens, found in zip(sources, symbols, strict=True):
+        symbols = _ctc_actual(decoder, trained.source, sources, delay, scores=False)
+        for tokens, actual in zip(sources, symbols, strict=True):
             expected = _ctc_expected(trained.model, tokens, delay, bundle.config.blank_penalty(delay))
             second, best = np.partition(expected, -2)[:, -2:].T
-            if np.any((expected.argmax(-1) != found) & (best - second > TOLERANCE * _rounding(expected))):
+            if np.any((expected.argmax(-1) != actual) & (best - second > TOLERANCE * _rounding(expected))):
                 raise BundleError(f"export failed: at delay {delay} onnxruntime and the model choose different symbols")
 
 
 def check_int8(
     trained: TrainedModel,
-    exact: Bundle,
-    small: Bundle,
+    fp32: Bundle,
+    int8: Bundle,
     dev_pairs: Sequence[tuple[str, str]],
     min_agreement: float,
     max_bleu_loss: float,
 ) -> dict[str, Any]:
     """Check the symbols that int8 chooses, and its BLEU on development text, against full precision."""
-    delay = small.config.default_delay
-    pairs = _encoded(trained, dev_pairs, small.config.longest) or _random_pairs(trained, small)
-    compared = _log_probabilities(trained, small, pairs, delay)
+    delay = int8.config.default_delay
+    pairs = _encoded(trained, dev_pairs, int8.config.longest) or _random_pairs(trained, int8)
+    compared = _log_probabilities(trained, int8, pairs, delay)
     alike = np.concatenate([expected.argmax(-1) == found.argmax(-1) for expected, found in compared])
     agreement = float(alike.mean())
     if agreement < min_agreement:
@@ -318,17 +318,17 @@ def check_int8(
             f"less than {min_agreement:.1%}; export in fp32"
         )
     checks: dict[str, Any] = {"int8_agreement": agreement, "int8_symbols_compared": len(alike)}
-    if small.config.has_policy:
-        checks["int8_stability_difference"] = float(_stability_differences(trained, small, pairs, delay).mean())
-    return checks | _check_bleu(trained, exact, small, dev_pairs, max_bleu_loss) if dev_pairs else checks
+    if int8.config.has_policy:
+        checks["int8_stability_difference"] = float(_stability_differences(trained, int8, pairs, delay).mean())
+    return checks | _check_bleu(trained, fp32, int8, dev_pairs, max_bleu_loss) if dev_pairs else checks
 
 
 def _check_bleu(
-    trained: TrainedModel, exact: Bundle, small: Bundle, dev_pairs: Sequence[tuple[str, str]], max_bleu_loss: float
+    trained: TrainedModel, fp32: Bundle, int8: Bundle, dev_pairs: Sequence[tuple[str, str]], max_bleu_loss: float
 ) -> dict[str, Any]:
     sources, references = zip(*dev_pairs, strict=True)
     scores = {}
-    for name, bundle in (("fp32", exact), ("int8", small)):
+    for name, bundle in (("fp32", fp32), ("int8", int8)):
         hypotheses = Translator(bundle).translate("\n".join(sources), bundle.config.default_delay).split("\n")
         scores[name] = bleu(hypotheses, [references], trained.target)
     lost = scores["fp32"] - scores["int8"]
@@ -377,8 +377,8 @@ def _ctc_log_probabilities(
 ) -> Iterator[tuple[Array, Array]]:
     for start in range(0, len(sources), _BATCH_SIZE):
         group = sources[start : start + _BATCH_SIZE]
-        for tokens, found in zip(group, _ctc_found(decoder, tokenizer, group, delay), strict=True):
-            yield _ctc_expected(model, tokens, delay, decoder.config.blank_penalty(delay)), found
+        for tokens, actual in zip(group, _ctc_actual(decoder, tokenizer, group, delay), strict=True):
+            yield _ctc_expected(model, tokens, delay, decoder.config.blank_penalty(delay)), actual
 
 
 def _with_context(
@@ -408,7 +408,7 @@ def _seq2seq_log_probabilities(
 ) -> Iterator[tuple[Array, Array]]:
     for source, target in pairs:
         logits = model(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([target]), delay)[0]
-        yield logits.log_softmax(-1).numpy(), log_softmax(_seq2seq_found(decoder, source, target, delay, "scores"))
+        yield logits.log_softmax(-1).numpy(), log_softmax(_seq2seq_actual(decoder, source, target, delay, "scores"))
 
 
 class _RecordingSentence(CTCSentence):
@@ -424,7 +424,7 @@ class _RecordingSentence(CTCSentence):
         return Written([], due.position, due.trigger)
 
 
-def _ctc_found(
+def _ctc_actual(
     decoder: CTCDecoder, source: Tokenizer, sentences: Sequence[Sequence[int]], delay: int, scores: bool = True
 ) -> list[Array]:
     """Return the frames computed by the runtime, with all sentences in one batch, word by word."""
@@ -441,7 +441,7 @@ def _ctc_found(
     return [np.concatenate(sentence.frames) for sentence in recorded]
 
 
-def _seq2seq_found(
+def _seq2seq_actual(
     decoder: Seq2SeqDecoder, tokens: Sequence[int], target: Sequence[int], delay: int | None, output: str
 ) -> Array:
     """Return an output of the runtime with forced decoding of `target`."""

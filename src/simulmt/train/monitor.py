@@ -176,7 +176,7 @@ class Monitor:
         if totals.skipped_updates:
             parts.append(f"{totals.skipped_updates} updates skipped")
         if totals.skipped_sentences:
-            parts.append(f"{totals.skipped_sentences} sentences skipped, too long for their source")
+            parts.append(f"{totals.skipped_sentences} sentences skipped, target too long for the source")
         return "  ".join([*parts, f"{memory_gib():.1f} GiB"])
 
     def _record(self, tag: str, value: float, update: int) -> None:
@@ -189,7 +189,7 @@ class Monitor:
     def _disable_curves(self, error: OSError) -> None:
         """Stop writing curves; a full disk should not stop a run that can still write checkpoints."""
         self._curves = []
-        self.warn(f"cannot write curves any more: {error}")
+        self.warn(f"no longer logging curves: {error}")
 
     def _print(self, message: str, style: str | None = None) -> None:
         if self._quiet:

@@ -97,8 +97,7 @@ def translate_corpus(
 ) -> dict[str, Any]:
     """Translate source text: by a teacher for distillation, by a wait-k model for pseudo references.
 
-    With `back`, translate target text by a teacher of the reverse direction into tagged sources (tagged
-    back-translation).
+    With `back`, translate target text with a target-to-source teacher into tagged sources (tagged back-translation).
     """
     name = "backtranslate" if back else "distil" if config.delay is None else "pseudo"
     directory = find_model(model)
@@ -211,7 +210,7 @@ def recognised_corpus(
     overwrite: bool = False,
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
-    """Replace the sources of a share of the pairs by recogniser transcripts of their synthesised speech (espeak-ng)."""
+    """Replace the sources of a share of the pairs with transcripts of their synthesised speech (espeak-ng)."""
     inputs = {"source": source, "target": target}
     job = Job.on_files(prefix, "recognised", as_table(config), inputs, overwrite, SPOKEN_LINES)
     recogniser = cache(lambda: open_recogniser(config.recogniser))

@@ -141,7 +141,7 @@ def test_tables_hold_every_result_with_interval_and_signature(results: Path) -> 
 @pytest.mark.usefixtures("undrawn")
 def test_chapters_follow_what_is_on_disk(results: Path) -> None:
     plain = ["Simultaneous translation: quality and latency", "test", "Quality in detail", "Examples"]
-    path, again = "Read/write path, line 1", "Reproduction"
+    path, again = "Read/write path, line 1", "Reproducibility"
     assert report(results).headings == [*plain, path, again]
     write_records(results, [Anticipation("dev", "eflomal", "word", "char", 2, 3, (0.5, 0.25), 0.125)])
     write_records(results, [OracleScore("test", "asn", 3, 0, 9, 40, (39, 41), 1, 30, (29, 31), 1, "oracle signature")])

@@ -108,7 +108,7 @@ def test_keyboard_alone(page: Page) -> None:
     page.keyboard.type(SECOND)
     wait_for_translation(page, offline([FIRST, 5, SECOND], delay=3), lane=0)
     wait_for_translation(page, offline([FIRST, SECOND], delay=5), lane=1)
-    for name in ("Take back the last sentence", "New", "Copy: Translation", "Save: Second translation", "Share"):
+    for name in ("Undo the last sentence", "New", "Copy: Translation", "Save: Second translation", "Share"):
         tab_to(page, name)
 
 

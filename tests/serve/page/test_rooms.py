@@ -67,7 +67,7 @@ def test_an_audience_sees_what_was_taken_back(page: Page, context: BrowserContex
     captions = open_captions(context, server, "taken-back")
     draft(page).fill(FIRST + SECOND)
     expect(captions.locator(".captions p")).to_have_count(2)
-    page.get_by_role("button", name="Take back").click()
+    page.get_by_role("button", name="Undo").click()
     expect(captions.get_by_role("deletion")).to_have_text(offline([SECOND]))
     expect(draft(page)).to_have_value(re.compile(SECOND.strip()))
     draft(page).fill(THIRD)
@@ -218,7 +218,7 @@ def test_axe_finds_nothing(page: Page, context: BrowserContext, server: PageServ
     share(page, "axe")
     draft(page).fill(FIRST + SECOND)
     expect(captions.locator(".captions p")).to_have_count(2)
-    page.get_by_role("button", name="Take back").click()
+    page.get_by_role("button", name="Undo").click()
     expect(captions.get_by_role("deletion")).to_have_count(1)
     page.get_by_role("button", name="Share").click()
     for tab in (page, captions):

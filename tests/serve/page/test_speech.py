@@ -72,7 +72,7 @@ def test_only_final_results_are_sent(context: BrowserContext, server: PageServer
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [("not-allowed", "is blocked"), ("audio-capture", "No microphone"), ("network", "needs the internet")],
+    [("not-allowed", "is blocked"), ("audio-capture", "No microphone"), ("network", "needs an internet connection")],
 )
 def test_errors_of_the_microphone_are_explained(
     context: BrowserContext, server: PageServer, error: str, words: str

@@ -132,7 +132,7 @@ def test_the_last_word_is_sent_by_a_button(page: Page) -> None:
     wait_for_translation(page, offline(["gul mivan\n"]))
     expect(button).to_be_hidden()
     expect(draft(page)).to_be_focused()
-    page.get_by_role("button", name="Take back the last sentence").click()
+    page.get_by_role("button", name="Undo the last sentence").click()
     expect(draft(page)).to_have_value("gul mivan")
     button.click()
     expect(page.locator(".lane .text p:not([role])")).to_have_text([offline(["gul mivan\n"])])

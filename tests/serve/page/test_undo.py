@@ -51,7 +51,7 @@ def test_undo_takes_back_one_sentence_after_the_other(page: Page) -> None:
 def test_what_was_taken_back_stays_so_over_a_reload(page: Page) -> None:
     draft(page).press_sequentially(FIRST + SECOND)
     wait_for_translation(page, offline([FIRST, SECOND]))
-    page.get_by_role("button", name="Take back the last sentence").click()
+    page.get_by_role("button", name="Undo the last sentence").click()
     expect(draft(page)).to_have_value(SECOND.strip())
     page.reload()
     page.wait_for_selector(".connection[data-state=live]")
@@ -66,7 +66,7 @@ def test_what_was_taken_back_is_not_exported(page: Page, context: BrowserContext
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     draft(page).press_sequentially(FIRST + SECOND)
     wait_for_translation(page, offline([FIRST, SECOND]))
-    page.get_by_role("button", name="Take back the last sentence").click()
+    page.get_by_role("button", name="Undo the last sentence").click()
     expect(page.get_by_role("deletion")).to_have_count(1)
     page.get_by_role("button", name="Copy: Translation").click()
     page.wait_for_selector("[data-action=copy][data-state=done]")

@@ -93,7 +93,7 @@ def build_report(
         ("Anticipation", _anticipation_blocks(read_records(Anticipation, directories))),
         ("Oracle order", _oracle_blocks(read_records(OracleScore, directories))),
         ("Sorting matrices Z", _sorting_blocks(read_records(SortedSentence, directories))),
-        ("Reproduction", _provenance_blocks(test_sets)),
+        ("Reproducibility", _provenance_blocks(test_sets)),
     ]
     chapters = [(title, found) for title, parts in contents if (found := list(parts))]
     results = [result for test_set in test_sets for result in test_set.results]

@@ -39,7 +39,7 @@ MIN_WEIGHT = 0.01  # cells of Z below this are not drawn
 PANEL = (4.6, 3.4)  # inches
 LINE = 0.22  # line height in inches
 LONG_RANGE = 5.0  # latencies that differ by more than this factor are drawn on a logarithmic scale
-Named = tuple[str, "Figure"]  # a plot and its file name
+NamedFigure = tuple[str, "Figure"]  # file name and plot
 
 INK = "#1f2328"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d3b", "#7a7a7a")
@@ -91,7 +91,7 @@ _POINT: Mapping[str, Any] = {"markersize": 11, "markeredgecolor": "white", "mark
 
 def draw_all(
     directories: Sequence[Path], baseline: str | None, sentences: Sequence[int], alignments: Path | None = None
-) -> Iterator[Named]:
+) -> Iterator[NamedFigure]:
     """Return all plots; with a baseline also n-gram gains, and read/write paths of the given sentences.
 
     Raise an error before the first is drawn.
@@ -110,7 +110,7 @@ def _figures(
     anticipation: Sequence[Anticipation],
     sortings: Sequence[SortedSentence],
     paths: Sequence[tuple[str, Output]],
-) -> Iterator[Named]:
+) -> Iterator[NamedFigure]:
     for test_set in dict.fromkeys(result.test_set for result in results):
         of_set = [result for result in results if result.test_set == test_set]
         yield f"{test_set}-quality-latency", quality_latency_figure(of_set)
@@ -190,7 +190,7 @@ def anticipation_figure(records: Sequence[Anticipation]) -> Figure:
         return figure
 
 
-def ngram_gain_figures(results: Sequence[Result], baseline: str | None) -> Iterator[Named]:
+def ngram_gain_figures(results: Sequence[Result], baseline: str | None) -> Iterator[NamedFigure]:
     """Yield plots of n-gram precision gained over the baseline, for systems that share a delay with it."""
     for system in dict.fromkeys(result.system for result in results):
         gains = ngram_gains(results, system, baseline)
@@ -231,7 +231,7 @@ def ngram_gains(results: Sequence[Result], system: str, baseline: str | None) ->
     }
 
 
-def heat_map_figures(records: Iterable[SortedSentence]) -> Iterator[Named]:
+def heat_map_figures(records: Iterable[SortedSentence]) -> Iterator[NamedFigure]:
     for record in records:
         name = f"{record.test_set}-line{record.number}-{record.model}-k{record.delay}-Z"
         yield name, heat_map_figure(record)
@@ -369,7 +369,7 @@ def drawing(width: float, height: float) -> Iterator[Figure]:
         yield Figure(figsize=(width, height))
 
 
-def save_figures(figures: Iterable[Named], directory: Path, report: Callable[[str], None]) -> None:
+def save_figures(figures: Iterable[NamedFigure], directory: Path, report: Callable[[str], None]) -> None:
     """Write plots as SVG and PNG, and report their paths; warn once if a font is missing."""
     directory.mkdir(parents=True, exist_ok=True)
     advice = ""

@@ -15,12 +15,12 @@ import { dropWords, splitWords } from "./words.js";
 
 const ROOM_CLOSES_MS = 500; // after its text has ended
 const NEW_TEXT = {
-  title: "Begin a new text?",
+  title: "Start a new text?",
   reason: "This text and its translation will be removed. Save the translation first if you want to keep it.",
 };
 const OTHER_LANGUAGE = {
   title: "Change the language?",
-  reason: "Another source language begins a new text. This one will be removed, with its translation.",
+  reason: "Changing the source language starts a new text. This text and its translation will be removed.",
 };
 const NAMES = ["Translation", "Second translation"];
 

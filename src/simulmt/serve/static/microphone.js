@@ -8,11 +8,11 @@ import { ServerRecogniser } from "./audio.js";
 
 const EXPLANATIONS = {
   "not-allowed":
-    "The microphone is blocked. Allow it for this page (the symbol beside the address), then press the microphone again.",
-  "service-not-allowed": "This browser does not allow speech recognition here. Its settings may have a switch for it.",
+    "The microphone is blocked. Allow it for this page (the icon in the address bar), then press the button again.",
+  "service-not-allowed": "This browser does not allow speech recognition here. Check its settings.",
   "audio-capture": "No microphone was found. Plug one in or switch it on, then press the microphone again.",
-  "language-not-supported": "The speech recogniser of this browser does not support this language.",
-  network: "The speech recogniser of this browser needs the internet, and cannot reach it.",
+  "language-not-supported": "This browser's speech recogniser does not support this language.",
+  network: "This browser's speech recogniser needs an internet connection.",
   insecure: "Browsers allow the microphone only on pages opened over https, or as localhost.",
   full: "The server has reached its limit of audio streams. Try again in a moment.",
   lost: "The server's speech recogniser has stopped. Press the microphone to try again.",

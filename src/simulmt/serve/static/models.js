@@ -25,7 +25,7 @@ const SYNTHETIC = "synthetic"; // the language of the demonstration model
 
 /** @param {string} code */
 export function languageName(code) {
-  if (code === SYNTHETIC) return "Invented";
+  if (code === SYNTHETIC) return "Synthetic";
   try {
     return new Intl.DisplayNames("en", { type: "language" }).of(code) ?? code;
   } catch {

@@ -92,7 +92,7 @@ export class Sharing {
   #rename() {
     const name = roomName(this.#find("[name=room]").value);
     this.#showError("");
-    if (!name) this.#showError("A room's name has letters a to z, digits and hyphens.");
+    if (!name) this.#showError("Use only the letters a to z, digits and hyphens.");
     else if (name !== this.#room?.name) this.#use({ name, key: secret() });
   }
 

@@ -15,7 +15,7 @@ const CAUSES = {
   slow_reader: "The network is slow, catching up.",
   unauthorized: "This server requires a key.",
   taken_over: "This text is open in another tab.",
-  too_long: "The session has reached the time limit of the server. Reload the page to continue.",
+  too_long: "The session has reached the server's time limit. Reload the page to continue.",
   room_taken: "Another speaker is using this room.",
   unknown_model: "This language pair is no longer available. Reload the page.",
 };
