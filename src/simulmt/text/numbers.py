@@ -435,6 +435,7 @@ _DE_RULES: list[_Rule] = [
 _ZH_DIGITS = {character: value for value, character in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2}
 _ZH_SMALL_UNITS = {"十": 10, "百": 100, "千": 1000}
 _ZH_UNITS = {**_ZH_SMALL_UNITS, "万": 10**4, "亿": 10**8, "兆": 10**12}
+_ZH_FINAL_DIGITS = {**_ZH_DIGITS, **{str(value): value for value in range(1, 10)}}
 _ZH_DIGIT = f"[{''.join(_ZH_DIGITS)}]"
 _ZH_NUMERAL = rf"(?:{_DECIMAL}|[{''.join(_ZH_DIGITS)}{''.join(_ZH_UNITS)}]){{1,24}}"
 _ZH_HINT = rf"\d|[一周期拜]一|一点|[半成{''.join((_ZH_DIGITS | _ZH_UNITS).keys() - {'一'})}]"
@@ -464,9 +465,9 @@ def _chinese_value(text: str) -> Fraction:
     tokens = _ZH_TOKEN.findall(text)
     if all(token in _ZH_DIGITS for token in tokens):
         return Fraction(int("".join(str(_ZH_DIGITS[token]) for token in tokens)))
-    if tokens[-1] in _ZH_DIGITS and tokens[-2] in _ZH_UNITS and _ZH_UNITS[tokens[-2]] > 10:
-        tokens.append(_format_number(Fraction(_ZH_UNITS[tokens[-2]], 10)))  # 三万五 is 35,000
-        tokens[-2:] = [_format_number(_ZH_DIGITS[tokens[-2]] * Fraction(tokens[-1]))]
+    *_, unit, digit = "", *tokens
+    if digit in _ZH_FINAL_DIGITS and _ZH_UNITS.get(unit, 0) > 10:  # 三万五 is 35,000
+        tokens[-1] = _format_number(Fraction(_ZH_FINAL_DIGITS[digit] * _ZH_UNITS[unit], 10))
     parts = []
     for token in tokens:
         if token in _ZH_UNITS:
