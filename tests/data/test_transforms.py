@@ -454,6 +454,15 @@ def test_either_side_of_a_pair_may_be_in_a_test_set(tmp_path: Path) -> None:
     assert (tmp_path / "out.target").read_text(encoding="utf-8") == "He came home.\n"
 
 
+def test_long_pairs_are_dropped_on_request(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.de", tmp_path / "a.zh"
+    source.write_text("Ja, das ist gut.\nIch gehe jetzt nach Hause.\nJa.\n", encoding="utf-8")
+    target.write_text("是的，很好。\n我回家。\n是的，我也这么想。\n", encoding="utf-8")
+    made = filter_corpus(source, target, tmp_path / "out", ("de", "zh"), max_words=4)
+    assert made["left"] == {"long": [2, 3]}
+    assert filter_corpus(source, target, tmp_path / "all", ("de", "zh"))["kept"] == 3
+
+
 def test_the_source_of_a_back_translation_is_checked_too(tmp_path: Path) -> None:
     source, target = tmp_path / "a.de", tmp_path / "a.en"
     source.write_text("Nein nein nein nein.\n<bt> Nein nein nein nein.\n<bt> Nein.\n", encoding="utf-8")

@@ -18,6 +18,8 @@ from simulmt.data.corpus import ParallelFiles
 from simulmt.data.store import Dataset, prepare_dataset
 from simulmt.data.synthetic import write_corpus
 from simulmt.errors import BundleError, CheckpointError, VocabularyError
+from simulmt.model.beam import BeamConfig, beam_search
+from simulmt.model.seq2seq import Seq2SeqModel
 from simulmt.runtime.bundle import SHIPPED, Bundle, Kind, write_description
 from simulmt.runtime.stream import load
 from simulmt.text import END, Tokenizer
@@ -25,6 +27,7 @@ from simulmt.train.analysis import bleu
 from simulmt.train.export import TrainedModel, export
 from simulmt.train.graph import EMBEDDING_LEVELS, WEIGHT_LEVELS, Precision
 from simulmt.train.restore import initialise_from, load_bundle
+from simulmt.train.rewrite import TranslationConfig, translate_corpus
 from simulmt.train.systems import System, SystemConfig, build_model, save_model, translator_of
 from tiny_models import STABILITIES, by_policy, export_config, reference, trained
 
@@ -75,6 +78,22 @@ def test_an_fp32_bundle_has_every_weight_of_its_model(kind: Kind, options: dict[
     assert type(model) is type(trained_model.model)
     assert not model.training
     assert config.delays == ((1,) if kind == "full-sentence" else (1, 2, 3, 5))
+
+
+def test_a_bundle_translates_a_corpus_like_its_model(exported: Export, tmp_path: Path) -> None:
+    trained_model, path = exported("wait-k", "fp32")
+    texts = ["one two three", "four", "five six seven eight nine"]
+    (tmp_path / "text").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    search = BeamConfig(beam=2, length_penalty=1.0)
+    config = TranslationConfig(search, delay=2, batch_tokens=100)
+    translate_corpus(path, path, tmp_path / "text", tmp_path / "out", config, torch.device("cpu"))
+    assert isinstance(trained_model.model, Seq2SeqModel)
+    expected = []
+    for text in texts:
+        ids = torch.tensor([[*trained_model.source.encode(text), END]])
+        ((best, *_),) = beam_search(trained_model.model, ids, torch.tensor([ids.shape[1]]), search, 2)
+        expected.append(trained_model.target.decode(best.tokens))
+    assert (tmp_path / "out.target").read_text(encoding="utf-8").splitlines() == expected
 
 
 @every_kind

@@ -141,7 +141,7 @@ class TestTranslation:
     ) -> None:
         first = translate_corpus(teacher, data, source, tmp_path / "out", DISTIL, CPU)
         (tmp_path / "out.shards").mkdir()  # killed before this last step
-        monkeypatch.setattr(rewriting, "load_model", lambda _: pytest.fail("the model was loaded"))
+        monkeypatch.setattr(rewriting, "load_model_or_bundle", lambda _: pytest.fail("the model was loaded"))
         assert translate_corpus(teacher, data, source, tmp_path / "out", DISTIL, CPU) == first
         assert not (tmp_path / "out.shards").exists()
 
@@ -283,7 +283,7 @@ class TestOwnInputs:
     def test_of_translation(
         self, tmp_path: Path, teacher: Path, data: Path, monkeypatch: pytest.MonkeyPatch, read: str, overwrite: bool
     ) -> None:
-        monkeypatch.setattr(rewriting, "load_model", lambda _: pytest.fail("the model was loaded"))
+        monkeypatch.setattr(rewriting, "load_model_or_bundle", lambda _: pytest.fail("the model was loaded"))
         prefix = tmp_path / "mine" if read == "mine.source" else teacher / "model"
         with pytest.raises(ConfigError, match=f"would replace its own input .*{read}"):
             translate_corpus(teacher, data, tmp_path / "mine.source", prefix, DISTIL, CPU, overwrite)

@@ -53,7 +53,7 @@ app = typer.Typer(
     name="rewrite",
     no_args_is_help=True,
     help="Derive new training text: distil, pseudo, backtranslate, filter, reorder, speech, recognised, numbers, "
-    "weigh, join."
+    "dictionary, weigh, join."
     "\n\nA command whose output is complete returns immediately. distil, pseudo, backtranslate and recognised resume "
     "if interrupted; to run one in several processes, start the same command several times, or start it with torchrun "
     "--nproc-per-node N -m -- simulmt.",
@@ -86,7 +86,7 @@ def distil(
 
 @app.command()
 def pseudo(
-    run: Run,
+    run: Annotated[Path, typer.Argument(help="A finished run, a directory with model.json, or a bundle.")],
     data: Data,
     source: Source,
     output: Output,
@@ -160,6 +160,9 @@ def filter_pairs(
             "or ten words in a row, with it; repeatable."
         ),
     ] = None,
+    max_words: Annotated[
+        int, typer.Option(min=0, help="Drop pairs with more words on either side; 0 for no limit.")
+    ] = 0,
     overwrite: Overwrite = False,
 ) -> None:
     """Drop pairs with different numbers, with repetitive targets, or that overlap with a test set.
@@ -171,7 +174,8 @@ def filter_pairs(
 
     display = _Display()
     pair = _parse_languages(languages) if languages else None
-    display.summarise(output, filter_corpus(source, target, output, pair, overwrite, display, without or ()))
+    record = filter_corpus(source, target, output, pair, overwrite, display, without or (), max_words)
+    display.summarise(output, record)
 
 
 def _parse_languages(languages: str) -> tuple[str, str]:
@@ -312,6 +316,25 @@ def numbers(
     config = NumberSwapConfig(_parse_languages(languages), share, seed)
     display = _Display()
     display.summarise(output, swap_corpus_numbers(source, target, output, config, overwrite, display))
+
+
+@app.command()
+def dictionary(
+    dictionary: Annotated[Path, typer.Argument(help="Dictionary in the format of Ding: SOURCE :: TARGET.")],
+    output: Output,
+    overwrite: Overwrite = False,
+) -> None:
+    """Extract words and phrases from a bilingual dictionary.
+
+    Pairs every source alternative with the first target alternative of the same sense. Remarks, dialect and archaic
+    words are left out. German nouns occur twice, alone and with their article.
+
+    For German and English, use /usr/share/trans/de-en of the Debian package trans-de-en.
+    """
+    from simulmt.data.dictionary import dictionary_corpus
+
+    display = _Display()
+    display.summarise(output, dictionary_corpus(dictionary, output, overwrite, display))
 
 
 @app.command()

@@ -44,7 +44,7 @@ _OUTPUT_SUFFIXES = (*SIDES, "json", "shards")  # suffixes of the files a job may
 EMPTY = "empty"  # reason to drop a line
 _LINES_BETWEEN_REPORTS = 65_536
 SHARD_LINES = 65_536
-_NUMBERS, _REPEATS, _HELD_OUT = "numbers", "repeats", "held_out"  # reasons to drop a pair
+_LONG, _NUMBERS, _REPEATS, _HELD_OUT = "long", "numbers", "repeats", "held_out"  # reasons to drop a pair
 CHUNK_PAIRS = 4096  # about a second of work
 _MAX_PHRASE_LENGTH = 12  # words or ideographs; longer repeated phrases are not searched for
 _LONG_PHRASE = 4  # repeating a phrase of this length twice is an error; shorter ones may be meant, as in "very, very"
@@ -254,19 +254,22 @@ def filter_corpus(
     overwrite: bool = False,
     report: Report = lambda _: None,
     held_out: Sequence[Path] = (),
+    max_words: int = 0,
 ) -> dict[str, Any]:
     """Keep pairs whose numbers agree and whose target has no repetition loop; languages not given are guessed.
 
     The source of a back-translation must have no repetition loop, either. Pairs that share a sentence of at least four
-    words, or ten consecutive words, with a `held_out` file are dropped, too.
+    words, or ten consecutive words, with a `held_out` file are dropped, too, and those with a side of more than
+    `max_words` words (0: no limit).
     """
     languages = languages or (guess_language(read_lines(source)), guess_language(read_lines(target)))
     inputs = {"source": file_sha256(source), "target": file_sha256(target)}
     if held_out:
         inputs["held out"] = " ".join(map(file_sha256, held_out))
-    metadata = {"rewrite": "filter", "settings": {"languages": [*languages]}, "inputs": inputs}
+    settings = {"languages": [*languages]} | ({"max_words": max_words} if max_words else {})
+    metadata = {"rewrite": "filter", "settings": settings, "inputs": inputs}
     job = Job(prefix, metadata, [source, target, *held_out], overwrite)
-    work = partial(_filter_pairs, languages, HeldOut(chain.from_iterable(map(read_lines, held_out))))
+    work = partial(_filter_pairs, languages, HeldOut(chain.from_iterable(map(read_lines, held_out))), max_words)
 
     def filtered() -> Iterator[Rewritten]:
         chunks = map_chunks(work, ParallelFiles(source, target).pairs(), CHUNK_PAIRS, cores())
@@ -297,13 +300,17 @@ def _passages(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     return (words[start : start + _SHARED_WORDS] for start in range(len(words) - _SHARED_WORDS + 1))
 
 
-def _filter_pairs(languages: tuple[str, str], held_out: HeldOut, pairs: Sequence[Pair]) -> list[Rewritten]:
+def _filter_pairs(
+    languages: tuple[str, str], held_out: HeldOut, max_words: int, pairs: Sequence[Pair]
+) -> list[Rewritten]:
     """Return each pair, or why it is dropped."""
-    reasons = [(pair, _reason_to_drop(pair, languages, held_out)) for pair in pairs]
+    reasons = [(pair, _reason_to_drop(pair, languages, held_out, max_words)) for pair in pairs]
     return [Dropped(reason, pair.line) if reason else (pair.source, pair.target) for pair, reason in reasons]
 
 
-def _reason_to_drop(pair: Pair, languages: tuple[str, str], held_out: HeldOut) -> str | None:
+def _reason_to_drop(pair: Pair, languages: tuple[str, str], held_out: HeldOut, max_words: int) -> str | None:
+    if max_words and any(len(_UNIT.findall(text)) > max_words for text in (pair.source, pair.target)):
+        return _LONG
     if pair.source in held_out or pair.target in held_out:
         return _HELD_OUT
     if has_repetition(pair.target, pair.source):

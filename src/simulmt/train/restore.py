@@ -50,7 +50,7 @@ def initialise_from(model: TrainableModel, path: Path, config: SystemConfig) -> 
 
     `path` is a model, a finished run, a bundle or the name of a shipped one; `config` is that of the new model.
     """
-    other, other_config = _load_initial(path)
+    other, other_config = load_model_or_bundle(path)
     _check_vocabularies(path, config, other_config)
     network, other_network = config.network(), other_config.network()
     if isinstance(network, Seq2SeqConfig) and network.causal and isinstance(other_network, CTCConfig):
@@ -81,9 +81,14 @@ def _is_added(name: str, other: Mapping[str, Tensor]) -> bool:
     return name.startswith(POLICY) and not any(each.startswith(POLICY) for each in other)
 
 
-def _load_initial(path: Path) -> tuple[TrainableModel, SystemConfig]:
+def is_bundle(path: Path) -> bool:
+    """Return whether `path` is a bundle, or the name of a shipped one, and not a model or run."""
+    return not has_model(path) and (str(path) in shipped_names() or (path / MANIFEST).exists())
+
+
+def load_model_or_bundle(path: Path) -> tuple[TrainableModel, SystemConfig]:
     """Read a trained model, or else a bundle."""
-    if not has_model(path) and (str(path) in shipped_names() or (path / MANIFEST).exists()):
+    if is_bundle(path):
         return load_bundle(path)
     if not path.exists():
         names = ", ".join(shipped_names())

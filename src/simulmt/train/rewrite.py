@@ -49,13 +49,15 @@ from simulmt.errors import ConfigError
 from simulmt.files import lock, write_atomic
 from simulmt.model.beam import BeamConfig, Sampler, SamplingConfig, beam_search
 from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.runtime.bundle import MANIFEST, find
 from simulmt.speech.audio import random_voice, synthesise
 from simulmt.speech.live import transcribe
 from simulmt.speech.recogniser import open_recogniser
 from simulmt.text import BACK_TRANSLATED, END, PAD, Tokenizer
 from simulmt.train.batches import cut_by_length
 from simulmt.train.loop import precision
-from simulmt.train.systems import TrainingConfig, check_vocabularies, find_model, load_model
+from simulmt.train.restore import is_bundle, load_model_or_bundle
+from simulmt.train.systems import TrainingConfig, check_vocabularies, find_model
 
 TOO_LONG, NO_TRANSLATION, MISHEARD = "too_long", "no_translation", "misheard"
 SPOKEN_LINES = 200  # lines per shard of recognised speech; a few minutes
@@ -100,13 +102,13 @@ def translate_corpus(
     With `back`, translate target text with a target-to-source teacher into tagged sources (tagged back-translation).
     """
     name = "backtranslate" if back else "distil" if config.delay is None else "pseudo"
-    directory = find_model(model)
-    refuse_to_overwrite_inputs(prefix, [directory / "model.json"])
+    weights = _weights_file(model)
+    refuse_to_overwrite_inputs(prefix, [weights])
     settings = {**as_table(config), "device": device.type}
     if config.sampling is None:
         del settings["sampling"]  # as in the records of older versions
     inputs = {
-        "model": directory / "model.safetensors",
+        "model": weights,
         "source vocabulary": vocabularies / "source.model",
         "target vocabulary": vocabularies / "target.model",
         "source": text,
@@ -125,6 +127,11 @@ def translate_corpus(
     return rewrite(job, lambda: read_lines(text), translate, report)
 
 
+def _weights_file(model: Path) -> Path:
+    """Return the file that identifies the weights: of a bundle its manifest, which has the checksums of all others."""
+    return find(model) / MANIFEST if is_bundle(model) else find_model(model) / "model.safetensors"
+
+
 @dataclass(frozen=True, eq=False)
 class CorpusTranslator:
     """Batched translation with a trained encoder-decoder."""
@@ -137,7 +144,7 @@ class CorpusTranslator:
 
     @staticmethod
     def load(path: Path, vocabularies: Path, config: TranslationConfig, device: torch.device) -> CorpusTranslator:
-        model, system = load_model(path)
+        model, system = load_model_or_bundle(path)
         if config.delay is None and system.system != "teacher":
             raise ConfigError(f"{path}: a {system.system} model, but distillation needs a teacher")
         if config.delay is not None and system.system != "wait-k":
