@@ -207,14 +207,16 @@ def test_the_papers_text_and_bundles(name: str) -> None:
 @pytest.mark.parametrize("path", CLAIMS, ids=lambda path: path.name)
 def test_compared_systems_differ_only_in_what_is_compared(path: Path) -> None:
     configs = training_configurations(Recipe.read(path))
-    start, ctc, default = configs["ctc-start"].training, configs["ctc"], configs["scratch"]
-    assert start.max_updates + ctc.training.max_updates == default.training.max_updates
+    start, ctc, scratch = configs["ctc-start"].training, configs["ctc"], configs["scratch"]
+    assert start.max_updates + ctc.training.max_updates == scratch.training.max_updates
     for name in ("ctc", "ctc-asn", "ctc-asn-pre", "ctc-reorder", "ctc-pseudo"):
         assert (str(configs[name].init), configs[name].training) == ("{ctc-start}/final", ctc.training)
     for name in ("wait-k", "wait-k-reorder", "wait-k-pseudo"):
         assert (str(configs[name].init), configs[name].training) == ("{wait-k-start}/final", configs["wait-k"].training)
+    assert configs["scratch-pre"] == replace(scratch, asn=replace(scratch.asn, norm="pre"))
+    default = configs["default"]
+    assert default.delays == (3,)
     changes: dict[str, dict[str, Any]] = {
-        "scratch-pre": {"norm": "pre"},
         "no-temperature": {"tau": 1.0},
         "no-noise": {"delta": 0.0},
         "gumbel-softmax": {"iterations": 0},
@@ -222,7 +224,7 @@ def test_compared_systems_differ_only_in_what_is_compared(path: Path) -> None:
     for name, change in changes.items():
         assert configs[name] == replace(default, asn=replace(default.asn, **change))
     assert configs["ctc-asn-pre"].asn == replace(configs["ctc-asn"].asn, norm="pre")
-    assert configs["ctc-asn"].asn == default.asn
+    assert configs["ctc-asn"].asn == scratch.asn == default.asn
 
 
 def _values(stage: Stage, option: str) -> list[str]:

@@ -26,9 +26,9 @@ from simulmt.text import END, Tokenizer
 from simulmt.train.analysis import bleu
 from simulmt.train.export import TrainedModel, export
 from simulmt.train.graph import EMBEDDING_LEVELS, WEIGHT_LEVELS, Precision
-from simulmt.train.restore import initialise_from, load_bundle
+from simulmt.train.restore import average_models, initialise_from, load_bundle
 from simulmt.train.rewrite import TranslationConfig, translate_corpus
-from simulmt.train.systems import System, SystemConfig, build_model, save_model, translator_of
+from simulmt.train.systems import System, SystemConfig, build_model, load_model, save_model, translator_of
 from tiny_models import STABILITIES, by_policy, export_config, reference, trained
 
 from .helpers import Recorder, run, same, snapshot, tiny
@@ -449,3 +449,36 @@ def test_a_damaged_bundle_is_an_error(damage: Callable[[Path], None], message: s
     damage(tmp_path / "bundle")
     with pytest.raises(BundleError, match=f"{tmp_path}/bundle.*{message}"):
         initialise_from(build_model(config), tmp_path / "bundle", config)
+
+
+class TestAverage:
+    def test_weights_are_averaged(self, exported: Export, tmp_path: Path) -> None:
+        trained_model, path = exported("wait-k", "fp32", policy=True)
+        first, config = load_bundle(path)
+        with torch.no_grad():
+            for parameter in first.parameters():
+                parameter.add_(1.0)
+        save_model(first, config, tmp_path / "first", {})
+        average_models([tmp_path / "first", path], [3, 1], tmp_path / "averaged")
+        averaged, own = load_model(tmp_path / "averaged")
+        assert own == config
+        expected = snapshot(trained_model.model)
+        names = {name for name, _ in averaged.named_parameters()}
+        for name, tensor in snapshot(averaged).items():
+            torch.testing.assert_close(tensor, expected[name] + 0.75 if name in names else expected[name])
+
+    @pytest.mark.parametrize(
+        ("kind", "options", "message"),
+        [
+            ("ctc", {}, "cannot be averaged with .*: ctc with delays"),
+            ("wait-k", {}, "only one of them has a policy"),
+        ],
+    )
+    def test_models_that_do_not_fit_are_refused(
+        self, kind: Kind, options: dict[str, bool], message: str, exported: Export, tmp_path: Path
+    ) -> None:
+        _, path = exported("wait-k", "fp32", policy=True)
+        _, other = exported(kind, "fp32", **options)
+        with pytest.raises(CheckpointError, match=message):
+            average_models([path, other], [1, 1], tmp_path / "averaged")
+        assert not (tmp_path / "averaged").exists()

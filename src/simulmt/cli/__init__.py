@@ -39,6 +39,7 @@ COMMANDS = {
         training.prepare,
         training.train,
         training.sweep,
+        training.average,
         training.export,
         recipes.run,
         rewriting.app,

@@ -1,7 +1,8 @@
-"""The commands synthetic, prepare, train, sweep and export."""
+"""The commands synthetic, prepare, train, sweep, average and export."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from enum import StrEnum
@@ -182,6 +183,38 @@ def sweep(
     outcome = run_sweep(RunConfig.read(require_file(config), assignments or ()), output, settings, device)
     if outcome.signal:
         raise typer.Exit(128 + outcome.signal)
+
+
+def average(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL", help="Finished runs or bundles, at least two.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write the averaged model to.")],
+    weight: Annotated[
+        list[float] | None,
+        typer.Option(metavar="NUMBER", help="Weight of a model; repeat it once per model.", show_default="equal"),
+    ] = None,
+) -> None:
+    """Average the weights of a model and of those it was trained from.
+
+    Training further on special text improves a model there and may cost quality elsewhere. An average of the weights
+    before and after often keeps both.
+
+    \b
+    Example:
+      simulmt average runs/adapted en-zh --weight 0.6 --weight 0.4 --output averaged
+    """
+    with needs_extra("simulmt average", "train"):
+        from simulmt.train.restore import average_models
+    weights = weight or [1.0] * len(models)
+    if len(models) < 2:
+        raise ConfigError("give at least two models to average")
+    if len(weights) != len(models):
+        raise ConfigError(f"{len(models)} models but {len(weights)} --weight; give one for each model")
+    if bad := [each for each in weights if not 0 < each < math.inf]:
+        raise ConfigError(f"--weight {bad[0]:g}: expected a number above 0")
+    if output.exists():
+        raise ConfigError(f"--output {output}: exists; choose another directory or delete it")
+    average_models(models, weights, output)
+    typer.echo(f"the averaged model is in {output}", err=True)
 
 
 def export(

@@ -1,4 +1,4 @@
-"""Initialise a model with the weights of a finished run or of a bundle.
+"""Initialise a model with the weights of a finished run or of a bundle, or average several.
 
 A bundle stores weights in the order in which graph.py adds them. So its graphs are rebuilt from a model of zeros, and
 the n-th weights added belong to the n-th stored. Names do not identify them, since they change with every node that
@@ -10,7 +10,7 @@ int8 weights are restored to within half a quantisation step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from simulmt.train.systems import (
     differing_side,
     has_model,
     load_model,
+    save_model,
     translator_of,
     vocabulary_checksums,
 )
@@ -79,6 +80,33 @@ def initialise_from(model: TrainableModel, path: Path, config: SystemConfig) -> 
 def _is_added(name: str, other: Mapping[str, Tensor]) -> bool:
     """Return whether a tensor belongs to a policy that the other model does not have."""
     return name.startswith(POLICY) and not any(each.startswith(POLICY) for each in other)
+
+
+def average_models(paths: Sequence[Path], weights: Sequence[float], output: Path) -> None:
+    """Write the weighted average of models that descend from one another, with the settings of the first.
+
+    Raise CheckpointError if they differ in system, sizes, delays or vocabularies.
+    """
+    (model, config), *others = [load_model_or_bundle(path) for path in paths]
+    states = [each.state_dict() for each in (model, *(other for other, _ in others))]
+    for path, (other, other_config) in zip(paths[1:], others, strict=True):
+        if config.system != other_config.system or config.delays != other_config.delays:
+            raise CheckpointError(
+                f"{path}: cannot be averaged with {paths[0]}: {other_config.system} with delays "
+                f"{list(other_config.delays)}, not {config.system} with {list(config.delays)}"
+            )
+        _check_vocabularies(path, config, other_config)
+        _check_fit(path, config, other_config)
+        if states[0].keys() != other.state_dict().keys():
+            raise CheckpointError(f"{path}: cannot be averaged with {paths[0]}: only one of them has a policy")
+    shares = [weight / sum(weights) for weight in weights]
+    with torch.no_grad():
+        for name, tensor in states[0].items():
+            if tensor.is_floating_point():
+                tensor.copy_(sum(share * state[name].float() for share, state in zip(shares, states, strict=True)))
+    save_model(
+        model, config, output, {"average": {str(path): share for path, share in zip(paths, shares, strict=True)}}
+    )
 
 
 def is_bundle(path: Path) -> bool:

@@ -103,7 +103,7 @@ def translate_corpus(
     """
     name = "backtranslate" if back else "distil" if config.delay is None else "pseudo"
     weights = _weights_file(model)
-    refuse_to_overwrite_inputs(prefix, [weights])
+    refuse_to_overwrite_inputs(prefix, [weights, weights.with_name("model.json")])
     settings = {**as_table(config), "device": device.type}
     if config.sampling is None:
         del settings["sampling"]  # as in the records of older versions
