@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from simulmt.data.corpus import read_lines
-from simulmt.data.transforms import Dropped, Job, Report, Rewritten, write_pairs
+from simulmt.data.transforms import EMPTY, Dropped, Job, Report, Rewritten, write_pairs
 from simulmt.errors import DataError
 
 _SIDES = " :: "
 _SENSES = " | "
 _COMMENT = "#"
 _UNPARALLEL = "unparallel"  # reason to drop a line: its sides differ in the number of senses
-_EMPTY = "empty"  # reason to drop a line: only remarks, or only alternatives within a phrase
 _REMARK = re.compile(r"\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|<[^<>]*>|/[^/\s]+/(?=\s|$)")
 _NOT_STANDARD = re.compile(r"\[(?:Schw|Ös|Süddt|Norddt|veraltet|veraltend|obs|archaic|dated|selten|rare)\b")
 _GENDER = re.compile(r"\{(m|f|n|pl)\}")
@@ -65,7 +64,7 @@ def read_entry(line: str, path: Path, number: int) -> list[Rewritten]:
     if len(sources) != len(targets):
         return [Dropped(_UNPARALLEL, number)]
     pairs = [pair for sense in zip(sources, targets, strict=True) for pair in _pairs(*sense)]
-    return [*dict.fromkeys(pairs)] or [Dropped(_EMPTY, number)]
+    return [*dict.fromkeys(pairs)] or [Dropped(EMPTY, number)]  # only remarks, or variants within a phrase
 
 
 def _pairs(sources: str, targets: str) -> Iterator[tuple[str, str]]:
