@@ -1,11 +1,12 @@
-"""Score a wait-k bundle with a policy at several thresholds (the stability that a token must have) and delays.
+"""Score a wait-k bundle with a policy at several thresholds (the stability that a token must have), maximum waits (the
+words that an unstable token waits for; 0: no limit) and delays.
 
     python benchmarks/policy.py --model BUNDLE --source newstest2020.en --reference newstest2020.zh1 \
-        --delay 1 3 --stability 0.6 0.7 0.8
+        --delay 1 3 --stability 0.6 0.7 0.8 --max-wait 0 3
 
 Columns: lower-cased BLEU, AL, LAAL, words written twice in a row, numbers of the source that are kept, and attempts
 (decoder steps) per source token, which rise with every prediction that is not stable. "as exported" means the
-bundle's own thresholds. Without --source, a few sample sentences are translated; with --toy, by a tiny untrained model.
+bundle's own settings. Without --source, a few sample sentences are translated; with --toy, by a tiny untrained model.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="use only the first N sentences", metavar="N")
     parser.add_argument("--delay", type=int, nargs="+", help="default: all delays of the model")
     parser.add_argument("--stability", type=float, nargs="+", default=[0.5, 0.7, 0.9], help="thresholds to compare")
+    parser.add_argument("--max-wait", type=int, nargs="+", default=[0], help="maximum waits to compare")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     if bool(arguments.model) == arguments.toy:
@@ -85,7 +87,8 @@ def main() -> None:
         if not bundle.config.has_policy:
             parser.error(f"{bundle.name} is a {bundle.config.kind} bundle without a policy")
         delays = arguments.delay or bundle.config.delays
-        show(evaluations(evaluator, bundle, delays, arguments.stability, arguments.threads))
+        policies = list(product(arguments.stability, arguments.max_wait))
+        show(evaluations(evaluator, bundle, delays, policies, arguments.threads))
 
 
 @contextmanager
@@ -116,10 +119,13 @@ def write_toy(folder: Path) -> Bundle:
 
 
 def evaluations(
-    evaluator: Evaluator, bundle: Bundle, delays: Sequence[int], thresholds: Sequence[float], threads: int
+    evaluator: Evaluator, bundle: Bundle, delays: Sequence[int], policies: Sequence[tuple[float, int]], threads: int
 ) -> Iterator[Scores]:
-    """Yield the scores of the bundle as it is and with each threshold, at each delay."""
-    versions = {"as exported": bundle} | {f"stability {each:g}": bundle.with_stability(each) for each in thresholds}
+    """Yield the scores of the bundle as it is and with each threshold and maximum wait, at each delay."""
+    versions = {"as exported": bundle}
+    for stability, wait in policies:
+        name = f"stability {stability:g}" + (f", wait {wait}" if wait else "")
+        versions[name] = bundle.with_policy(stability, wait)
     for delay, (name, version) in product(delays, versions.items()):
         translator = Translator(version, threads)
         translator.decoder = decoder = CountingDecoder(version, threads)

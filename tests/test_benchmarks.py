@@ -51,15 +51,17 @@ def test_benchmark_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_policies_are_compared_at_every_delay(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["policy.py", "--toy", "--stability", "0", "1"])
+    monkeypatch.setattr(sys, "argv", ["policy.py", "--toy", "--stability", "0", "1", "--max-wait", "0", "1"])
     runpy.run_path(str(FOLDER / "policy.py"), run_name="__main__")
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:-1]]
-    assert [row[:3] for row in rows] == [
-        [*name.split(), delay] for delay in "13" for name in ("as exported", "stability 0", "stability 1")
-    ]
-    for hasty, patient in (rows[1:3], rows[4:6]):
-        assert float(hasty[4]) < float(patient[4])  # AL
-        assert float(hasty[-1]) < float(patient[-1])  # attempts
+    names = ("as exported", "stability 0", "stability 0, wait 1", "stability 1", "stability 1, wait 1")
+    assert [" ".join(row[:-7]) for row in rows] == [*names] * 2
+    for delay, (_, hasty, also_hasty, patient, short) in zip("13", (rows[:5], rows[5:]), strict=True):
+        assert {row[-7] for row in (hasty, short)} == {delay}
+        assert hasty[-6:] == also_hasty[-6:]
+        for column in (-5, -1):  # AL and attempts
+            assert float(hasty[column]) <= float(short[column]) <= float(patient[column])
+            assert float(hasty[column]) < float(patient[column])
 
 
 def test_only_a_bundle_with_a_policy_has_thresholds(

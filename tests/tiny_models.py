@@ -27,6 +27,7 @@ DELAYS = (1, 2, 3, 5)
 BONUS = -3.0  # a penalty below zero: untrained networks hardly ever choose the blank by themselves
 LONGEST = 40
 STABILITIES = (0.6, 0.75, 0.82, 0.7)  # thresholds of the delays; untrained policies predict anything from 0 to 1
+MAX_WAITS = (1, 2, 3, 0)
 
 
 def trained(
@@ -103,8 +104,13 @@ class FirstLook(NamedTuple):
 
 
 @torch.inference_mode()
-def by_policy(model: TrainedModel, words: Sequence[Sequence[int]], schedule: Sequence[int]) -> list[tuple[int, int]]:
-    """Translate words with PyTorch, each read at its own delay, where STABILITIES decide when to write.
+def by_policy(
+    model: TrainedModel,
+    words: Sequence[Sequence[int]],
+    schedule: Sequence[int],
+    max_waits: Sequence[int] = (0,) * len(DELAYS),
+) -> list[tuple[int, int]]:
+    """Translate words with PyTorch, each read at its own delay, where STABILITIES and `max_waits` decide when to write.
 
     Return the tokens, END included, and how many words had been read when each was written; END is a word as well.
     """
@@ -117,17 +123,19 @@ def by_policy(model: TrainedModel, words: Sequence[Sequence[int]], schedule: Seq
     visible: list[int] = []  # source tokens that each position saw
     least, token = 0, START
     while len(written) < longest and token != END:
-        seen, read, threshold = len(words), len(words), 0.0
+        seen, read, threshold, max_wait, waited = len(words), len(words), 0.0, 0, 0
         if len(written) < len(looks):
             seen, read, delay = looks[len(written)]
-            threshold = STABILITIES[DELAYS.index(delay)]
+            threshold, max_wait = STABILITIES[DELAYS.index(delay)], max_waits[DELAYS.index(delay)]
         seen, is_written = max(seen, least), False
         while not is_written:
             tokens = [each for each, _ in written]
             token, stability = next_token(model.model, source, tokens, [*visible, ends[seen - 1]])
-            is_written = seen == len(words) or (token != END and stability >= threshold)
+            is_stable = stability >= threshold or 0 < max_wait <= waited
+            is_written = seen == len(words) or (token != END and is_stable)
             if not is_written:
                 seen = least = seen + 1
+                waited = 0 if token == END else waited + 1
         written.append((token, max(seen, read)))
         visible.append(ends[seen - 1])
     return written

@@ -364,14 +364,17 @@ class TestFromTextToTranslation:
             config = SystemConfig("wait-k", *vocabularies, sizes | {"policy_inner": policy}, delays=(1, 3))
             save_model(build_model(config), config, Path(name), {})
         options = f"--data data --precision fp32 {LANGUAGES}"
-        command = f"export deciding {options} --output patient --stability 0.8 --stability 1"
+        command = f"export deciding {options} --output patient --stability 0.8 --stability 1 --max-wait 3 --max-wait 0"
         finished = call(*command.split(), capture=capsys)
         assert finished.returncode == 0, finished.stderr
-        assert Bundle(Path("patient")).config.stabilities == (0.8, 1.0)
+        exported = Bundle(Path("patient")).config
+        assert (exported.stabilities, exported.max_waits) == ((0.8, 1.0), (3, 0))
         card = Path("patient/README.md").read_text(encoding="utf-8")
-        assert "- policy: stability thresholds 0.8, 1.0\n" in card
+        assert "- policy: stability thresholds 0.8, 1.0\n- maximum wait in words: 3, 0 (0: no limit)\n" in card
         for name, thresholds, mentioned in (
             ("deciding", "--stability 0.8", ["1 stabilities", "one for each delay", "1, 3"]),
+            ("deciding", "--stability 0.8 --stability 1 --max-wait 2", ["1 max waits", "one for each delay", "1, 3"]),
+            ("deciding", "--stability 0.8 --stability 1 --max-wait 2 --max-wait -1", ["--max-wait", "-1"]),
             ("deciding", "", ["a model with a policy needs stabilities (--stability), one for each delay"]),
             ("deciding", "--stability 0.8 --stability 1.2", ["--stability", "from 0 to 1"]),
             ("deciding", "--stability 0.8 --stability -1", ["--stability", "from 0 to 1"]),

@@ -241,6 +241,12 @@ def test_a_threshold_belongs_to_its_delay() -> None:
     assert (WAIT_K.has_policy, WAIT_K.stability(1), WAIT_K.stability(3)) == (False, 0.0, 0.0)
 
 
+def test_a_maximum_wait_belongs_to_its_delay() -> None:
+    config = replace(WAIT_K, stabilities=(0.5, 1.0), max_waits=(4, 0))
+    assert (config.max_wait(1), config.max_wait(3)) == (4, math.inf)
+    assert replace(WAIT_K, stabilities=(0.5, 1.0)).max_wait(1) == math.inf
+
+
 def test_a_threshold_of_zero_is_a_policy_all_the_same() -> None:
     """Unlike a model without a policy, it sees whole words."""
     assert replace(WAIT_K, stabilities=(0.0, 0.0)).has_policy
@@ -255,6 +261,9 @@ def test_a_threshold_of_zero_is_a_policy_all_the_same() -> None:
         ({"stabilities": (1.2, 0.5)}, r"stabilities must be in 0\.\.1, got \(1\.2, 0\.5\)"),
         ({"stabilities": (math.nan, 0.5)}, r"stabilities must be in 0\.\.1, got \(nan, 0\.5\)"),
         ({"kind": "ctc", "stabilities": (0.5, 0.5)}, "stabilities are for wait-k, not for ctc"),
+        ({"max_waits": (3, 3)}, "max_waits are for models with a policy"),
+        ({"stabilities": (0.5, 0.5), "max_waits": (3,)}, "max_waits must be one for each of the 2 delays"),
+        ({"stabilities": (0.5, 0.5), "max_waits": (3, -1)}, r"max_waits must not be negative, got \(3, -1\)"),
         ({"kind": "transducer", "stabilities": (0.5, 0.5)}, "stabilities are for wait-k, not for transducer"),
         (
             {"kind": "full-sentence", "delays": (), "default_delay": None, "stabilities": (1.0,)},
@@ -272,21 +281,22 @@ def test_a_bundle_with_another_threshold(
 ) -> None:
     network = trained("wait-k", source_tokenizer, target_tokenizer, policy=True)
     opened = translator(network, "wait-k", "fp32", tmp_path, stabilities=STABILITIES).bundle
-    changed = opened.with_stability(0.7)
-    assert {changed.config.stability(delay) for delay in changed.config.delays} == {0.7}
+    changed = opened.with_policy(0.7, max_wait=2)
+    found = {(changed.config.stability(delay), changed.config.max_wait(delay)) for delay in changed.config.delays}
+    assert found == {(0.7, 2)}
     assert opened.config.stabilities == STABILITIES  # left as it is
     with pytest.raises(ConfigError, match=r"stabilities must be in 0\.\.1"):
-        opened.with_stability(1.5)
+        opened.with_policy(1.5)
 
 
 def test_a_threshold_is_for_a_policy_only(
     bundle: Path, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="en-de: has no policy"):
-        Bundle(bundle).with_stability(0.5)
+        Bundle(bundle).with_policy(0.5)
     plain = translator(trained("wait-k", source_tokenizer, target_tokenizer), "wait-k", "fp32", tmp_path, "plain")
     with pytest.raises(ConfigError, match="plain: has no policy"):
-        plain.bundle.with_stability(0.5)
+        plain.bundle.with_policy(0.5)
 
 
 def _trust_sizes(bundle: Path) -> None:

@@ -24,6 +24,7 @@ from simulmt.train.export import TrainedModel
 from tiny_models import (
     DELAYS,
     LONGEST,
+    MAX_WAITS,
     STABILITIES,
     by_policy,
     collapse,
@@ -96,6 +97,9 @@ def translators(
     made["ctc", "whole words"] = translator(seeing_words, "ctc", "fp32", folder, "whole-words")
     policy = {"stabilities": STABILITIES}
     made["wait-k", "policy"] = translator(deciding, "wait-k", "fp32", folder, "policy", **policy)
+    made["wait-k", "short waits"] = translator(
+        deciding, "wait-k", "fp32", folder, "short", **policy, max_waits=MAX_WAITS
+    )
     made["wait-k", "int8 policy"] = translator(deciding, "wait-k", "int8", folder, "int8-policy", **policy)
     return made
 
@@ -208,6 +212,7 @@ class TestAgainstPyTorch:
             written += joined(stream.push(f"{word} "))
         assert written + joined(stream.finish()) == by_steps(network, words, schedule)
 
+    @pytest.mark.parametrize("name", ["policy", "short waits"])
     @given(text=texts, changes=st.lists(delays, min_size=1, max_size=6), every=st.integers(1, 4))
     @example(text=PATIENT, changes=[1], every=1)
     @example(text=PATIENT, changes=[3], every=1)
@@ -217,6 +222,7 @@ class TestAgainstPyTorch:
         self,
         translators: dict[tuple[str, str], Translator],
         deciding: TrainedModel,
+        name: str,
         text: str,
         changes: list[int],
         every: int,
@@ -226,26 +232,32 @@ class TestAgainstPyTorch:
         lengths = accumulate(len(deciding.source.encode_word(word)) for word in words)
         words = words[: sum(length < LONGEST for length in lengths)]  # a longer sentence would be cut
         schedule = [changes[index // every % len(changes)] for index in range(len(words))]
-        stream, commits = open_stream(translators["wait-k", "policy"], changes[0]), list[Commit]()
+        stream, commits = open_stream(translators["wait-k", name], changes[0]), list[Commit]()
         for word, delay in zip(words, schedule, strict=True):
             stream.set_delay(delay)
             commits += stream.push(f"{word} ")
         commits += stream.finish()
         found = [(commit.text, commit.source_words) for commit in commits]
-        assert found == texts_by_policy(deciding, words, schedule)
+        max_waits = translators["wait-k", name].bundle.config.max_waits or (0,) * len(DELAYS)
+        assert found == texts_by_policy(deciding, words, schedule, max_waits)
 
     def test_a_threshold_changes_something(self, translators: dict[tuple[str, str], Translator]) -> None:
         bundle = translators["wait-k", "policy"].bundle
         thresholds = (0.0, 0.6, 0.7, STABILITIES[DELAYS.index(3)])
-        found = [facts(at_once(Translator(bundle.with_stability(each), threads=1), PATIENT, 3)) for each in thresholds]
+        found = [facts(at_once(Translator(bundle.with_policy(each), threads=1), PATIENT, 3)) for each in thresholds]
         assert all(one != other for one, other in combinations(found, 2))
         assert found[3] == facts(at_once(translators["wait-k", "policy"], PATIENT, 3))
+
+    def test_a_maximum_wait_changes_something(self, translators: dict[tuple[str, str], Translator]) -> None:
+        bundle = translators["wait-k", "policy"].bundle
+        found = [facts(at_once(Translator(bundle.with_policy(1.0, wait), threads=1), PATIENT, 3)) for wait in (0, 1, 3)]
+        assert all(one != other for one, other in combinations(found, 2))
 
     def test_a_policy_that_never_writes_early_translates_whole_sentences(
         self, translators: dict[tuple[str, str], Translator], networks: dict[Kind, TrainedModel]
     ) -> None:
         """The other weights are those of the network without a policy."""
-        patient = Translator(translators["wait-k", "policy"].bundle.with_stability(1.0), threads=1)
+        patient = Translator(translators["wait-k", "policy"].bundle.with_policy(1.0), threads=1)
         commits = at_once(patient, PATIENT, 1)
         assert joined(commits) == reference(networks["wait-k"], PATIENT, None)
         assert {commit.source_words for commit in commits} == {len(PATIENT.split())}
@@ -273,7 +285,9 @@ class TestAgainstPyTorch:
         assert model.translate(PATIENT, beam=1) != model.translate(PATIENT, beam=3)
 
 
-def texts_by_policy(network: TrainedModel, words: Sequence[str], schedule: Sequence[int]) -> list[tuple[str, int]]:
+def texts_by_policy(
+    network: TrainedModel, words: Sequence[str], schedule: Sequence[int], max_waits: Sequence[int]
+) -> list[tuple[str, int]]:
     """Return the texts that a wait-k network with a policy writes, each with the number of words read before it."""
     read = list[tuple[list[int], int, int]]()  # tokens, delay and number of each word
     for number, (word, delay) in enumerate(zip(words, schedule, strict=True), start=1):
@@ -286,7 +300,7 @@ def texts_by_policy(network: TrainedModel, words: Sequence[str], schedule: Seque
     detokenizer = Detokenizer(network.target)
     written = [
         (detokenizer.push(token), numbers[parts_read - 1])
-        for token, parts_read in by_policy(network, parts, delays_of_parts)
+        for token, parts_read in by_policy(network, parts, delays_of_parts, max_waits)
     ]
     return [(text, words_read) for text, words_read in written if text]
 

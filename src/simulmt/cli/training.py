@@ -248,6 +248,14 @@ def export(
             help="Wait-k with a policy: stability threshold for writing a token; repeat it once per delay.",
         ),
     ] = None,
+    max_wait: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0,
+            help="Wait-k with a policy: words that an unstable token waits for at most (0: no limit); repeat it once "
+            "per delay.",
+        ),
+    ] = None,
     context_weight: Annotated[
         float, typer.Option(min=0.0, help="Transducer: weight of the label context; above 1, it reduces repetition.")
     ] = 1.0,
@@ -282,6 +290,7 @@ def export(
         default_delay=default_delay,
         blank_penalties=tuple(blank_penalty or ()),
         stabilities=tuple(stability or ()),
+        max_waits=tuple(max_wait or ()),
         precision=precision.value,
         longest=longest,
     )

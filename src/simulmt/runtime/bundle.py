@@ -38,7 +38,7 @@ import onnxruntime as untyped_onnxruntime
 onnxruntime: Any = untyped_onnxruntime  # has no type information
 Session = Any  # an onnxruntime.InferenceSession
 
-FORMAT = 8  # incremented when older versions can no longer run new bundles
+FORMAT = 9  # incremented when older versions can no longer run new bundles
 SHIPPED = Path(__file__).parents[1] / "bundles"
 DEFAULT_BUNDLE = "en-zh"
 SYNTHETIC = "synthetic"  # source language of models trained on `simulmt synthetic`
@@ -76,13 +76,14 @@ class BundleConfig:
     whole_words: bool = False  # CTC and transducer: positions see the rest of the last word read
     blank_penalties: tuple[float, ...] = ()  # CTC and transducer: one per delay, or none
     stabilities: tuple[float, ...] = ()  # wait-k with a policy: minimum stability of a token, one per delay
+    max_waits: tuple[int, ...] = ()  # with a policy: words that a token may wait for, one per delay; 0: no limit
     checks: dict[str, Any] = field(default_factory=dict)  # measured by export against the trained model
 
     def __post_init__(self) -> None:
         require(self.longest >= 2, f"longest must be at least 2, got {self.longest}")
         require(self.mu >= 1, f"mu must be at least 1, got {self.mu}")
         require(self.has_frames or not self.whole_words, "whole_words is for ctc and transducer only")
-        self._check_stabilities()
+        self._check_policy()
         if self.kind == "full-sentence":
             require(not self.delays and self.default_delay is None, "a full-sentence model has no delays")
             return
@@ -95,11 +96,14 @@ class BundleConfig:
         finite = all(map(math.isfinite, self.blank_penalties))
         require(finite, f"blank_penalties must be finite, got {self.blank_penalties}")
 
-    def _check_stabilities(self) -> None:
-        values, count = self.stabilities, len(self.delays)
+    def _check_policy(self) -> None:
+        values, waits, count = self.stabilities, self.max_waits, len(self.delays)
         require(self.kind == "wait-k" or not values, f"stabilities are for wait-k, not for {self.kind}")
         require(len(values) in (0, count), f"stabilities must be one for each of the {count} delays")
         require(all(0 <= value <= 1 for value in values), f"stabilities must be in 0..1, got {values}")
+        require(bool(values) or not waits, "max_waits are for models with a policy (stabilities)")
+        require(len(waits) in (0, count), f"max_waits must be one for each of the {count} delays")
+        require(all(wait >= 0 for wait in waits), f"max_waits must not be negative, got {waits}")
 
     @property
     def has_frames(self) -> bool:
@@ -123,6 +127,10 @@ class BundleConfig:
     def stability(self, delay: int) -> float:
         """Return the minimum stability of a token at a delay; without a policy, every token is written at once."""
         return self.stabilities[self.delays.index(delay)] if self.stabilities else 0.0
+
+    def max_wait(self, delay: int) -> float:
+        """Return the number of words that an unstable token waits for before it is written, at a delay."""
+        return (self.max_waits and self.max_waits[self.delays.index(delay)]) or math.inf
 
 
 class Bundle:
@@ -163,11 +171,12 @@ class Bundle:
             reason = str(error).splitlines()[0]
             raise BundleError(f"{path}: onnxruntime cannot load it ({reason}); {self._hint()}") from None
 
-    def with_stability(self, threshold: float) -> Bundle:
-        """Return this bundle with one threshold for all delays."""
+    def with_policy(self, stability: float, max_wait: int = 0) -> Bundle:
+        """Return this bundle with one threshold and one maximum wait for all delays."""
         require(self.config.has_policy, f"{self.name}: has no policy")
+        count = len(self.config.delays)
         changed = copy.copy(self)
-        changed.config = replace(self.config, stabilities=(threshold,) * len(self.config.delays))
+        changed.config = replace(self.config, stabilities=(stability,) * count, max_waits=(max_wait,) * count)
         return changed
 
     def _check_sizes(self) -> None:

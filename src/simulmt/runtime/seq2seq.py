@@ -37,14 +37,15 @@ class Row(NamedTuple):
     slot: Slot
     last: int
     due: Due
+    waited: int = 0  # words, because the prediction was not stable
 
 
 class Seq2SeqSentence(SentenceState):
     """A sentence whose positions are target tokens; after the end of the source, they are due until END is written.
 
-    A token that is not stable yet is predicted again after one more word. If the model predicts END before the source
-    is read, it reads on as well: where translations are shorter than their sources, wait-k models learn to end early
-    and would lose the rest. With `reads_on` False the translation ends there, as in the paper.
+    A token that is not stable yet is predicted again after one more word, up to a maximum wait. If the model predicts
+    END before the source is read, it reads on as well: where translations are shorter than their sources, wait-k models
+    learn to end early and would lose the rest. With `reads_on` False the translation ends there, as in the paper.
 
     With `by_word` predictions see whole words, so that each sees a word more than the one before. Otherwise, as in the
     paper, they see any number of tokens, and the next one sees a token more.
@@ -57,6 +58,7 @@ class Seq2SeqSentence(SentenceState):
         self.beam = beam
         self.reads_on = reads_on
         self.last = START
+        self.waited = 0  # words that the next token has waited for
         self._ended = False
         self._needed = 0  # source tokens to read first
 
@@ -90,8 +92,10 @@ class Seq2SeqSentence(SentenceState):
         is_complete = self.closed and due.visible == len(self.tokens)
         if not is_complete and (not is_stable or (tokens == [END] and self.reads_on)):
             self._needed = due.visible + 1
+            self.waited = 0 if tokens == [END] else self.waited + 1
             return written._replace(tokens=[])
         self.due.popleft()
+        self.waited = 0
         if self.beam > 1:
             self._ended = True
         else:
@@ -125,7 +129,7 @@ class Seq2SeqDecoder:
         self.read({sentence: due[sentence].visible for sentence in sentences})
         found: dict[Seq2SeqSentence, tuple[list[int], bool]] = {}
         for batch in batches([sentence for sentence in sentences if sentence.beam == 1], lambda s: s.slot.pool):
-            rows = [Row(sentence.slot, sentence.last, due[sentence]) for sentence in batch]
+            rows = [Row(sentence.slot, sentence.last, due[sentence], sentence.waited) for sentence in batch]
             for sentence, (symbol, is_stable) in zip(batch, self._next(rows), strict=True):
                 found[sentence] = [symbol], is_stable
         for sentence in sentences:
@@ -138,9 +142,15 @@ class Seq2SeqDecoder:
         if not self.config.has_policy:
             return [(symbol, True) for symbol in self.predict(rows, "symbols")["symbols"].tolist()]
         found = self.predict(rows, "symbols", "stability")
-        # After the end of the sentence there is no delay, and everything is written.
-        thresholds = [self.config.stability(row.due.delay) if row.due.delay else 0.0 for row in rows]
+        thresholds = [self._threshold(row) for row in rows]
         return list(zip(found["symbols"].tolist(), (found["stability"] >= thresholds).tolist(), strict=True))
+
+    def _threshold(self, row: Row) -> float:
+        """Return the minimum stability of the next token of a row."""
+        delay = row.due.delay
+        # After the end of the sentence there is no delay, and everything is written.
+        is_forced = not delay or row.waited >= self.config.max_wait(delay)
+        return 0.0 if is_forced else self.config.stability(delay)
 
     def read(self, ends: dict[Seq2SeqSentence, int]) -> None:
         """Encode the source tokens before each end that are not cached yet; the slots must be reserved."""

@@ -69,6 +69,7 @@ class ExportConfig:
     default_delay: int | None = None  # by default the first of the delays
     blank_penalties: tuple[float, ...] = ()
     stabilities: tuple[float, ...] = ()  # thresholds of the policy of a wait-k model, one per delay
+    max_waits: tuple[int, ...] = ()  # words that an unstable token waits for, one per delay; 0: no limit
     precision: Precision = "int8"
     longest: int = 256
     min_agreement: float = 0.95  # share of symbols on which int8 and the trained model agree
@@ -175,7 +176,7 @@ def _check_options(model: InferenceModel, config: ExportConfig, tune_penalty: bo
         config.default_delay is None or config.default_delay in config.delays,
         f"default delay {config.default_delay}: the model was trained for {trained}",
     )
-    for name in ("blank_penalties", "stabilities"):
+    for name in ("blank_penalties", "stabilities", "max_waits"):
         count = len(getattr(config, name))
         listed = name.replace("_", " ")
         require(count in (0, len(config.delays)), f"{count} {listed}: give one for each delay of the model ({trained})")
@@ -200,6 +201,7 @@ def _describe(model: InferenceModel, config: ExportConfig) -> BundleConfig:
         whole_words=model.encoder.word_starts is not None,
         blank_penalties=config.blank_penalties,
         stabilities=config.stabilities,
+        max_waits=config.max_waits,
     )
 
 
@@ -217,7 +219,8 @@ def _write(trained: TrainedModel, directory: Path, described: BundleConfig) -> B
 def _card(described: BundleConfig, text: str) -> str:
     """Return the model card: the settings of the bundle, then `text` on data, scores and licences."""
     delays = ", ".join(map(str, described.delays)) or "none (full sentences)"
-    penalties, stabilities = (", ".join(map(str, each)) for each in (described.blank_penalties, described.stabilities))
+    listed = described.blank_penalties, described.stabilities, described.max_waits
+    penalties, stabilities, waits = (", ".join(map(str, each)) for each in listed)
     lines = [
         f"# {described.source_language} to {described.target_language}, {described.kind}",
         "",
@@ -227,6 +230,7 @@ def _card(described: BundleConfig, text: str) -> str:
         f"- maximum sentence length: {described.longest} source pieces",
         *([f"- blank penalties: {penalties}"] if penalties else []),
         *([f"- policy: stability thresholds {stabilities}"] if stabilities else []),
+        *([f"- maximum wait in words: {waits} (0: no limit)"] if waits else []),
         *(["- look-ahead: whole words"] if described.whole_words else []),
         *(f"- {name.replace('_', ' ')}: {value:.6g}" for name, value in described.checks.items()),
     ]
