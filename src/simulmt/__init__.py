@@ -13,7 +13,7 @@ __all__ = ["__version__", "load"]
 
 
 def load(name_or_path: str | Path, threads: int = 0) -> Translator:
-    """Load a shipped model by name, or a bundle by path; `threads` 0 uses all physical cores."""
+    """Load a shipped model by name, or a bundle by path; `threads` 0 uses OMP_NUM_THREADS or all cores."""
     from simulmt.runtime.stream import load
 
     return load(name_or_path, threads)

@@ -225,6 +225,21 @@ def test_a_damaged_shipped_bundle_must_be_reinstalled(bundle: Path, monkeypatch:
         Bundle(find("en-de"))
 
 
+@pytest.mark.parametrize(
+    ("threads", "variable", "expected"),
+    [(0, None, 0), (0, "1", 1), (0, "2,1", 2), (0, "", 0), (0, "many", 0), (1, "2", 1), (64, "1", 4)],
+)
+def test_threads_come_from_the_call_or_the_environment(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, threads: int, variable: str | None, expected: int
+) -> None:
+    monkeypatch.setattr("simulmt.runtime.bundle.cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    session = Bundle(bundle).session("ctc", threads)
+    assert session.get_session_options().intra_op_num_threads == expected
+
+
 def test_a_penalty_belongs_to_its_delay() -> None:
     config = BundleConfig(1, "ctc", "en", "de", "fp32", 9, delays=(1, 3), default_delay=3, blank_penalties=(0.5, 2.0))
     assert (config.blank_penalty(1), config.blank_penalty(3)) == (0.5, 2.0)

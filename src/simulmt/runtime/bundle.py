@@ -155,8 +155,9 @@ class Bundle:
                 raise BundleError(f"{self.directory / name}: damaged (checksum differs); {self._hint()}")
 
     def session(self, graph: str, threads: int) -> Session:
-        """Load a graph; `threads` 0 uses all physical cores."""
+        """Load a graph; `threads` 0 uses OMP_NUM_THREADS, if set, or all physical cores."""
         options = onnxruntime.SessionOptions()
+        threads = threads or _threads_from_environment()
         options.intra_op_num_threads = min(threads, cores())  # more threads than cores are slower
         options.inter_op_num_threads = 1
         options.log_severity_level = 4  # errors are raised as exceptions
@@ -202,6 +203,12 @@ class Bundle:
     def _hint(self) -> str:
         shipped = self.directory.parent == SHIPPED
         return "reinstall simulmt" if shipped else "copy or export the bundle again"
+
+
+def _threads_from_environment() -> int:
+    """Return OMP_NUM_THREADS, which onnxruntime itself ignores, or 0; it may be a list, one number per nested level."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() else 0
 
 
 @contextmanager

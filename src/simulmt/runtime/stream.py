@@ -414,5 +414,5 @@ class Translator:
 
 
 def load(name_or_path: str | Path, threads: int = 0) -> Translator:
-    """Load a shipped model by name, or a bundle by path; `threads` 0 uses all physical cores."""
+    """Load a shipped model by name, or a bundle by path; `threads` 0 uses OMP_NUM_THREADS or all cores."""
     return Translator(Bundle(find(name_or_path)), threads)
