@@ -28,7 +28,7 @@ from simulmt.train.export import TrainedModel, export
 from simulmt.train.graph import EMBEDDING_LEVELS, WEIGHT_LEVELS, Precision
 from simulmt.train.restore import average_models, initialise_from, load_bundle
 from simulmt.train.rewrite import TranslationConfig, translate_corpus
-from simulmt.train.systems import System, SystemConfig, build_model, load_model, save_model, translator_of
+from simulmt.train.systems import SCRATCH, System, SystemConfig, build_model, load_model, save_model, translator_of
 from tiny_models import STABILITIES, by_policy, export_config, reference, trained
 
 from .helpers import Recorder, run, same, snapshot, tiny
@@ -459,7 +459,10 @@ class TestAverage:
             for parameter in first.parameters():
                 parameter.add_(1.0)
         save_model(first, config, tmp_path / "first", {})
+        other = tmp_path / f"{SCRATCH}.new"  # of a model that is being written at the same time
+        other.mkdir()
         average_models([tmp_path / "first", path], [3, 1], tmp_path / "averaged")
+        assert other.exists()
         averaged, own = load_model(tmp_path / "averaged")
         assert own == config
         expected = snapshot(trained_model.model)

@@ -104,9 +104,8 @@ def average_models(paths: Sequence[Path], weights: Sequence[float], output: Path
         for name, tensor in states[0].items():
             if tensor.is_floating_point():
                 tensor.copy_(sum(share * state[name].float() for share, state in zip(shares, states, strict=True)))
-    save_model(
-        model, config, output, {"average": {str(path): share for path, share in zip(paths, shares, strict=True)}}
-    )
+    average = {str(path): share for path, share in zip(paths, shares, strict=True)}
+    save_model(model, config, output, {"average": average}, scratch="")
 
 
 def is_bundle(path: Path) -> bool:

@@ -183,13 +183,18 @@ def differing_side(found: tuple[str, str] | None, expected: tuple[str, str] | No
     return next((side for side, one, other in sides if one != other), None)
 
 
-def save_model(model: nn.Module, config: SystemConfig, directory: Path, metadata: Mapping[str, Any]) -> None:
-    """Write a trained model, replacing `directory`; `metadata` (such as scores) is stored with its config."""
+def save_model(
+    model: nn.Module, config: SystemConfig, directory: Path, metadata: Mapping[str, Any], scratch: str = SCRATCH
+) -> None:
+    """Write a trained model, replacing `directory`; `metadata` (such as scores) is stored with its config.
+
+    With an empty `scratch`, other models may be written to the same place at the same time.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     description = {"format": 1, "config": as_table(config), **metadata}
     text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
     try:
-        with atomic_directory(directory, SCRATCH) as temporary:
+        with atomic_directory(directory, scratch) as temporary:
             safetensors.torch.save_file(tensors, temporary / "model.safetensors")
             (temporary / "model.json").write_text(text, encoding="utf-8")
     except (OSError, safetensors.SafetensorError) as error:
