@@ -125,7 +125,7 @@ def test_compare_prints_markdown_and_json(results: Path, tmp_path: Path, capsys:
         (("--model", "BUNDLE", "--delay", "1,x"), 2, "--delay 1,x: expected comma-separated whole numbers from 1"),
         (("--model", "BUNDLE", "--delay", "0"), 2, "--delay 0: expected comma-separated whole numbers from 1"),
         (("--model", "a=BUNDLE", "--delay", "3,4"), 2, "--delay 3,4: a was trained for 1, 2, 3, 5"),
-        (("--model", "a=BUNDLE", "--model", "a=BUNDLE"), 2, "system a is given twice at delay 1"),
+        (("--model", "a=BUNDLE", "--model", "a=BUNDLE"), 2, "a-k1 is given twice; rename one system with NAME=..."),
         (("--model", "a b=BUNDLE"), 2, "system 'a b': invalid name; names must not contain"),
         (("--log", "nothing"), 2, "--log nothing: expected NAME:DELAY=PATH"),
         (("--log", "x:3=nothing"), 1, "nothing: no such file"),

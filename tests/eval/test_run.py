@@ -253,7 +253,7 @@ def test_the_references_choose_the_tokenizer_of_bleu(files: Path, tmp_path: Path
     assert (result.unit, result.repeated_words, result.reference_repeated_words) == ("word", 1, 1)  # 等等
     (warning,) = warnings
     assert f"{log / INSTANCES} has one delay per space-separated word" in warning
-    assert warning.endswith("simuleval --eval-latency-unit char")
+    assert warning.endswith("run SimulEval again with --eval-latency-unit char")
 
 
 def test_the_unit_of_delays_does_not_change_bleu(german: Translator, test_set: TestSet) -> None:
@@ -273,7 +273,7 @@ def test_impossible_units_are_refused(
     with pytest.raises(ConfigError, match=r"--unit word: .* writes no spaces"):
         Evaluator(test_set, "word", UNTIMED).score_bundle("x", chinese, 3, threads=1)
     with pytest.raises(
-        ConfigError, match=r"--unit char: .* per word; log it again with simuleval --eval-latency-unit char"
+        ConfigError, match=r"--unit char: .* per word; run SimulEval again with --eval-latency-unit char"
     ):
         Evaluator(test_set, "char", UNTIMED).score_log("x", logged(test_set, GERMAN, tmp_path), 3)
     assert Evaluator(test_set, "char", UNTIMED).score_bundle("x", german, 3, threads=1).result.unit == "char"

@@ -137,7 +137,7 @@ inputs = st.one_of(st.builds(Source, st.text("ab ", max_size=9)), st.just(End())
 @settings(max_examples=100, deadline=None)
 @given(st.lists(inputs))
 def test_joining_texts_changes_nothing_else(messages: list[Input]) -> None:
-    joined = list(client._joined(messages))
+    joined = list(client._join_texts(messages))
     assert _spelt_out(joined) == _spelt_out(messages)
     assert all(len(message.text) <= client.MAX_SOURCE_LENGTH for message in joined if isinstance(message, Source))
     assert not any(isinstance(one, Source) and isinstance(two, Source) for one, two in pairwise(joined))

@@ -238,7 +238,7 @@ def test_detection_distinguishes_the_languages() -> None:
 def test_languages_that_cannot_be_detected_must_be_given() -> None:
     api = HttpApi.__new__(HttpApi)
     api._detector = Detector(["en", "synthetic", "toki"])
-    with pytest.raises(HTTPException, match="cannot detect the language; give source: synthetic, toki"):
+    with pytest.raises(HTTPException, match="cannot detect the source language; set source to one of: synthetic, toki"):
         asyncio.run(api._detect_source("kyo tsi", dict.fromkeys(["synthetic", "toki"])))  # type: ignore[arg-type]
 
 

@@ -544,15 +544,15 @@ def test_a_result_finished_meanwhile_is_accepted(
     tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process finishes the job just after this one has checked."""
-    look = transforms.finished
+    look = transforms.finished_record
 
     def look_too_early(looked: Job) -> dict[str, Any] | None:
-        monkeypatch.setattr(rewriting, "finished", look)
+        monkeypatch.setattr(rewriting, "finished_record", look)
         before = look(looked)
         rewrite(looked, lambda: LINES, shout)
         return before
 
-    monkeypatch.setattr(rewriting, "finished", look_too_early)
+    monkeypatch.setattr(rewriting, "finished_record", look_too_early)
     rewrite(job(tmp_path / "new"), lambda: LINES, shout)
     assert files(tmp_path / "new") == expected
 

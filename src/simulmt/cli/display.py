@@ -36,16 +36,16 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: i
     Console(width=WIDEST).print(table)
 
 
-def benchmark_table(found: Measurements) -> Table:
+def benchmark_table(measurements: Measurements) -> Table:
     """Return measurements as a table."""
     table = Table.grid("", "", padding=(0, 2))
-    token, delay = found.ms_per_token, found.delay or "none"
-    table.add_row("model", f"{found.model}, delay {delay}, threads {found.threads}")
-    table.add_row("load", f"{found.load_ms:.0f} ms")
-    if found.memory_mb is not None:
-        table.add_row("memory", f"{found.memory_mb:.0f} MB")
+    token, delay = measurements.ms_per_token, measurements.delay or "none"
+    table.add_row("model", f"{measurements.model}, delay {delay}, threads {measurements.threads}")
+    table.add_row("load", f"{measurements.load_ms:.0f} ms")
+    if measurements.memory_mb is not None:
+        table.add_row("memory", f"{measurements.memory_mb:.0f} MB")
     table.add_row("per token", f"{token.median:.2f} ms median, {token.p95:.2f} ms p95, {token.p99:.2f} ms p99")
-    for row in found.throughput:
+    for row in measurements.throughput:
         streams = f"{row.streams} stream{'s' * (row.streams > 1)}"
         table.add_row(streams, f"{row.tokens_per_second:,.0f} tokens/s, {row.speakers_per_core:,.0f} speakers per core")
     return table

@@ -89,7 +89,9 @@ def evaluate(
     ] = None,
     timed: Annotated[int, typer.Option(min=0, help="Number of sentences to time; 0 for none.")] = 100,
     runs: Annotated[int, typer.Option(min=1, help="Timing runs per sentence.")] = 3,
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 uses all cores.")] = 2,
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads, at most one per core; 0 uses OMP_NUM_THREADS, or all cores.")
+    ] = 2,
     stop_at_end: Annotated[
         bool,
         typer.Option(
@@ -105,7 +107,7 @@ def evaluate(
         ),
     ] = False,
     words_per_second: Annotated[
-        float, typer.Option(min=0.1, help="Speaking rate assumed by the speech-paced lag.")
+        float, typer.Option(min=0.1, help="Assumed speaking rate, for the lag in seconds.")
     ] = 2.5,
     audio: Annotated[
         str | None,

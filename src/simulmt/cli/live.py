@@ -43,7 +43,9 @@ Delay = Annotated[
     int | None,
     typer.Option(help="Delay k, in source tokens (subwords).", show_default="the model's default"),
 ]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads, at most one per core; 0 uses all cores.")]
+Threads = Annotated[
+    int, typer.Option(min=0, help="CPU threads, at most one per core; 0 uses OMP_NUM_THREADS, or all cores.")
+]
 TextFile = Annotated[Path | None, typer.Option("--text", help="Text file to use, one sentence per line.")]
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_DIR", help="Name of a shipped model, or path of a bundle.")]
 
@@ -71,7 +73,10 @@ def translate(
         InputKind.TEXT
     ),
     style: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
-    beam: Annotated[int, typer.Option(help="Beam size; above 1 it needs whole sentences.")] = 1,
+    beam: Annotated[
+        int,
+        typer.Option(help="Beam size. Above 1 needs a full-sentence model, or a wait-k model at its largest delay."),
+    ] = 1,
     threads: Threads = 0,
 ) -> None:
     """Translate text as it arrives, line by line and word by word.

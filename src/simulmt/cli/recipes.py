@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Commands that can run in several processes.
 SHARDED = (("rewrite", "distil"), ("rewrite", "pseudo"), ("rewrite", "backtranslate"))
-SHARED = (("train",), *SHARDED)  # commands that run on several GPUs
+MULTI_GPU = (("train",), *SHARDED)  # commands that can run on several GPUs
 RESUMABLE = ("train", "sweep", "rewrite")
 SCRATCH = "checkpoints"  # large, and deleted once a run is finished
 IGNORED = ("tensorboard",)
@@ -140,7 +140,7 @@ def run_command(arguments: list[str], processes: int = 1, gpus: int = 1) -> int:
     """Run a simulmt command line, in several processes if it can be sharded; return its exit code."""
     from simulmt.cli import main
 
-    if gpus > 1 and any(arguments[: len(command)] == [*command] for command in SHARED):
+    if gpus > 1 and any(arguments[: len(command)] == [*command] for command in MULTI_GPU):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
         # "--" keeps torchrun from taking --run for its own --run-path. It inherits the lock of its stage, because it
         # takes a while to stop its workers after being killed.

@@ -30,7 +30,7 @@ def _check_share(share: float) -> float:
 
 
 Run = Annotated[Path, typer.Argument(help="A finished run, or a directory with model.json.")]
-Data = Annotated[Path, typer.Option(help="Data directory it was trained on.")]
+Data = Annotated[Path, typer.Option(help="Data directory that the model was trained on.")]
 Source = Annotated[Path, typer.Option(help="Source text, one sentence per line; plain, .gz or .xz.")]
 Target = Annotated[Path, typer.Option(help="Target text, one sentence per line.")]
 Share = Annotated[float, typer.Option(callback=_check_share, help="Fraction of the pairs to sample.")]
@@ -236,7 +236,7 @@ def speech(
         str | None,
         typer.Option(
             metavar="LANGUAGE",
-            help="Source language whose recognition errors to add: en.",
+            help="Add recognition errors typical of this source language; only en is supported.",
             show_default="none: only remove case and punctuation",
         ),
     ] = None,
@@ -260,7 +260,7 @@ def speech(
     if (said is None) != (heard is None) or (said and not noise):
         raise ConfigError("--said and --heard: give both, with --noise")
     if noise not in (None, "en"):
-        raise ConfigError(f"--noise {noise}: expected en, the only language whose recognition errors are known")
+        raise ConfigError(f"--noise {noise}: expected en, the only supported language")
     display = _Display()
     config = SpeechConfig(share, seed, cast("Language | None", noise))
     examples = ParallelFiles(said, heard) if said and heard else None
@@ -386,13 +386,11 @@ def join(
     output: Output,
     repeat: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Number of copies of each set; repeat once per set.", show_default="1"),
+        typer.Option(min=1, help="Number of copies of a set; give once per set.", show_default="1"),
     ] = None,
     limit: Annotated[
         list[int] | None,
-        typer.Option(
-            min=0, help="Maximum number of pairs of each set, 0 for all; repeat once per set.", show_default="0"
-        ),
+        typer.Option(min=0, help="Maximum number of pairs of a set, 0 for all; give once per set.", show_default="0"),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:

@@ -193,10 +193,10 @@ def average(
         typer.Option(metavar="NUMBER", help="Weight of a model; repeat it once per model.", show_default="equal"),
     ] = None,
 ) -> None:
-    """Average the weights of a model and of those it was trained from.
+    """Average the weights of models fine-tuned from one another.
 
-    Training further on special text improves a model there and may cost quality elsewhere. An average of the weights
-    before and after often keeps both.
+    Fine-tuning on in-domain text can cost quality on other text. Averaging the weights before and after often keeps
+    both.
 
     \b
     Example:
@@ -252,7 +252,7 @@ def export(
         list[int] | None,
         typer.Option(
             min=0,
-            help="Wait-k with a policy: words that an unstable token waits for at most (0: no limit); repeat it once "
+            help="Wait-k with a policy: maximum number of words to wait for an unstable token (0: no limit); give once "
             "per delay.",
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""The values of options, as the help and error messages show them."""
+"""Metavars and error messages for option values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Value(NamedTuple):
     high: float | None = None
 
     def metavar(self, name: str) -> str:
-        """Return what stands for the value in the help of an option."""
+        """Return the metavar of an option."""
         if issubclass(self.kind, Enum):
             return "|".join(each.value for each in self.kind)
         return METAVARS.get(name) or METAVARS_BY_TYPE[self.kind]
@@ -90,7 +90,7 @@ class Group(_MetavarMixin, TyperGroup):
 
 
 class Command(_MetavarMixin, TyperCommand):
-    """A command that says which value was expected where one is invalid."""
+    """A command whose errors name the expected value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = list(args)
@@ -109,7 +109,7 @@ class Command(_MetavarMixin, TyperCommand):
 
 
 def value_of(command: Any, name: str) -> Value:
-    """Return what a parameter of a command takes; parameters that typer adds are flags."""
+    """Return the type and range of a parameter; those that typer adds are flags."""
     return _values(command.callback).get(name, Value(bool))
 
 

@@ -1,8 +1,8 @@
 """Replace numbers in sentence pairs with other numbers of the same kind, consistently on both sides.
 
 Trained on such pairs, a model learns to copy and convert numbers instead of remembering those it has seen. A wrong
-pair would teach errors, so numbers are replaced only if they are certain: the same value occurs exactly once on either
-side, written in figures, in figures with a scale (1.5 billion, 15亿) or as a word up to ninety-nine.
+pair would teach errors, so a number is replaced only if it is unambiguous: its value occurs exactly once on each side,
+written in figures, in figures with a scale (1.5 billion, 15亿) or as a word up to ninety-nine.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from simulmt.text.numbers import (
 )
 
 _UNCERTAIN = "uncertain"  # reason to drop a pair
-_ATTEMPTS = 20  # at a new value that both sides can write
+_ATTEMPTS = 20  # attempts to find a value that both languages can write
 _LARGEST_WORD = 99
 _LARGEST_SMALL_WORD = 12
 _SMALLEST_NEW_WORD = 3  # "all two" and 二个 would be wrong
 _MAX_CHINESE_DECIMALS = 3
 _NEW_YEARS = range(1900, 2030)
 _LAST_DAY = 31
-_CONTEXT = 20  # characters before a number that are looked at
+_CONTEXT = 20  # characters of left context to search
 _ONE = Fraction(1)
 _PERCENT = Fraction(1, 100)
 
@@ -70,15 +70,15 @@ def swap_corpus_numbers(
     overwrite: bool = False,
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
-    """Copy the pairs of a random share that have replaceable numbers, with these replaced; skip all others."""
+    """Sample pairs and replace their numbers; skip pairs without replaceable numbers."""
     job = Job.on_files(prefix, "numbers", as_table(config), {"source": source, "target": target}, overwrite)
 
-    def swapped() -> Iterator[Rewritten]:
+    def results() -> Iterator[Rewritten]:
         pairs = sample_pairs(source, target, config.share, config.seed)
         chunks = map_chunks(partial(_swap_pairs, config), pairs, CHUNK_PAIRS, cores())
-        return chain.from_iterable(results for _, results in chunks)
+        return chain.from_iterable(rewritten for _, rewritten in chunks)
 
-    return write_pairs(job, swapped, report)
+    return write_pairs(job, results, report)
 
 
 def _swap_pairs(config: NumberSwapConfig, pairs: Sequence[Pair]) -> list[Rewritten]:
@@ -112,7 +112,7 @@ Match = tuple[Span, Span]  # the same number in source and target
 
 
 def match_numbers(texts: tuple[str, str], languages: tuple[str, str]) -> list[Match]:
-    """Return the replaceable numbers whose value occurs exactly once on either side."""
+    """Return the replaceable numbers whose value occurs exactly once on each side."""
     source, target = (_LANGUAGES[language] for language in languages)
     if not (target.may_have_number(texts[1]) and source.may_have_number(texts[0])):
         return []
@@ -134,14 +134,14 @@ def swap_matches(
     new: set[Fraction] = set()
     edits: tuple[list[_Edit], list[_Edit]] = [], []
     for match in matches:
-        found = _replacement(texts, languages, match, rng, old | new)
-        if found is None:
+        replacement = _replacement(texts, languages, match, rng, old | new)
+        if replacement is None:
             old.remove(match[0].value)
             continue
-        new.add(found[0])
-        for span, text, side in zip(match, found[1], edits, strict=True):
+        new.add(replacement[0])
+        for span, text, side in zip(match, replacement[1], edits, strict=True):
             side.append((span.start, span.end, text))
-    swapped = _edited(texts[0], edits[0]), _edited(texts[1], edits[1])
+    swapped = _apply_edits(texts[0], edits[0]), _apply_edits(texts[1], edits[1])
     return swapped if new and _is_verified(swapped, languages, old, new) else None
 
 
@@ -192,7 +192,7 @@ def _new_figures(figures: str, rng: random.Random) -> str:
     return "".join(digits)
 
 
-def _edited(text: str, edits: Iterable[_Edit]) -> str:
+def _apply_edits(text: str, edits: Iterable[_Edit]) -> str:
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     return text
@@ -213,8 +213,8 @@ def _has_swapped(numbers: Sequence[Number], old: set[Fraction], new: set[Fractio
 
 # How languages write numbers.
 
-# Text next to figures and words that are, or may be, something other than an amount: before them words and names
-# (COVID-19), negative numbers and code; after them words (3D, 25th), clock times, fractions and larger numbers.
+# Contexts in which a number may not be an amount. Before it: words and names (COVID-19), negative numbers, code. After
+# it: words (3D, 25th), clock times, fractions, larger numbers.
 _BEFORE = r"[-–—−+*/\\^=<>_#&@~×±.,:'’|]$"
 _AFTER = r"['’*/\\^=<>_@×±|]|\s?[-–—~:][0-9]|[-–—](?!\w)"
 _LETTER = r"[^\W0-9]"
@@ -231,7 +231,7 @@ _FIGURES = r"(?P<figures>[0-9]+(?:[.,][0-9]+)*)"
 
 
 class _Language:
-    """How a language writes numbers, and next to what they are not replaced; patterns ignore case."""
+    """The number format of a language, and the contexts in which numbers are not replaced. Patterns ignore case."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class _Language:
         )
 
     def may_have_number(self, text: str) -> bool:
-        """Return whether a text may have a replaceable number; much faster than to find it."""
+        """Return whether a text may have a replaceable number; much faster than finding it."""
         return bool(_DIGIT.search(text)) or not self._values.keys().isdisjoint(_WORD.findall(text.casefold()))
 
     def spans(self, text: str) -> list[Span]:
@@ -281,7 +281,7 @@ class _Language:
             unit = _PERCENT
         value = Fraction(figures) * unit
         return Span(
-            *self._replaced(match),
+            *self._replaced_span(match),
             value,
             figures,
             unit,
@@ -290,7 +290,7 @@ class _Language:
             is_replaceable=self._is_amount(text, match, value),
         )
 
-    def _replaced(self, match: re.Match[str]) -> tuple[int, int]:
+    def _replaced_span(self, match: re.Match[str]) -> tuple[int, int]:
         """Return the part of figures and scale that is replaced."""
         return match.span("figures")
 
@@ -305,7 +305,7 @@ class _Language:
         return value > 0 and not (self._before.search(text, first, start) or self._after.match(text, match.end()))
 
     def write(self, value: Fraction, span: Span, text: str) -> str | None:
-        """Write a value like the span of a text; return None if it does not have the same form."""
+        """Format a value like the number it replaces; return None if it cannot take the same form."""
         if span.figures:
             return self._write_figures(value / span.unit, span)
         word, old = self._words.get(int(value)), text[span.start : span.end]
@@ -360,7 +360,7 @@ class _Chinese(_Language):
     def may_have_number(self, text: str) -> bool:
         return _ZH_HINT.search(text) is not None
 
-    def _replaced(self, match: re.Match[str]) -> tuple[int, int]:
+    def _replaced_span(self, match: re.Match[str]) -> tuple[int, int]:
         return match.start("figures"), match.end()
 
     def _is_percentage(self, text: str, match: re.Match[str]) -> bool:

@@ -130,10 +130,10 @@ def write_pairs(
 ) -> dict[str, Any]:
     """Run a job line by line in constant memory, unless it is finished, and return its record."""
     with wrap_write_errors(job.prefix), exclusive_lock(job.prefix):
-        record = finished(job)
+        record = finished_record(job)
         if record is None:
             remove_previous(job)
-            with publishing(job) as (record, source, target):
+            with open_output(job) as (record, source, target):
                 _stream(results(), record, source, target, report)
     return record
 
@@ -155,8 +155,8 @@ def _stream(
     report(Progress(line, line / (time.perf_counter() - began)))
 
 
-def finished(job: Job) -> dict[str, Any] | None:
-    """Return the record of the job if it has finished and its files exist."""
+def finished_record(job: Job) -> dict[str, Any] | None:
+    """Return the record of a finished job, or None."""
     record = _read_table(job.path("json"))
     is_complete = record.get("identity") == job.identity and all(job.path(side).is_file() for side in SIDES)
     return record if is_complete else None
@@ -176,10 +176,11 @@ def remove_previous(job: Job) -> None:
 
 
 @contextmanager
-def publishing(job: Job) -> Iterator[tuple[dict[str, Any], BinaryIO, BinaryIO]]:
-    """Yield the record to fill in and two files; if the block succeeds, replace the earlier three.
+def open_output(job: Job) -> Iterator[tuple[dict[str, Any], BinaryIO, BinaryIO]]:
+    """Open the record and the two files of a job; publish them if the block succeeds.
 
-    Earlier files are removed and the record is written first, so that files next to a record belong to it.
+    Earlier text is removed and the record is written before the new text, so that text next to a record always belongs
+    to it.
     """
     record = {"identity": job.identity, **job.metadata, "lines": 0, "kept": 0, "left": {}}
     with atomic_writer(job.path("source")) as source, atomic_writer(job.path("target")) as target:
@@ -256,11 +257,11 @@ def filter_corpus(
     held_out: Sequence[Path] = (),
     max_words: int = 0,
 ) -> dict[str, Any]:
-    """Keep pairs whose numbers agree and whose target has no repetition loop; languages not given are guessed.
+    """Drop pairs whose numbers disagree or whose target has a repetition loop.
 
-    The source of a back-translation must have no repetition loop, either. Pairs that share a sentence of at least four
-    words, or ten consecutive words, with a `held_out` file are dropped, too, and those with a side of more than
-    `max_words` words (0: no limit).
+    Also drops back-translations whose source has a repetition loop, pairs that share a sentence of at least four words
+    or ten consecutive words with a `held_out` file, and pairs with more than `max_words` words on either side (0: no
+    limit). Languages are guessed if not given.
     """
     languages = languages or (guess_language(read_lines(source)), guess_language(read_lines(target)))
     inputs = {"source": file_sha256(source), "target": file_sha256(target)}
@@ -271,11 +272,11 @@ def filter_corpus(
     job = Job(prefix, metadata, [source, target, *held_out], overwrite)
     work = partial(_filter_pairs, languages, HeldOut(chain.from_iterable(map(read_lines, held_out))), max_words)
 
-    def filtered() -> Iterator[Rewritten]:
+    def results() -> Iterator[Rewritten]:
         chunks = map_chunks(work, ParallelFiles(source, target).pairs(), CHUNK_PAIRS, cores())
-        return chain.from_iterable(results for _, results in chunks)
+        return chain.from_iterable(rewritten for _, rewritten in chunks)
 
-    return write_pairs(job, filtered, report)
+    return write_pairs(job, results, report)
 
 
 class HeldOut:
@@ -332,21 +333,21 @@ def has_repetition(target: str, source: str) -> bool:
 
 
 def max_repetitions(words: Sequence[str]) -> int:
-    """Return the most consecutive occurrences of any phrase; two in a row count for long phrases only."""
-    most = 1
+    """Return the highest number of consecutive occurrences of a phrase; two in a row count only for long phrases."""
+    highest = 1
     for length in range(1, min(_MAX_PHRASE_LENGTH, len(words) // 2) + 1):
         same = 0
         for word, later in zip(words, islice(words, length, None)):  # noqa: B905 (the second is shorter)
             same = same + 1 if word == later else 0
             times = same // length + 1
             if times > (1 if length >= _LONG_PHRASE else 2):
-                most = max(most, times)
-    return most
+                highest = max(highest, times)
+    return highest
 
 
 @dataclass(frozen=True)
 class SpeechConfig:
-    """Share of pairs to write as speech, noise and seed."""
+    """Settings of `speech_corpus`."""
 
     share: float = 0.15
     seed: int = 1
@@ -428,14 +429,14 @@ def weight_corpus(
     inputs = {"source": source, "target": target, "labels": labels}
     job = Job.on_files(prefix, "weigh", as_table(config), inputs, overwrite)
 
-    def weighed() -> Iterator[tuple[str, str]]:
+    def results() -> Iterator[tuple[str, str]]:
         rng = random.Random(config.seed)
         for pair, label in ParallelFiles(source, target).pairs_with(labels, read_lines(labels)):
             weight = config.weights.get(label.strip(), config.others)
             times = int(weight) + (rng.random() < weight % 1)
             yield from repeat((pair.source, pair.target), times)
 
-    return write_pairs(job, weighed, report)
+    return write_pairs(job, results, report)
 
 
 @dataclass(frozen=True)
@@ -492,9 +493,11 @@ def align_and_reorder(
         if segment_chinese:
             target = _segment_target(target, prefix.with_name(f"{prefix.name}.words"), overwrite)
             units = units[0], "word"
-        found = find_unit(source, units[0]), find_unit(target, units[1])
-        aligned = links or _align(source, target, found, prefix.with_name(f"{prefix.name}.links"), overwrite, log)
-    return reorder_corpus(source, target, aligned, prefix, found, overwrite, report)
+        detected_units = find_unit(source, units[0]), find_unit(target, units[1])
+        aligned = links or _align(
+            source, target, detected_units, prefix.with_name(f"{prefix.name}.links"), overwrite, log
+        )
+    return reorder_corpus(source, target, aligned, prefix, detected_units, overwrite, report)
 
 
 def _segment_target(target: Path, words: Path, overwrite: bool) -> Path:
@@ -531,12 +534,12 @@ def reorder_corpus(
     inputs = {"source": source, "target": target, "links": links}
     job = Job.on_files(prefix, "reorder", {"units": list(units)}, inputs, overwrite)
 
-    def reordered() -> Iterator[Rewritten]:
+    def results() -> Iterator[Rewritten]:
         alignments = alignment.read_alignments(links, alignment.parse_pharaoh)
         pairs = ParallelFiles(source, target).pairs_with(links, alignments)
         return (_reorder(pair, aligned, links, units) for pair, aligned in pairs)
 
-    return write_pairs(job, reordered, report)
+    return write_pairs(job, results, report)
 
 
 def _reorder(pair: Pair, links: set[Link], path: Path, units: tuple[Unit, Unit]) -> Rewritten:

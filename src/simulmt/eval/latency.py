@@ -100,18 +100,18 @@ def average_lagging(delays: Sequence[int], source_length: int, reference_length:
 
     Averaged up to and including the first unit written after the whole source.
     """
-    return lagging(_checked(delays, source_length), source_length, reference_length)
+    return lagging(_validated_delays(delays, source_length), source_length, reference_length)
 
 
 def length_adaptive_average_lagging(delays: Sequence[int], source_length: int, reference_length: int) -> float:
     """Return length-adaptive average lagging (LAAL): AL that does not reward long hypotheses."""
-    delays = _checked(delays, source_length)
+    delays = _validated_delays(delays, source_length)
     return lagging(delays, source_length, max(len(delays), reference_length))
 
 
 def differentiable_average_lagging(delays: Sequence[int], source_length: int) -> float:
     """Return differentiable average lagging (DAL): mean lag if writing a unit takes its share of the source time."""
-    delays = _checked(delays, source_length)
+    delays = _validated_delays(delays, source_length)
     pace = source_length / len(delays)
     paced = accumulate(delays, lambda before, delay: max(delay, before + pace))
     return sum(written - unit * pace for unit, written in enumerate(paced)) / len(delays)
@@ -119,18 +119,18 @@ def differentiable_average_lagging(delays: Sequence[int], source_length: int) ->
 
 def average_proportion(delays: Sequence[int], source_length: int) -> float:
     """Return average proportion (AP): mean share of the source read when a unit was written."""
-    delays = _checked(delays, source_length)
+    delays = _validated_delays(delays, source_length)
     return sum(delays) / (source_length * len(delays))
 
 
 def start_offset(delays: Sequence[int], source_length: int) -> int:
     """Return the source words read before the first unit."""
-    return _checked(delays, source_length)[0]
+    return _validated_delays(delays, source_length)[0]
 
 
 def end_offset(delays: Sequence[int], source_length: int) -> int:
     """Return the source words read before the last unit minus the source length: 0, or negative if early."""
-    return _checked(delays, source_length)[-1] - source_length
+    return _validated_delays(delays, source_length)[-1] - source_length
 
 
 def average_lagging_computation_aware(elapsed_ms: Sequence[float], source_length: int, reference_length: int) -> float:
@@ -204,7 +204,7 @@ def _queueing_times(compute_seconds: Sequence[float], words_per_second: float) -
     return times
 
 
-def _checked(delays: Sequence[int], source_length: int) -> Sequence[int]:
+def _validated_delays(delays: Sequence[int], source_length: int) -> Sequence[int]:
     """Return the delays, or one unit written at the end if there are none; raise DataError if they are impossible."""
     if source_length < 1:
         raise DataError(f"source_length = {source_length}: expected 1 or more")
@@ -254,7 +254,7 @@ class TimedSentence:
 def computation(timed: Sequence[TimedSentence], unit: Unit, words_per_second: float) -> dict[str, float]:
     """Return computation-aware metrics, by field of `Result`, over all timed runs."""
     per_piece = np.concatenate([_piece_milliseconds(sentence) for sentence in timed])
-    lags = [lag for sentence in timed for lag in _paced(sentence, unit, words_per_second)]
+    lags = [lag for sentence in timed for lag in _sentence_paced_lags(sentence, unit, words_per_second)]
     median, p95, p99 = np.percentile(per_piece, [50, 95, 99])
     metrics = {
         "AL_CA": np.mean([_computation_aware_lagging(sentence, unit) for sentence in timed]),
@@ -284,7 +284,7 @@ def _computation_aware_lagging(timed: TimedSentence, unit: Unit) -> float:
     return average_lagging_computation_aware(elapsed, timed.instance.source_length, reference)
 
 
-def _paced(timed: TimedSentence, unit: Unit, words_per_second: float) -> list[PacedLag]:
+def _sentence_paced_lags(timed: TimedSentence, unit: Unit, words_per_second: float) -> list[PacedLag]:
     reference = reference_length(timed.instance.reference, unit)
     return paced_lags(_delays(timed.instance), timed.seconds, reference, words_per_second)
 

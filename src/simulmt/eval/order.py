@@ -133,15 +133,15 @@ class ParallelText:
         name: str = "",
     ) -> ParallelText:
         """Read two files of lines, and gold alignments as `read_gold` does; the default name is the source file's."""
-        found = find_unit(source, units[0]), find_unit(target, units[1])
-        pairs = read_word_pairs(source, target, found)
+        detected_units = find_unit(source, units[0]), find_unit(target, units[1])
+        pairs = read_word_pairs(source, target, detected_units)
         gold_links = read_gold(gold, pairs, gold_base, gold_target_first) if gold else None
         files = {str(path): sha256(path) for path in (source, target, gold) if path}
-        return ParallelText(name or source.name.partition(".")[0], found, pairs, gold_links, files)
+        return ParallelText(name or source.name.partition(".")[0], detected_units, pairs, gold_links, files)
 
-    def anticipation(self, found: Mapping[str, Sequence[set[Link] | None]]) -> list[Anticipation]:
+    def anticipation(self, alignments: Mapping[str, Sequence[set[Link] | None]]) -> list[Anticipation]:
         """Return the anticipation rates by each aligner and by the gold links."""
-        records = [self.measure(aligner, alignments, self.gold) for aligner, alignments in found.items()]
+        records = [self.measure(aligner, links, self.gold) for aligner, links in alignments.items()]
         if self.gold:
             records.append(self.measure("gold", [sure for sure, _ in self.gold]))
         return records
@@ -171,12 +171,12 @@ class ParallelText:
 
 
 def write_anticipation(
-    directory: Path, records: Sequence[Anticipation], found: Mapping[str, Sequence[set[Link] | None]]
+    directory: Path, records: Sequence[Anticipation], alignments: Mapping[str, Sequence[set[Link] | None]]
 ) -> None:
     """Write anticipation rates, and the links of each aligner in Pharaoh format."""
     write_records(directory, records)
-    for aligner, alignments in found.items():
-        lines = (f"{format_pharaoh(links or ())}\n" for links in alignments)
+    for aligner, links in alignments.items():
+        lines = (f"{format_pharaoh(each or ())}\n" for each in links)
         path = directory / f"{file_name(f'{records[0].corpus}-{aligner}')}.links"
         path.write_text("".join(lines), encoding="utf-8")
 

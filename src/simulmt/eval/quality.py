@@ -1,6 +1,6 @@
 """Translation quality: BLEU and chrF2 with intervals, significance against a baseline, and error counts.
 
-Scores are sacrebleu's, lower-cased, as is customary for simultaneous translation, and cased. BLEU uses the tokenizer
+Scores are computed by sacrebleu, lower-cased (customary in simultaneous translation) and cased. BLEU uses the tokenizer
 `zh` if the references are mostly written without spaces, else `13a`. An empty line in one of several reference files
 means a missing reference. Systems are compared by paired bootstrap, per delay.
 
@@ -128,10 +128,10 @@ def _score(metric: Any, hypotheses: Sequence[str]) -> Score:
 
 
 def _difference(metric: Any, baseline: Sequence[str], system: Sequence[str]) -> Difference:
-    (base, found), signature = _bootstrap(metric, [baseline, system])
+    (base, result), signature = _bootstrap(metric, [baseline, system])
     # For identical outputs sacrebleu reports a significant difference, since no resample differs.
-    p = 1.0 if list(baseline) == list(system) else float(found.p_value)
-    return Difference(float(found.score), float(base.score), p, signature)
+    p = 1.0 if list(baseline) == list(system) else float(result.p_value)
+    return Difference(float(result.score), float(base.score), p, signature)
 
 
 def _bootstrap(metric: Any, systems: Sequence[Sequence[str]]) -> tuple[list[Any], str]:

@@ -164,7 +164,7 @@ def check_jobs(jobs: Sequence[Job]) -> None:
     seen = set()
     for system, delay, _ in jobs:
         if (system, delay) in seen:
-            raise ConfigError(f"system {system} is given twice at delay {delay}; rename one of them: NAME=...")
+            raise ConfigError(f"{result_name(system, delay)} is given twice; rename one system with NAME=...")
         seen.add((system, delay))
 
 
@@ -257,12 +257,12 @@ class Evaluator:
     def _log_unit(self, path: Path, logged: Sequence[Instance]) -> Unit:
         unit = detect_unit(logged, str(path))
         if self._unit not in ("auto", unit):
-            again = f"simuleval --eval-latency-unit {self._unit}"
-            raise ConfigError(f"--unit {self._unit}: {path} has one delay per {unit}; log it again with {again}")
+            again = f"run SimulEval again with --eval-latency-unit {self._unit}"
+            raise ConfigError(f"--unit {self._unit}: {path} has one delay per {unit}; {again}")
         if (unit, self._scorer.unit) == ("word", "char"):
             self._warn(
                 f"warning: {path} has one delay per space-separated word, but the references have no spaces, so its "
-                "latency says little; log it again with simuleval --eval-latency-unit char"
+                "latency is not comparable; run SimulEval again with --eval-latency-unit char"
             )
         return unit
 

@@ -56,7 +56,12 @@ class BundleAgent(TextToTextAgent):
     def add_args(parser: ArgumentParser) -> None:
         parser.add_argument("--model", required=True, help="Bundle: the name of a shipped one, or a path.")
         parser.add_argument("--delay", type=int, help="Delay k; defaults to that of the model.")
-        parser.add_argument("--threads", type=int, default=2, help="Number of threads; 0 uses all cores.")
+        parser.add_argument(
+            "--threads",
+            type=int,
+            default=2,
+            help="CPU threads, at most one per core; 0 uses OMP_NUM_THREADS, or all cores.",
+        )
 
     def build_states(self) -> BundleStates:
         return BundleStates(self._translator, self._delay)

@@ -189,7 +189,7 @@ def run_speech_jobs(
     opened = open_recogniser(recogniser)
     references = zip(*test_set.references, strict=True)
     recording = Recording.join(list(zip(sentence_audio(audio, test_set), test_set.sources, references, strict=True)))
-    found = []
+    results = []
     for system, delay, bundle in bundles:
         scores = score_speech(
             Translator(bundle, threads),
@@ -199,10 +199,10 @@ def run_speech_jobs(
             "word" if bundle.target.spaced else "char",
             lambda done: report(f"{done:.0f} of {recording.seconds:.0f} s"),
         )
-        found.append({"system": system, "delay": delay, "test_set": test_set.name, **as_table(scores)})
-    facts = {"recogniser": recogniser, "audio": audio, "files": test_set.files, "results": found}
-    write_atomic(output / "speech.json", json.dumps(facts, indent=2) + "\n")
-    return found
+        results.append({"system": system, "delay": delay, "test_set": test_set.name, **as_table(scores)})
+    document = {"recogniser": recogniser, "audio": audio, "files": test_set.files, "results": results}
+    write_atomic(output / "speech.json", json.dumps(document, indent=2) + "\n")
+    return results
 
 
 def sentence_audio(audio: str, test_set: TestSet) -> Iterator[Samples]:

@@ -1,4 +1,4 @@
-"""Access control (limits, API keys, allowed origins), and what workers share: counts by client address, connections."""
+"""Access control (limits, API keys, allowed origins), and state shared by workers."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Limits:
     kept_sentences: int = 6  # of a room, for viewers that join late
     kept_seconds: float = 120.0  # after the end of a speech, for viewers whose connection was lost
     message_bytes: int = 65_536
-    characters_per_second: float = 5_000.0  # translated per stream; then input is throttled
+    characters_per_second: float = 5_000.0  # translated per stream; faster input is throttled
     burst_characters: int = 500_000  # translated without throttling, so that a long session can be replayed
-    unread_characters: int = 1_000_000  # received and not yet translated; then the server stops reading
-    unsent_messages: int = 256  # written and not yet sent; then the stream stops computing
+    unread_characters: int = 1_000_000  # received but not yet translated; at the limit the server stops reading
+    unsent_messages: int = 256  # queued but not yet sent; at the limit the stream stops computing
     kept_messages: int = 4_096  # sent, and kept for a client that resumes
     audio_streams: int = 8  # sessions whose speech is recognised
-    audio_seconds: float = 30.0  # of audio received and not yet recognised; then the server stops reading
+    audio_seconds: float = 30.0  # of audio received but not yet recognised; at the limit the server stops reading
     request_seconds: float = 15.0  # for a whole HTTP request to arrive
     opening_seconds: float = 10.0  # for the first message of a WebSocket to arrive
     idle_seconds: float = 900.0
@@ -225,7 +225,7 @@ ALONE = Peers()
 
 
 class Counted(IntEnum):
-    """What is counted, most of it by client address."""
+    """Kinds of counters."""
 
     CONNECTIONS = 0
     STREAMS = auto()

@@ -54,7 +54,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     keys: ApiKeys = field(default_factory=ApiKeys)
     origins: tuple[str, ...] = ()
-    threads: int = 0  # of each worker; 0 for all physical cores
+    threads: int = 0  # per worker; 0 uses OMP_NUM_THREADS, or all cores
     open_metrics: bool = False  # whether /metrics needs no key
     room_keys: bool = False  # whether viewers of rooms need a key
     recognisers: Mapping[str, str] = field(default_factory=dict)  # names by language

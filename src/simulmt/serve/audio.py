@@ -172,13 +172,13 @@ class SpeechInput:
 
 def _by_sentence(words: Sequence[Word]) -> list[tuple[str, bool]]:
     """Join words; return the text of each sentence, and whether the sentence is complete."""
-    found, text = [], ""
+    sentences, text = [], ""
     for word in words:
         text += f"{word.text} " if word.text else ""
         if word.ends_sentence:
-            found.append((text, True))
+            sentences.append((text, True))
             text = ""
-    return [*found, (text, False)] if text else found
+    return [*sentences, (text, False)] if text else sentences
 
 
 def find_recognisers(options: Sequence[str]) -> dict[str, str]:

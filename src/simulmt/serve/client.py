@@ -8,7 +8,7 @@
                 print(message.text, end="", flush=True)
 
 The client keeps every message. If the server does not know the session, all messages are sent again; since the output
-depends on them only, commits that were already received are dropped.
+depends only on them, commits that were already received are dropped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from simulmt.serve.protocol import (
 MAX_SOURCE_LENGTH = 4_000  # characters up to which texts are joined before they are sent again
 MIN_RETRY_DELAY, MAX_RETRY_DELAY = 0.1, 5.0  # seconds before the next attempt
 PING_TIMEOUT = 60.0  # seconds; pongs are delayed while the server applies back-pressure
-UNREAD = 256  # received messages that are buffered; then reading stops (back-pressure)
+UNREAD = 256  # received messages that are buffered; at the limit reading stops (back-pressure)
 
 
 class LiveTranslation:
@@ -78,7 +78,7 @@ class LiveTranslation:
         self._output: asyncio.Queue[Commit | Sentence | Undone | Done | Exception] = asyncio.Queue(UNREAD)
         self._session: str | None = None
         self._commits = 0  # received
-        self._sentence = 0  # the last commit of the last sentence
+        self._sentence_seq = 0  # seq of the last sentence message
         self._undone: set[int] = set()  # undone sentences already reported
         self._has_sent = False  # over the last connection
         self._has_failed = False  # whether the server failed on the last connection before any new commit
@@ -183,7 +183,7 @@ class LiveTranslation:
 
     async def _open(self, connection: ClientConnection) -> Ready:
         if self._session is None:
-            self._messages = _joined(self._messages)
+            self._messages = _join_texts(self._messages)
             await connection.send(write(self._start))
         else:
             await connection.send(write(Resume(self._session, self._commits, self._start.api_key)))
@@ -212,8 +212,8 @@ class LiveTranslation:
         if isinstance(message, Commit) and message.seq > self._commits:
             self._commits = message.seq
             await self._output.put(message)
-        elif isinstance(message, Sentence) and message.seq > self._sentence:
-            self._sentence = message.seq
+        elif isinstance(message, Sentence) and message.seq > self._sentence_seq:
+            self._sentence_seq = message.seq
             await self._output.put(message)
         elif isinstance(message, Undone) and message.sentence not in self._undone:
             if message.sentence is not None:
@@ -233,7 +233,7 @@ async def _receive(connection: ClientConnection) -> ServerMessage:
     return message
 
 
-def _joined(messages: Iterable[Input]) -> list[Input]:
+def _join_texts(messages: Iterable[Input]) -> list[Input]:
     """Join consecutive texts of up to MAX_SOURCE_LENGTH characters."""
     joined: list[Input] = []
     for message in messages:

@@ -194,8 +194,8 @@ class HttpApi:
             source = detection.language
         if source not in candidates:
             pairs = ", ".join(f"{info.source} to {info.target}" for info in self._infos)
-            found = f"{body.source!r} to {body.target!r}"
-            raise HTTPException(400, protocol.sanitise_message(f"no model translates {found}; available: {pairs}"))
+            requested = f"{body.source!r} to {body.target!r}"
+            raise HTTPException(400, protocol.sanitise_message(f"no model translates {requested}; available: {pairs}"))
         return candidates[source], detection
 
     async def _detect_source(self, text: str, candidates: dict[str, Model]) -> Detection:
@@ -205,7 +205,9 @@ class HttpApi:
         if found is None and len(candidates) == 1:  # the detector does not know this language
             found = Detection(next(iter(candidates)), 0.0)
         if found is None:
-            raise HTTPException(400, f"cannot detect the language; give source: {', '.join(candidates)}")
+            raise HTTPException(
+                400, f"cannot detect the source language; set source to one of: {', '.join(candidates)}"
+            )
         return found
 
     async def detect(self, request: Request) -> Response:
@@ -215,7 +217,7 @@ class HttpApi:
 
     async def _authenticate(self, request: Request, key: str | None) -> None:
         if not self._service.origins.admit(request.headers):
-            raise HTTPException(403, "origin not allowed; allow it with --origin")
+            raise HTTPException(403, "origin not allowed; to allow it, start the server with --origin")
         if not await self._service.authenticator.admit(key, request.headers, _address(request)):
             raise HTTPException(403, "missing or invalid API key; send it as api_key or as Authorization: Bearer KEY")
 
@@ -252,7 +254,8 @@ class HttpApi:
         admit = self._service.authenticator.admit
         if not self._service.settings.open_metrics and not await admit(None, request.headers, _address(request)):
             return error_response(
-                "missing or invalid API key; send Authorization: Bearer KEY, or start with --open-metrics", 403
+                "missing or invalid API key; send Authorization: Bearer KEY, or start the server with --open-metrics",
+                403,
             )
         return Response(self._service.metrics.text(), media_type=PROMETHEUS)
 
@@ -324,7 +327,7 @@ def _fields(pairs: list[tuple[str, str]]) -> dict[str, Any]:
 def base_code(code: str) -> str:
     """Reduce a language tag such as zh-Hans or de_AT to the code of the models, zh or de.
 
-    Traditional Chinese stays as it is: no model writes it.
+    Tags of traditional Chinese are kept, so that they match no model.
     """
     tag = code.lower().replace("_", "-")
     return tag if tag in TRADITIONAL_CHINESE else tag.partition("-")[0]
@@ -362,10 +365,10 @@ async def translate_html(text: str, translate: Callable[[str], Awaitable[str]]) 
     splitter = _Splitter()
     splitter.feed(text)
     splitter.close()
-    return "".join([await _translated(part, translate) if is_text else part for part, is_text in splitter.parts])
+    return "".join([await _translate_run(part, translate) if is_text else part for part, is_text in splitter.parts])
 
 
-async def _translated(text: str, translate: Callable[[str], Awaitable[str]]) -> str:
+async def _translate_run(text: str, translate: Callable[[str], Awaitable[str]]) -> str:
     words = text.strip()
     start = text.index(words)
     translation = await translate(" ".join(words.split()))

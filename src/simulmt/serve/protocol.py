@@ -97,7 +97,7 @@ class Start(Message, frozen=True):
     """Open a session; the first message of a connection."""
 
     model: Annotated[str, _field("a name from /v1/models")]
-    delay: Annotated[int, _field("k; by default that of the model", ge=1)] | None = None
+    delay: Annotated[int, _field("delay k; default: the model's default delay", ge=1)] | None = None
     format: Annotated[Literal["text"], _field("the format of the source")] = "text"
     input: Annotated[Literal["text", "audio"], _field("audio: speech follows in binary frames")] = "text"
     output: Annotated[Literal["translation", "transcript"], _field("transcript: speech is only recognised")] = (
@@ -113,8 +113,11 @@ class Start(Message, frozen=True):
 class Resume(Message, frozen=True):
     """Continue a session after a lost connection; the first message of a connection."""
 
-    session: Annotated[str, _field("from ready")]
-    seq: Annotated[int, _field("of the last commit (output transcript: transcript) received, 0 for none", ge=0)]
+    session: Annotated[str, _field("session id from ready")]
+    seq: Annotated[
+        int,
+        _field("seq of the last commit received, or of the last transcript if output is transcript; 0 if none", ge=0),
+    ]
     api_key: ApiKey = None
 
 
@@ -152,9 +155,9 @@ class Ready(Message, frozen=True):
     """Reply to start and resume."""
 
     session: Annotated[str, _field("for resume; keep it secret")]
-    model: Annotated[str, _field("its name")]
+    model: Annotated[str, _field("name of the model")]
     delay: Annotated[int | None, _field("k, or null for a model that waits for the end of the sentence")]
-    received: Annotated[int, _field("client messages of this session received so far; send again from there", ge=0)]
+    received: Annotated[int, _field("number of messages received in this session; resend from this index", ge=0)]
     room: Annotated[str | None, _field("the room that is open")] = None
     captions: Annotated[str | None, _field("the path of its page for viewers")] = None
     samples: Annotated[int, _field("with audio: samples received so far; send again from there", ge=0)] | None = None
@@ -166,7 +169,7 @@ class LagMs(msgspec.Struct, frozen=True, omit_defaults=True):
     policy: Annotated[float, _field("until the look-ahead required by the delay had arrived")]
     queue: Annotated[float, _field("until the computation began")]
     compute: Annotated[float, _field("the computation")]
-    recognition: Annotated[float, _field("with audio: from the end of the spoken word until it was final")] | None = (
+    recognition: Annotated[float, _field("with audio: from the end of the spoken word until it was stable")] | None = (
         None
     )
 
@@ -177,7 +180,7 @@ class Commit(Message, frozen=True):
     seq: Annotated[int, _field("counts the commits of a session from 1", ge=1)]
     sentence: SentenceNumber
     text: Annotated[str, _field("text appended to the translation")]
-    source_words: Annotated[int, _field("words of the session read for it", ge=0)]
+    source_words: Annotated[int, _field("number of source words read so far in the session", ge=0)]
     lag_ms: LagMs
 
     @staticmethod
@@ -224,8 +227,8 @@ class Done(Message, frozen=True):
 class Error(Message, frozen=True):
     """The last message of a connection, except after the first unknown_session, when start may follow."""
 
-    code: Annotated[str, _field("for programs", extra_json_schema={"enum": list(ErrorCode)})]
-    message: Annotated[str, _field("for people")]
+    code: Annotated[str, _field("machine-readable error code", extra_json_schema={"enum": list(ErrorCode)})]
+    message: Annotated[str, _field("human-readable explanation")]
 
     def as_exception(self) -> RefusedError:
         """Return the exception to raise; a code that is unknown here counts as internal."""
@@ -243,10 +246,10 @@ class Room(Message, frozen=True):
     """A speech has begun; the messages of its last sentences follow."""
 
     room: RoomName
-    model: Annotated[str, _field("its name")]
+    model: Annotated[str, _field("name of the model")]
     source: Annotated[str, _field("the source language")]
     target: Annotated[str, _field("the target language")]
-    speech: Annotated[str, _field("the same for all connections to the same speech")]
+    speech: Annotated[str, _field("id of the speech; unchanged after reconnecting")]
 
 
 class Retract(Message, frozen=True):

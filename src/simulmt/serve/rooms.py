@@ -125,7 +125,10 @@ class RoomLog:
                 self._append(Entry(write(message), max(0, self._last_sentence)))
 
     def finish(self) -> None:
-        """Add the end of the speech, but keep the speech, so that it can still be published again."""
+        """Append the closing message but keep the speech open.
+
+        The log can then be forwarded again after a lost connection.
+        """
         self._append(Entry(write(Closed(self.name)), self._last_sentence))
 
     def recent(self) -> list[str]:

@@ -39,7 +39,7 @@ from simulmt.speech.audio import RATE
 
 MESSAGE_COST = 64  # characters that a message counts for, besides its text
 MAX_JOINED_LENGTH = 4_096  # characters up to which queued texts are joined
-DRAINING = "the server is shutting down; continue at another one, or in a moment"
+DRAINING = "the server is shutting down; start again on another server, or retry shortly"
 FAILED = "the server failed to translate this stream; start it again"
 
 

@@ -32,7 +32,7 @@ logger = logging.getLogger("simulmt.serve")
 
 CLOSING_SECONDS = 5.0  # for a peer to read the last message and close its side
 ANY_PROXY = "*"
-QUEUED_MESSAGES = 16  # received and not yet read by the application; then reading pauses (back-pressure)
+QUEUED_MESSAGES = 16  # received but not yet read by the application; at the limit reading pauses (back-pressure)
 # Bytes sent after which the peer must answer a ping. Without this bound the network would buffer megabytes for a slow
 # reader, and its pong would come far too late.
 UNCONFIRMED_BYTES = 65_536
@@ -358,18 +358,19 @@ class Budget:
 class Entry(NamedTuple):
     message: Output
     seq: int  # of the last commit up to here
-    received_at: float  # a client that has this commit, perhaps from an earlier session, must have the message
+    implied_by: float  # seq: a client that has this commit also has this message; inf: always send it
 
 
 class Outbox:
-    """A bounded queue that can be rewound to a commit; `full` and `kept` count messages.
+    """A bounded queue of messages that can be rewound to a commit.
 
+    Keeps up to `max_sent` sent messages for clients that resume.
     `commit` is the type of message that clients resume after: Transcript in a session that only recognises.
     """
 
-    def __init__(self, full: int, kept: int, commit: type[Commit | Transcript] = Commit) -> None:
-        self._full = full
-        self._kept = kept
+    def __init__(self, max_unsent: int, max_sent: int, commit: type[Commit | Transcript] = Commit) -> None:
+        self._max_unsent = max_unsent
+        self._max_sent = max_sent
         self._commit = commit
         self._entries: deque[Entry] = deque()
         self._sent = 0  # number of entries sent
@@ -382,12 +383,12 @@ class Outbox:
 
     def put(self, message: Output) -> None:
         """Add a message, even if the queue is full; await `wait_for_space` before writing more."""
-        received_at: float = self._seq + 1
+        implied_by: float = self._seq + 1
         if isinstance(message, self._commit):
-            received_at = self._seq = message.seq
+            implied_by = self._seq = message.seq
         elif isinstance(message, Done | Error):
-            received_at = math.inf
-        self._entries.append(Entry(message, self._seq, received_at))
+            implied_by = math.inf
+        self._entries.append(Entry(message, self._seq, implied_by))
         self._update()
 
     async def wait_for_space(self) -> None:
@@ -402,11 +403,11 @@ class Outbox:
         """Return the next message to send, or None if the client must already have it."""
         entry = self._entries[self._sent]
         self._sent += 1
-        if self._sent > self._kept:
+        if self._sent > self._max_sent:
             self._last_dropped = self._entries.popleft().seq
             self._sent -= 1
         self._update()
-        return None if self._last_received >= entry.received_at else entry.message
+        return None if self._last_received >= entry.implied_by else entry.message
 
     def rewind(self, seq: int) -> bool:
         """Go back to just after commit `seq`; return False if that is no longer kept."""
@@ -420,4 +421,4 @@ class Outbox:
     def _update(self) -> None:
         unsent = len(self._entries) - self._sent
         self._has_messages.set() if unsent else self._has_messages.clear()
-        self._has_space.set() if unsent < self._full else self._has_space.clear()
+        self._has_space.set() if unsent < self._max_unsent else self._has_space.clear()

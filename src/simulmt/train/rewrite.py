@@ -39,8 +39,8 @@ from simulmt.data.transforms import (
     Report,
     Rewritten,
     exclusive_lock,
-    finished,
-    publishing,
+    finished_record,
+    open_output,
     refuse_to_overwrite_inputs,
     remove_previous,
     sample_pairs,
@@ -115,7 +115,7 @@ def translate_corpus(
     }
     job = Job.on_files(prefix, name, settings, inputs, overwrite, SHARD_LINES[device.type])
     translator = cache(lambda: CorpusTranslator.load(model, vocabularies, config, device))
-    if finished(job) is None:
+    if finished_record(job) is None:
         translator()  # fail before anything is overwritten
 
     def translate(lines: Sequence[str]) -> list[Rewritten]:
@@ -221,7 +221,7 @@ def recognised_corpus(
     inputs = {"source": source, "target": target}
     job = Job.on_files(prefix, "recognised", as_table(config), inputs, overwrite, SPOKEN_LINES)
     recogniser = cache(lambda: open_recogniser(config.recogniser))
-    if finished(job) is None:
+    if finished_record(job) is None:
         recogniser()  # fail before anything is overwritten
 
     def recognise(pair: Pair) -> Rewritten:
@@ -244,9 +244,9 @@ def rewrite(
     `lines` reads the input; `work` maps the lines of a shard to as many results, in order.
     """
     with wrap_write_errors(job.prefix):
-        if finished(job) is None:
+        if finished_record(job) is None:
             with exclusive_lock(job.prefix):
-                if finished(job) is None:  # another process may have finished it while this one waited
+                if finished_record(job) is None:  # another process may have finished it while this one waited
                     remove_previous(job)
         folder = job.path("shards") / job.identity
         others = _make_shards(job, lines, work, progress, folder, wanted=None)
@@ -262,7 +262,7 @@ def _make_shards(
 
     With `wanted`, wait for these shards and make those whose process was killed.
     """
-    if finished(job) is not None:
+    if finished_record(job) is not None:
         return set()
     started, made, others = time.perf_counter(), 0, set()
     for number, part in enumerate(_chunks(lines(), job.shard_lines)):
@@ -272,7 +272,7 @@ def _make_shards(
         with _open_lock(path.with_suffix(".lock")) as file:
             if not lock(file, wait=wanted is not None):
                 others.add(number)
-            elif not path.exists() and finished(job) is None:
+            elif not path.exists() and finished_record(job) is None:
                 write_atomic(path, json.dumps(_shard_table(work(part), number * job.shard_lines), ensure_ascii=False))
                 made += len(part)
                 done = job.shard_lines * (len(list(folder.glob("[0-9]*.json"))) - 1) + len(part)
@@ -293,9 +293,9 @@ def _shard_table(results: Sequence[Rewritten], first: int) -> dict[str, Any]:
 def _merge(job: Job, folder: Path) -> dict[str, Any]:
     """Join the shards in order."""
     with exclusive_lock(job.prefix):
-        record = finished(job)
+        record = finished_record(job)
         if record is None:
-            with publishing(job) as (record, source, target):
+            with open_output(job) as (record, source, target):
                 for path in sorted(folder.glob("[0-9]*.json")):
                     _append(json.loads(path.read_bytes()), record, source, target)
         shutil.rmtree(folder.parent, ignore_errors=True)
