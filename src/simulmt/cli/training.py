@@ -190,7 +190,7 @@ def average(
     output: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write the averaged model to.")],
     weight: Annotated[
         list[float] | None,
-        typer.Option(metavar="NUMBER", help="Weight of a model; repeat it once per model.", show_default="equal"),
+        typer.Option(metavar="NUMBER", help="Weight of a model; give once per model.", show_default="equal"),
     ] = None,
 ) -> None:
     """Average the weights of models fine-tuned from one another.
@@ -231,7 +231,7 @@ def export(
     ] = None,
     blank_penalty: Annotated[
         list[float] | None,
-        typer.Option(help="CTC: penalty on the blank's logit; repeat it once per delay."),
+        typer.Option(help="CTC: penalty on the blank's logit; give once per delay."),
     ] = None,
     tune_penalty: Annotated[
         bool,
@@ -245,7 +245,7 @@ def export(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Wait-k with a policy: stability threshold for writing a token; repeat it once per delay.",
+            help="Wait-k with a policy: stability threshold for writing a token; give once per delay.",
         ),
     ] = None,
     max_wait: Annotated[
