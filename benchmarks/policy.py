@@ -1,5 +1,5 @@
 """Score a wait-k bundle with a policy at several thresholds (the stability that a token must have), maximum waits (the
-words that an unstable token waits for; 0: no limit) and delays.
+words over which the threshold of a waiting token falls to zero; 0: it never falls) and delays.
 
     python benchmarks/policy.py --model BUNDLE --source newstest2020.en --reference newstest2020.zh1 \
         --delay 1 3 --stability 0.6 0.7 0.8 --max-wait 0 3

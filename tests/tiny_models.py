@@ -131,7 +131,8 @@ def by_policy(
         while not is_written:
             tokens = [each for each, _ in written]
             token, stability = next_token(model.model, source, tokens, [*visible, ends[seen - 1]])
-            is_stable = stability >= threshold or 0 < max_wait <= waited
+            share = max(0.0, 1 - waited / max_wait) if max_wait else 1.0  # of the threshold, falling word by word
+            is_stable = stability >= share * threshold
             is_written = seen == len(words) or (token != END and is_stable)
             if not is_written:
                 seen = least = seen + 1

@@ -370,7 +370,8 @@ class TestFromTextToTranslation:
         exported = Bundle(Path("patient")).config
         assert (exported.stabilities, exported.max_waits) == ((0.8, 1.0), (3, 0))
         card = Path("patient/README.md").read_text(encoding="utf-8")
-        assert "- policy: stability thresholds 0.8, 1.0\n- maximum wait in words: 3, 0 (0: no limit)\n" in card
+        assert "- policy: stability thresholds 0.8, 1.0\n" in card
+        assert "- words over which the threshold falls to zero: 3, 0 (0: it never falls)\n" in card
         for name, thresholds, mentioned in (
             ("deciding", "--stability 0.8", ["1 stabilities", "one for each delay", "1, 3"]),
             ("deciding", "--stability 0.8 --stability 1 --max-wait 2", ["1 max waits", "one for each delay", "1, 3"]),

@@ -252,8 +252,8 @@ def export(
         list[int] | None,
         typer.Option(
             min=0,
-            help="Wait-k with a policy: maximum number of words to wait for an unstable token (0: no limit); give once "
-            "per delay.",
+            help="Wait-k with a policy: maximum number of words to wait for an unstable token; the threshold falls to "
+            "zero meanwhile (0: no limit, and it never falls); give once per delay.",
         ),
     ] = None,
     context_weight: Annotated[

@@ -76,7 +76,7 @@ class BundleConfig:
     whole_words: bool = False  # CTC and transducer: positions see the rest of the last word read
     blank_penalties: tuple[float, ...] = ()  # CTC and transducer: one per delay, or none
     stabilities: tuple[float, ...] = ()  # wait-k with a policy: minimum stability of a token, one per delay
-    max_waits: tuple[int, ...] = ()  # with a policy: words that a token may wait for, one per delay; 0: no limit
+    max_waits: tuple[int, ...] = ()  # words over which that minimum falls to zero, one per delay; 0: it never falls
     checks: dict[str, Any] = field(default_factory=dict)  # measured by export against the trained model
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class BundleConfig:
         return self.stabilities[self.delays.index(delay)] if self.stabilities else 0.0
 
     def max_wait(self, delay: int) -> float:
-        """Return the number of words that an unstable token waits for before it is written, at a delay."""
+        """Return the number of words over which the minimum stability of a waiting token falls to zero, at a delay."""
         return (self.max_waits and self.max_waits[self.delays.index(delay)]) or math.inf
 
 

@@ -43,9 +43,9 @@ class Row(NamedTuple):
 class Seq2SeqSentence(SentenceState):
     """A sentence whose positions are target tokens; after the end of the source, they are due until END is written.
 
-    A token that is not stable yet is predicted again after one more word, up to a maximum wait. If the model predicts
-    END before the source is read, it reads on as well: where translations are shorter than their sources, wait-k models
-    learn to end early and would lose the rest. With `reads_on` False the translation ends there, as in the paper.
+    A token that is not stable yet is predicted again after one more word. If the model predicts END before the source
+    is read, it reads on as well: where translations are shorter than their sources, wait-k models learn to end early
+    and would lose the rest. With `reads_on` False the translation ends there, as in the paper.
 
     With `by_word` predictions see whole words, so that each sees a word more than the one before. Otherwise, as in the
     paper, they see any number of tokens, and the next one sees a token more.
@@ -146,11 +146,11 @@ class Seq2SeqDecoder:
         return list(zip(found["symbols"].tolist(), (found["stability"] >= thresholds).tolist(), strict=True))
 
     def _threshold(self, row: Row) -> float:
-        """Return the minimum stability of the next token of a row."""
+        """Return the minimum stability of the next token of a row, which falls to zero over the maximum wait."""
         delay = row.due.delay
-        # After the end of the sentence there is no delay, and everything is written.
-        is_forced = not delay or row.waited >= self.config.max_wait(delay)
-        return 0.0 if is_forced else self.config.stability(delay)
+        if not delay:  # after the end of the sentence everything is written
+            return 0.0
+        return self.config.stability(delay) * max(0.0, 1 - row.waited / self.config.max_wait(delay))
 
     def read(self, ends: dict[Seq2SeqSentence, int]) -> None:
         """Encode the source tokens before each end that are not cached yet; the slots must be reserved."""

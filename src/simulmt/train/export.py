@@ -69,7 +69,7 @@ class ExportConfig:
     default_delay: int | None = None  # by default the first of the delays
     blank_penalties: tuple[float, ...] = ()
     stabilities: tuple[float, ...] = ()  # thresholds of the policy of a wait-k model, one per delay
-    max_waits: tuple[int, ...] = ()  # words that an unstable token waits for, one per delay; 0: no limit
+    max_waits: tuple[int, ...] = ()  # words over which the threshold falls to zero, one per delay; 0: it never falls
     precision: Precision = "int8"
     longest: int = 256
     min_agreement: float = 0.95  # share of symbols on which int8 and the trained model agree
@@ -230,7 +230,7 @@ def _card(described: BundleConfig, text: str) -> str:
         f"- maximum sentence length: {described.longest} source pieces",
         *([f"- blank penalties: {penalties}"] if penalties else []),
         *([f"- policy: stability thresholds {stabilities}"] if stabilities else []),
-        *([f"- maximum wait in words: {waits} (0: no limit)"] if waits else []),
+        *([f"- words over which the threshold falls to zero: {waits} (0: it never falls)"] if waits else []),
         *(["- look-ahead: whole words"] if described.whole_words else []),
         *(f"- {name.replace('_', ' ')}: {value:.6g}" for name, value in described.checks.items()),
     ]
