@@ -463,6 +463,31 @@ def test_long_pairs_are_dropped_on_request(tmp_path: Path) -> None:
     assert filter_corpus(source, target, tmp_path / "all", ("de", "zh"))["kept"] == 3
 
 
+def test_the_shortest_targets_of_each_source_length_are_dropped_on_request(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.en", tmp_path / "a.zh"
+    three = {"cat dog mouse": ["甲", "甲乙", "甲乙丙", "甲乙丙丁"]}  # the shorter half has fewer than three ideographs
+    five = {"a b c d e": ["甲乙丙丁戊", "甲乙", "丙丁"]}  # int(0.5 * 3) = 1 may be dropped, but two are equally short
+    pairs = [(text, each) for texts in (three, five) for text, targets in texts.items() for each in targets]
+    source.write_text("".join(f"{text}\n" for text, _ in pairs), encoding="utf-8")
+    target.write_text("".join(f"{text}\n" for _, text in pairs), encoding="utf-8")
+    made = filter_corpus(source, target, tmp_path / "out", ("en", "fr"), drop_shortest=0.5)
+    assert made["left"] == {"short": [1, 2]}
+    assert made["settings"] == {"languages": ["en", "fr"], "drop_shortest": 0.5}
+    assert filter_corpus(source, target, tmp_path / "all", ("en", "fr"))["kept"] == 7
+    with pytest.raises(ConfigError, match="below 1; got 1"):
+        filter_corpus(source, target, tmp_path / "none", ("en", "fr"), drop_shortest=1.0)
+
+
+def test_numbers_need_not_agree_in_human_translations(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.en", tmp_path / "a.de"
+    source.write_text("Since twenty to five.\nNo no no no.\n", encoding="utf-8")
+    target.write_text("Seit 4:40 Uhr.\nNein nein nein nein nein.\n", encoding="utf-8")
+    assert filter_corpus(source, target, tmp_path / "strict", ("en", "de"))["left"] == {"numbers": [1], "repeats": [2]}
+    made = filter_corpus(source, target, tmp_path / "out", ("en", "de"), check_numbers=False)
+    assert made["left"] == {"repeats": [2]}
+    assert made["settings"] == {"languages": ["en", "de"], "check_numbers": False}
+
+
 def test_the_source_of_a_back_translation_is_checked_too(tmp_path: Path) -> None:
     source, target = tmp_path / "a.de", tmp_path / "a.en"
     source.write_text("Nein nein nein nein.\n<bt> Nein nein nein nein.\n<bt> Nein.\n", encoding="utf-8")

@@ -163,6 +163,22 @@ def filter_pairs(
     max_words: Annotated[
         int, typer.Option(min=0, help="Drop pairs with more words on either side; 0 for no limit.")
     ] = 0,
+    drop_shortest: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=0.99,
+            help="Drop this share of the pairs: those with the shortest targets among sources of the same length, "
+            "which are the most likely to omit something.",
+        ),
+    ] = 0.0,
+    check_numbers: Annotated[
+        bool,
+        typer.Option(
+            "--check-numbers/--no-check-numbers",
+            help="Drop pairs with different numbers. Human translations differ on purpose: twenty to five is 4:40.",
+        ),
+    ] = True,
     overwrite: Overwrite = False,
 ) -> None:
     """Drop pairs with different numbers, with repetitive targets, or that overlap with a test set.
@@ -174,7 +190,10 @@ def filter_pairs(
 
     display = _Display()
     pair = _parse_languages(languages) if languages else None
-    record = filter_corpus(source, target, output, pair, overwrite, display, without or (), max_words)
+    held_out = without or ()
+    record = filter_corpus(
+        source, target, output, pair, overwrite, display, held_out, max_words, drop_shortest, check_numbers
+    )
     display.summarise(output, record)
 
 

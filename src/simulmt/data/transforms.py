@@ -18,7 +18,7 @@ import random
 import re
 import shutil
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -44,7 +44,8 @@ _OUTPUT_SUFFIXES = (*SIDES, "json", "shards")  # suffixes of the files a job may
 EMPTY = "empty"  # reason to drop a line
 _LINES_BETWEEN_REPORTS = 65_536
 SHARD_LINES = 65_536
-_LONG, _NUMBERS, _REPEATS, _HELD_OUT = "long", "numbers", "repeats", "held_out"  # reasons to drop a pair
+# Reasons to drop a pair.
+_LONG, _SHORT, _NUMBERS, _REPEATS, _HELD_OUT = "long", "short", "numbers", "repeats", "held_out"
 CHUNK_PAIRS = 4096  # about a second of work
 _MAX_PHRASE_LENGTH = 12  # words or ideographs; longer repeated phrases are not searched for
 _LONG_PHRASE = 4  # repeating a phrase of this length twice is an error; shorter ones may be meant, as in "very, very"
@@ -256,23 +257,32 @@ def filter_corpus(
     report: Report = lambda _: None,
     held_out: Sequence[Path] = (),
     max_words: int = 0,
+    drop_shortest: float = 0.0,
+    check_numbers: bool = True,
 ) -> dict[str, Any]:
-    """Drop pairs whose numbers disagree or whose target has a repetition loop.
+    """Drop pairs whose numbers disagree (unless `check_numbers` is False) or whose target has a repetition loop.
 
     Also drops back-translations whose source has a repetition loop, pairs that share a sentence of at least four words
-    or ten consecutive words with a `held_out` file, and pairs with more than `max_words` words on either side (0: no
-    limit). Languages are guessed if not given.
+    or ten consecutive words with a `held_out` file, pairs with more than `max_words` words on either side (0: no
+    limit), and the share `drop_shortest` of the pairs with the shortest targets among sources of the same length, where
+    teachers omit most. Languages are guessed if not given.
     """
+    require(0 <= drop_shortest < 1, f"the share of targets to drop must be in 0..1, below 1; got {drop_shortest:g}")
     languages = languages or (guess_language(read_lines(source)), guess_language(read_lines(target)))
     inputs = {"source": file_sha256(source), "target": file_sha256(target)}
     if held_out:
         inputs["held out"] = " ".join(map(file_sha256, held_out))
-    settings = {"languages": [*languages]} | ({"max_words": max_words} if max_words else {})
+    optional = {"max_words": max_words, "drop_shortest": drop_shortest}
+    settings: dict[str, Any] = {"languages": [*languages]} | {name: value for name, value in optional.items() if value}
+    if not check_numbers:
+        settings["check_numbers"] = False
     metadata = {"rewrite": "filter", "settings": settings, "inputs": inputs}
     job = Job(prefix, metadata, [source, target, *held_out], overwrite)
-    work = partial(_filter_pairs, languages, HeldOut(chain.from_iterable(map(read_lines, held_out))), max_words)
 
     def results() -> Iterator[Rewritten]:
+        limits = minimum_lengths(ParallelFiles(source, target).pairs(), drop_shortest) if drop_shortest else {}
+        unwanted = HeldOut(chain.from_iterable(map(read_lines, held_out)))
+        work = partial(_filter_pairs, languages if check_numbers else None, unwanted, max_words, limits)
         chunks = map_chunks(work, ParallelFiles(source, target).pairs(), CHUNK_PAIRS, cores())
         return chain.from_iterable(rewritten for _, rewritten in chunks)
 
@@ -301,24 +311,46 @@ def _passages(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     return (words[start : start + _SHARED_WORDS] for start in range(len(words) - _SHARED_WORDS + 1))
 
 
+def minimum_lengths(pairs: Iterable[Pair], share: float) -> dict[int, int]:
+    """Return, by source length, the target length that at most `share` of the pairs are below."""
+    lengths: defaultdict[int, list[int]] = defaultdict(list)
+    for pair in pairs:
+        lengths[_length(pair.source)].append(_length(pair.target))
+    return {source: sorted(targets)[int(share * len(targets))] for source, targets in lengths.items()}
+
+
+def _length(text: str) -> int:
+    """Return the number of words or ideographs."""
+    return len(_UNIT.findall(text))
+
+
 def _filter_pairs(
-    languages: tuple[str, str], held_out: HeldOut, max_words: int, pairs: Sequence[Pair]
+    languages: tuple[str, str] | None,
+    held_out: HeldOut,
+    max_words: int,
+    limits: Mapping[int, int],
+    pairs: Sequence[Pair],
 ) -> list[Rewritten]:
     """Return each pair, or why it is dropped."""
-    reasons = [(pair, _reason_to_drop(pair, languages, held_out, max_words)) for pair in pairs]
+    reasons = [(pair, _reason_to_drop(pair, languages, held_out, max_words, limits)) for pair in pairs]
     return [Dropped(reason, pair.line) if reason else (pair.source, pair.target) for pair, reason in reasons]
 
 
-def _reason_to_drop(pair: Pair, languages: tuple[str, str], held_out: HeldOut, max_words: int) -> str | None:
-    if max_words and any(len(_UNIT.findall(text)) > max_words for text in (pair.source, pair.target)):
+def _reason_to_drop(
+    pair: Pair, languages: tuple[str, str] | None, held_out: HeldOut, max_words: int, limits: Mapping[int, int]
+) -> str | None:
+    """Return why to drop a pair, if at all; numbers are compared if languages are given."""
+    if max_words and any(_length(text) > max_words for text in (pair.source, pair.target)):
         return _LONG
+    if limits and _length(pair.target) < limits[_length(pair.source)]:
+        return _SHORT
     if pair.source in held_out or pair.target in held_out:
         return _HELD_OUT
     if has_repetition(pair.target, pair.source):
         return _REPEATS
     if pair.source.startswith(BACK_TRANSLATED) and has_repetition(pair.source, pair.target):
         return _REPEATS
-    return _NUMBERS if numbers_disagree(pair.source, pair.target, languages) else None
+    return _NUMBERS if languages and numbers_disagree(pair.source, pair.target, languages) else None
 
 
 def numbers_disagree(source: str, target: str, languages: tuple[str, str]) -> bool:
