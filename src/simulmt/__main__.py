@@ -1,4 +1,4 @@
-"""`simulmt`, and `python -m simulmt`, which is how torchrun starts it."""
+"""Entry point of `simulmt` and of `python -m simulmt`, which torchrun runs."""
 
 import sys
 

@@ -178,7 +178,7 @@ class TestListening:
 def test_either_a_file_or_a_microphone(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     done = call("listen", *arguments, capture=capsys)
     assert done.returncode == 2
-    assert done.stderr == "simulmt: give either a WAV file, or - for standard input, or --microphone\n"
+    assert done.stderr == "simulmt: give a WAV file, - for standard input, or --microphone\n"
 
 
 def test_an_unknown_recogniser_is_refused(bundle: Path, speech: Path, capsys: pytest.CaptureFixture[str]) -> None:

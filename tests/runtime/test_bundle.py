@@ -167,7 +167,7 @@ def test_a_bundle_with_a_decoding_rule_is_refused(bundle: Path, settings: dict[s
     _trust_sizes(bundle)
     with pytest.raises(BundleError) as refused:
         Bundle(bundle)
-    reason = "uses decoding rules, which this version no longer has; export the model again"
+    reason = "uses decoding rules, which are no longer supported; export the model again"
     assert str(refused.value) == f"{bundle / CONFIG}: {reason}"
 
 

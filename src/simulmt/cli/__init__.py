@@ -56,7 +56,7 @@ COMMANDS = {
 
 
 def _reflow(docstring: str | None) -> str:
-    """Return a docstring with each paragraph on one line, except those marked with \\b, so that help wraps anywhere."""
+    """Join the lines of each paragraph of a docstring, except those marked with \\b, so that help wraps at any width."""
     paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
     return "\n\n".join(each if each.startswith("\b") else each.replace("\n", " ") for each in paragraphs)
 

@@ -27,7 +27,7 @@ STYLES = {"done": "green", "new": "bold", "begun": "yellow", "stale": "yellow"}
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> None:
-    """Print a table without squeezing its columns; all but the first `names` are numbers."""
+    """Print a table at its full width; all columns but the first `names` hold numbers."""
     table = Table(box=None)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < names else "right", no_wrap=True)

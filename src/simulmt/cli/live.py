@@ -221,7 +221,7 @@ def listen(
       simulmt listen rede.wav --model de-en --recogniser vosk:vosk-model-small-de-0.15
     """
     if (file is None) != microphone:
-        raise ConfigError("give either a WAV file, or - for standard input, or --microphone")
+        raise ConfigError("give a WAV file, - for standard input, or --microphone")
     from simulmt.speech.live import LiveSpeech, SpeechClock
     from simulmt.speech.recogniser import open_recogniser
 
@@ -306,7 +306,7 @@ def serve(
     if room_keys and not api_keys_file:
         raise ConfigError("--room-keys needs --api-keys-file: without keys everyone is admitted")
     set_up_logging()
-    workers = workers or (cores() if sys.platform == "linux" else 1)  # others do not balance SO_REUSEPORT
+    workers = workers or (cores() if sys.platform == "linux" else 1)  # only Linux balances SO_REUSEPORT
     settings = Settings(
         models=tuple(model or default_names()),
         host=host,
@@ -396,7 +396,7 @@ def _check_options(translator: Translator, delay: int | None, beam: int = 1) -> 
     """Raise ConfigError if the model does not support the delay or the beam."""
     try:
         translator.stream(delay, beam)
-    except StreamError as error:  # its message starts with the name of the argument, which is also that of the option
+    except StreamError as error:  # starts with the argument's name, which is also the option's
         raise ConfigError(f"--{error}") from None
 
 
@@ -425,7 +425,7 @@ def _command() -> str:
 
 
 def _warn_once(arrivals: Iterator[list[Arrival]], name: str) -> Iterator[list[Arrival]]:
-    """Pass on what arrives, and warn once about bytes that are not UTF-8."""
+    """Yield all arrivals unchanged; warn once about bytes that are not UTF-8."""
     warned = False
     for arrived in arrivals:
         bad_line = next((part.bad_line for part in arrived if part.bad_line), None)

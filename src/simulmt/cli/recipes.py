@@ -35,7 +35,7 @@ PRELOADED = (
     "simulmt.train.rewrite",
     "simulmt.eval.report.page",
     "simulmt.eval.run",
-    "torch._dynamo",  # which the first optimiser imports, in two seconds
+    "torch._dynamo",  # imported by the first optimiser, which takes two seconds
     "torch.utils.tensorboard",
 )
 

@@ -156,8 +156,8 @@ def filter_pairs(
     without: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Test set, in either language, to keep out: drop pairs that share a sentence of four or more words, "
-            "or ten words in a row, with it; repeatable."
+            help="Test set to hold out, in either language: drop pairs that share ten words in a row, or a sentence of "
+            "four or more words, with it; repeatable."
         ),
     ] = None,
     max_words: Annotated[
@@ -176,12 +176,12 @@ def filter_pairs(
         bool,
         typer.Option(
             "--check-numbers/--no-check-numbers",
-            help="Drop pairs with different numbers. Human translations differ on purpose: twenty to five is 4:40.",
+            help="Drop pairs whose numbers differ. Human translations may differ on purpose: twenty to five is 4:40.",
         ),
     ] = True,
     overwrite: Overwrite = False,
 ) -> None:
-    """Drop pairs with different numbers, with repetitive targets, or that overlap with a test set.
+    """Drop pairs that have different numbers or a repetitive target, or that overlap with a test set.
 
     Numbers are compared by value, in digits or in English, German and Chinese words: 3,000 equals 3.000 and 三千.
     PREFIX.json lists the dropped lines.
@@ -296,7 +296,7 @@ def recognised(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     overwrite: Overwrite = False,
 ) -> None:
-    """Replace source text with a recogniser's transcript of it, read aloud by espeak-ng.
+    """Replace source text with a recogniser's transcript of espeak-ng reading it aloud.
 
     Pairs are dropped if the transcript matches less than half of the source. Takes about one second per sentence on one
     core; start it several times to use several cores. Needs the extra speech, and espeak-ng.
@@ -451,7 +451,7 @@ def _translate(
 
 
 class _Display:
-    """Prints progress, live on a terminal and every 30 seconds in a log, and a summary."""
+    """Prints progress (live on a terminal, else every 30 seconds), then a summary."""
 
     def __init__(self, source: Path | None = None, quiet: bool = False) -> None:
         from rich.console import Console

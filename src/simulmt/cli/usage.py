@@ -55,7 +55,7 @@ class Value(NamedTuple):
 
     @property
     def description(self) -> str:
-        """What is expected, for error messages."""
+        """The expected value, as error messages describe it."""
         if issubclass(self.kind, Enum):
             *others, last = (each.value for each in self.kind)
             return f"{', '.join(others)} or {last}"

@@ -412,11 +412,12 @@ class _PairFilter:
             kept &= ~found
         if filters.drop_duplicates:
             for row in np.flatnonzero(kept).tolist():
-                kept[row] = not self._was_kept(chunk[row])
+                kept[row] = not self._is_duplicate(chunk[row])
                 self.dropped["duplicate"] += not kept[row]
         return kept
 
-    def _was_kept(self, pair: Pair) -> bool:
+    def _is_duplicate(self, pair: Pair) -> bool:
+        """Return whether the pair was kept before; if not, remember it."""
         # With 64 bits, the probability of any collision among ten million pairs is one in 370,000.
         digest = hashlib.blake2b(f"{pair.source}\n{pair.target}".encode(), digest_size=8).digest()
         known = len(self._kept_hashes)

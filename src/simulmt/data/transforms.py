@@ -217,8 +217,8 @@ def _is_still_at(path: Path, file: TextIO) -> bool:
 def write_once(path: Path, metadata: Mapping[str, Any], overwrite: bool, make: Callable[[], Iterable[str]]) -> Path:
     """Write a file of lines unless it is up to date; replace another one only with `overwrite`.
 
-    The caller must hold `exclusive_lock`.
-    PATH.json records its inputs and checksum, to recognise files of other origin.
+    The caller must hold `exclusive_lock`. PATH.json records the inputs and the checksum, to recognise files of other
+    origin.
     """
     record_path = path.with_name(f"{path.name}.json")
     if path.exists():

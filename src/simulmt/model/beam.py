@@ -142,8 +142,8 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return the `best` hypotheses of each sentence (default: all K), best first; the model must be in eval mode.
 
-    Batches of sentences of similar length are fastest. `source_lengths` is a CPU tensor. With a
-    `sampler` and a beam of 1, translations are sampled from the model.
+    Batches of sentences of similar length are fastest. `source_lengths` is a CPU tensor. With a `sampler` and a beam of
+    1, translations are sampled from the model.
     """
     if config.reads_on and delay is not None:
         return _greedy_wait_k(model, source, source_lengths, config, delay)

@@ -207,7 +207,7 @@ def sample_tokens(
 
 @compiled_on_gpu
 def _draw(logits: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
-    """Draw a symbol that may be written (Gumbel-max trick)."""
+    """Draw an allowed symbol (Gumbel-max trick)."""
     scores = at_least_float32(logits)
     symbols = torch.arange(scores.shape[-1], device=scores.device)
     scores = scores.masked_fill((symbols < len(SPECIAL_SYMBOLS)) & (symbols != END), -torch.inf)
@@ -396,16 +396,16 @@ def _matched_and_written(
     """Return the expected numbers of matched and of written bigrams."""
     labels = alignments.columns[:, 1:]
     # Prepend a frame with the start symbol; padding emits blanks.
-    shown = F.pad(log_probs[:, :, 1:].exp() * inside[:, :, None], (1, 0, 1, 0))  # [B U+1 T+1]
-    shown = shown + F.pad(torch.ones_like(shown[:, :1, :1]), (0, shown.shape[2] - 1, 0, shown.shape[1] - 1))
+    emitted = F.pad(log_probs[:, :, 1:].exp() * inside[:, :, None], (1, 0, 1, 0))  # [B U+1 T+1]
+    emitted = emitted + F.pad(torch.ones_like(emitted[:, :1, :1]), (0, emitted.shape[2] - 1, 0, emitted.shape[1] - 1))
     log_blank = F.pad(log_probs[:, :, 0].where(inside, 0.0), (1, 0), value=-torch.inf)
     written_at = 1 - log_blank.exp()
     paths = _blank_paths(log_blank)
 
-    before = paths.transpose(1, 2) @ shown  # [B U+1 T+1]: label t, then only blanks up to this frame
-    expected = (before[:, :, :-1] * shown[:, :, 1:]).sum(1)  # [B T]
+    before = paths.transpose(1, 2) @ emitted  # [B U+1 T+1]: label t, then only blanks up to this frame
+    expected = (before[:, :, :-1] * emitted[:, :, 1:]).sum(1)  # [B T]
     bigrams = torch.stack([F.pad(labels[:, :-1], (1, 0), value=_BEGIN), labels], -1)
-    merged = (shown[:, :-1, :-1] * shown[:, 1:, 1:]).sum(1) * (bigrams[:, :, 0] == bigrams[:, :, 1])
+    merged = (emitted[:, :-1, :-1] * emitted[:, 1:, 1:]).sum(1) * (bigrams[:, :, 0] == bigrams[:, :, 1])
     first, count = _occurrences(bigrams, alignments.label_lengths)
     matched = ((expected - merged).minimum(count) * first).sum(-1)
 
@@ -432,15 +432,15 @@ def _occurrences(
 
 class _LabelsAndSame(torch.autograd.Function):
     """Compute log-probabilities of the label columns, undefined on padding, [B U C], and the probability that a frame
-    and the next show the same non-blank symbol, [B U].
+    and the next emit the same non-blank symbol, [B U].
 
     With p_i the softmax of frame i and same_i the sum of p_i(v) p_{i+1}(v), the gradient with respect to a logit of
     frame i is
 
         p_i(v) * (g_i p_{i+1}(v) + g_{i-1} p_{i-1}(v) - s_i),   s_i = g_i same_i + g_{i-1} same_{i-1} + d_i summed
 
-    where g is the gradient with respect to `same`, and d, added in the label columns, that with respect to these. As in
-    model/layers.py the label columns are taken in fp32, apart from the rest.
+    where g is the gradient with respect to `same`, and d, added in the label columns, that with respect to the
+    log-probabilities. As in model/layers.py, the label columns are computed separately, in fp32.
     """
 
     @staticmethod
@@ -470,10 +470,10 @@ class _LabelsAndSame(torch.autograd.Function):
             shrink = after * same + before * _previous(same) + grad_log_probs.sum(-1)
             grad_frames, grad_table = _gradients_without_labels(rows, after, before, shrink, ctx.chunk)
 
-            shown = log_probs.exp() * inside[:, :, None]
-            pull = after[:, :, None] * F.pad(shown[:, 1:], (0, 0, 0, 1)) + before[:, :, None] * _previous(shown)
+            emitted = log_probs.exp() * inside[:, :, None]
+            pull = after[:, :, None] * F.pad(emitted[:, 1:], (0, 0, 0, 1)) + before[:, :, None] * _previous(emitted)
             pull = pull * (columns != BLANK)[:, None, :] - shrink[:, :, None]
-            grad_labels = shown * pull * first_occurrences(columns)[:, None, :] + grad_log_probs
+            grad_labels = emitted * pull * first_occurrences(columns)[:, None, :] + grad_log_probs
             wide, label_rows = frames.to(grad_labels.dtype), table[columns].to(grad_labels.dtype)
             grad_frames = grad_frames + grad_labels @ label_rows
             grad_table.index_add_(0, columns.flatten(), (grad_labels.transpose(1, 2) @ wide).flatten(0, 1))

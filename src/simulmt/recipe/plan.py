@@ -17,8 +17,8 @@
 
 `{out}` is the stage's own directory, the only place it may write to. `{NAME}` is the directory of another stage and
 makes that stage a dependency; if both stages are expanded over the same values, it refers to the matching variant.
-`{given}/FILE` is a file in the directory passed as --data. `{k}` is replaced by its value, even inside a
-reference: if `system` is `ctc`, `{{system}}` is the directory of the stage `ctc`.
+`{given}/FILE` is a file in the directory passed as --data. `{k}` is replaced by its value, even inside a reference: if
+`system` is `ctc`, `{{system}}` is the directory of the stage `ctc`.
 
 `processes = 4` runs a command in four processes. Only translation commands (such as `rewrite distil`) support it,
 because one process does not keep a GPU busy.

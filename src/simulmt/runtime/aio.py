@@ -137,7 +137,7 @@ class AsyncStream:
         self._lock = asyncio.Lock()
 
     async def push(self, text: str, arrived: float | None = None) -> list[Commit]:
-        """Push a chunk of text of any size; return what can now be written."""
+        """Push a chunk of text of any size; return the new commits."""
         async with self._lock:
             self.stream.accept(text, arrived)
             return await self._drain()

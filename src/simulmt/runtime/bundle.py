@@ -226,7 +226,7 @@ def huge_pages() -> Iterator[None]:
 
 
 def back_with_huge_pages(start: int, size: int) -> int:
-    """Back a block, aligned to huge pages, with huge pages; return 0 on success."""
+    """Move a block, aligned to huge pages, to huge pages; return 0 on success."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     return int(madvise(start, size, MADV_COLLAPSE))
@@ -326,7 +326,7 @@ def _read_config(path: Path) -> BundleConfig:
 def _updated(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Drop settings of older versions that are off; decoding rules that are on raise BundleError."""
     if any(_is_on(table.get(name)) for name in _RULES):
-        raise BundleError(f"{path}: uses decoding rules, which this version no longer has; export the model again")
+        raise BundleError(f"{path}: uses decoding rules, which are no longer supported; export the model again")
     dropped = [*_RULES, *(name for name in _AGREEMENT if not table.get(name))]
     return {name: value for name, value in table.items() if name not in dropped}
 

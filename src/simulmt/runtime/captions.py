@@ -127,7 +127,7 @@ class CaptionWriter:
 
     def commit(self, commit: Commit) -> None:
         now = self._clock() - self._origin
-        if self._text and now - self._begun > MAX_DURATION and _begins_word(commit.text, self._text):
+        if self._text and now - self._begun > MAX_DURATION and _can_break_before(commit.text, self._text):
             self._show(wrap(self._text), now)
             self._text = ""
         if not self._text:
@@ -186,7 +186,7 @@ def _fill(units: Sequence[str]) -> int:
     if most == len(units):
         return most
     counts = [count for count in range(1, most) if width("".join(units[:count])) >= COLUMNS / 2]
-    return min([*counts, most], key=lambda count: (_badness(*units[count - 1 : count + 1]), -count))
+    return min([*counts, most], key=lambda count: (_break_penalty(*units[count - 1 : count + 1]), -count))
 
 
 def _balance(units: Sequence[str]) -> int | None:
@@ -195,12 +195,12 @@ def _balance(units: Sequence[str]) -> int | None:
     for count in range(1, len(units)):
         first, second = width("".join(units[:count])), width("".join(units[count:]))
         if max(first, second) <= COLUMNS:
-            costs[count] = abs(first - second) + _badness(*units[count - 1 : count + 1]) * COLUMNS / 2
+            costs[count] = abs(first - second) + _break_penalty(*units[count - 1 : count + 1]) * COLUMNS / 2
     return min(costs, key=costs.__getitem__, default=None)
 
 
-def _badness(before: str, after: str) -> int:
-    """Return how bad a break between two units is: 0 after punctuation, 1 between words, 2 perhaps inside a word."""
+def _break_penalty(before: str, after: str) -> int:
+    """Return the penalty of a break between two units: 0 after punctuation, 1 between words, 2 perhaps inside a word."""
     last, first = before[-1], after[0]
     if last in NEVER_FIRST:
         return 0
@@ -251,8 +251,8 @@ def _is_inseparable(before: str, part: str) -> bool:
     return before[-1].isdecimal() and len(part.strip()) <= UNIT_LENGTH
 
 
-def _begins_word(text: str, before: str) -> bool:
-    """Return whether a line may be broken between two texts."""
+def _can_break_before(text: str, before: str) -> bool:
+    """Return whether a line may be broken between `before` and `text`."""
     last = len(_units(before)) - 1
     return _units(before + text)[last] == _units(before)[last]
 

@@ -105,21 +105,21 @@ class _StreamSentence:
         self.number = number
         self._detokenizer = detokenizer
         self.has_text = False  # whether any of it was committed
-        self.words: list[int] = []  # for each token, the number of words of the stream read so far
+        self.words_read: list[int] = []  # for each token, how many words of the stream had been read
         self.arrived: list[float] = []  # for each token, when its word was complete
         self.recognition: list[float] = []  # for each token, the recognition time of its word
 
     def read(self, tokens: Sequence[int], delay: int, words_read: int, arrived: float, recognition: float) -> None:
         """Read the tokens of a word."""
         self.sentence.read(tokens, delay)
-        self._note(len(tokens), words_read, arrived, recognition)
+        self._append(len(tokens), words_read, arrived, recognition)
 
     def close(self, delay: int, words_read: int, arrived: float) -> None:
         self.sentence.close(delay)
-        self._note(1, words_read, arrived, 0.0)
+        self._append(1, words_read, arrived, 0.0)
 
-    def _note(self, count: int, words_read: int, arrived: float, recognition: float) -> None:
-        self.words += [words_read] * count
+    def _append(self, count: int, words_read: int, arrived: float, recognition: float) -> None:
+        self.words_read += [words_read] * count
         self.arrived += [arrived] * count
         self.recognition += [recognition] * count
 
@@ -178,7 +178,7 @@ class Stream:
         return self._unfinished[0].sentence
 
     def push(self, text: str) -> list[Commit]:
-        """Push a chunk of text of any size; return what can now be written.
+        """Push a chunk of text of any size; return the new commits.
 
         A word is read once it is complete, that is, when whitespace or an ideograph follows. Line breaks are plain
         whitespace; call `end_sentence` where they end a sentence.
@@ -268,15 +268,15 @@ class Stream:
         pieces = self._translator.bundle.source.encode_word(word)
         limit = config.longest - 1  # excluding END
         self._words += 1  # before a cut, since this word causes it
-        if self._is_reading() and len(self._unfinished[-1].words) + len(pieces) > limit:
+        if self._is_reading() and len(self._unfinished[-1].words_read) + len(pieces) > limit:
             self._close(arrived)
         is_first = not self._is_reading()
         while pieces:
             unfinished = self._open_sentence()
-            free = limit - len(unfinished.words)
+            free = limit - len(unfinished.words_read)
             for tokens in self._translator.bundle.source.split_to_word_tokens(pieces[:free]):
                 unfinished.read(tokens, self._delay, self._words, arrived, recognition)
-            if len(unfinished.words) == limit:
+            if len(unfinished.words_read) == limit:
                 self._close(arrived)
             pieces = pieces[free:]
         if self._recent:
@@ -317,7 +317,7 @@ class Stream:
                 self._commits += 1
                 lag = unfinished.lag(position, trigger, started, now)
                 text = f" {text}" if needs_space else text
-                self._output.append(Commit(self._commits, text, unfinished.words[trigger], lag, unfinished.number))
+                self._output.append(Commit(self._commits, text, unfinished.words_read[trigger], lag, unfinished.number))
         self._drop_finished()
 
 
@@ -336,9 +336,9 @@ class Translator:
         """Open a stream, by default with the model's own delay.
 
         A `beam` above 1 runs beam search on whole sentences; it needs a full-sentence model, or a wait-k model at its
-        largest delay. With `segment=False` punctuation does not end a sentence: only `end_sentence` and
-        `finish` do, and the maximum length of the model. With `reads_on=False` a wait-k model may end its translation
-        before the source has been read.
+        largest delay. With `segment=False` punctuation does not end a sentence; only `end_sentence`, `finish` and the
+        model's maximum length do. With `reads_on=False` a wait-k model may end its translation before the source has
+        been read.
         """
         delay = self.checked_delay(delay)
         if beam != 1:

@@ -199,7 +199,7 @@ class HttpApi:
         return candidates[source], detection
 
     async def _detect_source(self, text: str, candidates: dict[str, Model]) -> Detection:
-        """Return the most likely language that can be translated to the target, with its confidence among all."""
+        """Return the most likely of the candidates, with its confidence among all languages."""
         ranked = await asyncio.to_thread(self._detector.detect, text)
         found = next((found for found in ranked if found.language in candidates), None)
         if found is None and len(candidates) == 1:  # the detector does not know this language

@@ -182,7 +182,7 @@ class Publisher:
 
 
 class Rooms:
-    """The rooms of a worker: those it is the home of, and copies of those that its viewers read."""
+    """The rooms of a worker: those it is home to, and copies of those that its viewers read."""
 
     def __init__(self, limits: Limits, peers: Peers, counters: Counters) -> None:
         self._limits = limits

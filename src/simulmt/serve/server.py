@@ -82,7 +82,7 @@ class DrainingServer(uvicorn.Server):
         self.on_startup()
 
     def stop(self) -> None:
-        """Start to shut down; if already shutting down, exit at once. Thread-safe, also in signal handlers."""
+        """Begin shutting down; exit at once if called again. Safe to call from threads and signal handlers."""
         self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:

@@ -37,7 +37,7 @@ from simulmt.serve.rooms import Publisher
 from simulmt.serve.transport import Budget, Outbox, Throttle
 from simulmt.speech.audio import RATE
 
-MESSAGE_COST = 64  # characters that a message counts for, besides its text
+MESSAGE_COST = 64  # characters added to the length of each message
 MAX_JOINED_LENGTH = 4_096  # characters up to which queued texts are joined
 DRAINING = "the server is shutting down; start again on another server, or retry shortly"
 FAILED = "the server failed to translate this stream; start it again"

@@ -364,8 +364,8 @@ class Entry(NamedTuple):
 class Outbox:
     """A bounded queue of messages that can be rewound to a commit.
 
-    Keeps up to `max_sent` sent messages for clients that resume.
-    `commit` is the type of message that clients resume after: Transcript in a session that only recognises.
+    Keeps up to `max_sent` sent messages for clients that resume. `commit` is the type of message that clients resume
+    after: Transcript in a session that only recognises.
     """
 
     def __init__(self, max_unsent: int, max_sent: int, commit: type[Commit | Transcript] = Commit) -> None:

@@ -388,7 +388,7 @@ def _ctc_log_probabilities(
 def _with_context(
     model: TransducerModel, decoder: TransducerDecoder, compared: Iterator[tuple[Array, Array]]
 ) -> Iterator[tuple[Array, Array]]:
-    """Add the label context to the scores of frames; both use what the trained model writes."""
+    """Add the label context to the scores of frames; both histories are what the trained model writes."""
     embedding, table = model.target_embedding.weight, model.context.table
     for expected, found in compared:
         history: History = (START,) * decoder.symbols

@@ -1,7 +1,7 @@
 """Initialise a model with the weights of a finished run or of a bundle, or average several.
 
 A bundle stores weights in the order in which graph.py adds them. So its graphs are rebuilt from a model of zeros, and
-the n-th weights added belong to the n-th stored. Names do not identify them, since they change with every node that
+the n-th weights added are the n-th stored. Names cannot identify weights, since they change with every node that
 graph.py adds.
 
 int8 weights are restored to within half a quantisation step.

@@ -153,7 +153,7 @@ def sweep(config: RunConfig, directory: Path, settings: SweepConfig, device: str
 
 
 def _check(config: RunConfig, space: SearchSpace) -> None:
-    """Fail early on what would otherwise fail in a trial."""
+    """Raise errors that would otherwise occur in every trial."""
     require(
         config.system == "ctc+asn",
         f"system: a sweep searches the settings of the sorting network and needs 'ctc+asn', got '{config.system}'",
