@@ -268,7 +268,7 @@ def test_an_invalid_assignment_is_refused(assignment: str) -> None:
         override({}, [assignment])
 
 
-def test_a_key_inside_a_value_is_refused() -> None:
+def test_a_subkey_of_a_scalar_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^--set name\.first=x: 'name' is not a table$"):
         override({"name": "m"}, ["name.first=x"])
     with pytest.raises(ConfigError, match=r"^--set a\.b\.c=x: 'b' is not a table$"):

@@ -111,7 +111,7 @@ def test_the_wheel_holds_the_package_and_its_models(wheel: Path, model: Translat
     assert {name.split("/")[0].split("-")[0] for name in names} == {"simulmt"}
 
 
-def test_the_environment_is_bare(environment: Path) -> None:
+def test_the_environment_has_no_training_dependencies(environment: Path) -> None:
     program = "import importlib.util as u; print([n for n in ('torch', 'onnx', 'sacrebleu') if u.find_spec(n)])"
     assert run([environment / "bin" / "python", "-c", program]) == "[]\n"
 
@@ -128,7 +128,7 @@ def test_it_translates_from_python(environment: Path, model: Translator) -> None
     assert run([environment / "bin" / "python", "-c", program], TEXT) == model.translate(TEXT)
 
 
-def test_what_needs_an_extra_says_so(environment: Path) -> None:
+def test_a_command_that_needs_an_extra_says_so(environment: Path) -> None:
     command: list[str | Path] = [environment / "bin" / "simulmt", "train", "config.toml", "--run", "run"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=environment)
     assert done.returncode == 1

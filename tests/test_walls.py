@@ -57,7 +57,7 @@ with open(sys.argv[2], "w") as file:
 """
 
 
-def test_the_core_is_among_the_modules_looked_at() -> None:
+def test_the_runtime_modules_include_the_core() -> None:
     some = ("errors", "text.words", "data.corpus", "runtime.stream", "recipe.plan")
     assert {f"simulmt.{name}" for name in some} <= set(RUNTIME)
 

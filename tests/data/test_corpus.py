@@ -356,7 +356,7 @@ def test_a_corpus_without_remaining_pairs_is_an_error(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- writing a store
 
 
-def test_a_pair_comes_back_as_it_was_encoded(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+def test_a_stored_pair_reads_back_unchanged(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
     source_tokenizer, target_tokenizer = tokenizers
     manifest = write_token_store([write_parallel(tmp_path, PAIRS)], *tokenizers, tmp_path / "store", filters=Filters())
     store = TokenStore.open(tmp_path / "store")
@@ -376,7 +376,7 @@ def test_a_pair_comes_back_as_it_was_encoded(tmp_path: Path, tokenizers: tuple[T
         st.tuples(*[st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\ufeff"))] * 2), max_size=8
     )
 )
-def test_any_unicode_line_comes_back_as_it_was_encoded(
+def test_any_unicode_line_reads_back_unchanged(
     tokenizers: tuple[Tokenizer, Tokenizer], pairs: list[tuple[str, str]]
 ) -> None:
     source_tokenizer, target_tokenizer = tokenizers
@@ -494,7 +494,7 @@ def test_an_interruption_leaves_things_as_they_were(
     assert names_in(tmp_path) == ({"store"} if overwrite else set())
 
 
-def test_a_disk_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int) -> None:
         raise OSError(28, f"no space left for {descriptor}")
 
@@ -601,7 +601,7 @@ def test_a_missing_file_is_named(store_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", DATA_FILES)
 @pytest.mark.parametrize("change", [-1, 1, 8])
-def test_a_file_of_the_wrong_size_is_named_with_what_to_do(store_path: Path, name: str, change: int) -> None:
+def test_a_file_of_the_wrong_size_is_an_error_with_a_remedy(store_path: Path, name: str, change: int) -> None:
     size = (store_path / name).stat().st_size
     os.truncate(store_path / name, size + change)
     message = rf"{name}: {size + change} bytes, but the manifest says {size}; prepare the token store again"

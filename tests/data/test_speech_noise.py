@@ -114,7 +114,7 @@ def test_numbers_and_negations_keep_their_meaning() -> None:
         assert kept == dict.fromkeys(kept, 1), spoken(noise, TEXT, seed)
 
 
-def test_what_each_rate_does() -> None:
+def test_each_rate_adds_its_kind_of_noise() -> None:
     text = "people have shown that books help them whenever they travel"
     words = text.split()
     added = spoken(only(filler=1.0), text).split()

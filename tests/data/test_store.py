@@ -80,7 +80,9 @@ def test_existing_vocabularies_are_used(original: Path, text: Path, tmp_path: Pa
     assert np.array_equal(dataset.dev.target_tokens, Dataset.open(original).dev.target_tokens)
 
 
-def test_a_tag_is_one_symbol_and_no_part_of_the_vocabulary(original: Path, text: Path, tmp_path: Path) -> None:
+def test_the_back_translation_tag_is_one_symbol_outside_the_vocabulary(
+    original: Path, text: Path, tmp_path: Path
+) -> None:
     tagged = tmp_path / "tagged.source"
     tagged.write_text("".join(f"<bt> {line}\n" for line in lines(text / "train.source")), encoding="utf-8")
     corpus = ParallelFiles(tagged, text / "train.target")

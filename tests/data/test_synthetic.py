@@ -233,7 +233,7 @@ def test_vocabularies_have_hundreds_of_unambiguously_spelt_words() -> None:
 
 
 @pytest.mark.parametrize("reorder", [-0.01, 1.01, math.nan])
-def test_a_dial_outside_zero_to_one_is_refused(tmp_path: Path, reorder: float) -> None:
+def test_a_reorder_setting_outside_zero_to_one_is_refused(tmp_path: Path, reorder: float) -> None:
     with pytest.raises(ConfigError, match="reorder = "):
         generate(1, reorder, 1)
     with pytest.raises(ConfigError, match="reorder = "):

@@ -60,7 +60,7 @@ def fail() -> Iterator[Rewritten]:
 
 
 class TestWriting:
-    def test_the_files_by_hand(self, tmp_path: Path) -> None:
+    def test_the_output_files_match_those_worked_out_by_hand(self, tmp_path: Path) -> None:
         told: list[Progress] = []
         record = write_pairs(job(tmp_path), lambda: LINES, told.append)
         assert (tmp_path / "out.source").read_text(encoding="utf-8") == "a\nb\u2028c\n"
@@ -180,7 +180,9 @@ class TestOwnInputs:
             yield
 
     @pytest.mark.parametrize("read", [0, 1])
-    def test_of_speech_and_joining(self, tmp_path: Path, read: int, overwrite: bool) -> None:
+    def test_speech_and_joining_refuse_to_overwrite_their_inputs(
+        self, tmp_path: Path, read: int, overwrite: bool
+    ) -> None:
         paths = [tmp_path / "other.source", tmp_path / "other.target"]
         other = JoinedSet(paths[0], paths[1])
         paths[read] = tmp_path / "mine.source"
@@ -201,7 +203,7 @@ class TestWeighing:
             write(tmp_path / "text.labels.gz", origins),
         )
 
-    def test_whole_weights_are_exact_and_the_order_stays(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    def test_integer_weights_are_exact_and_keep_the_order(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
         weight_corpus(*text, tmp_path / "out", WeightingConfig({"law": 2, "chat": 0}))
         kept = [number for number in range(3000) for _ in range((1, 2, 0)[number % 3])]
         assert lines(tmp_path / "out.source") == [f"s{number}" for number in kept]
@@ -222,7 +224,7 @@ class TestWeighing:
             line[1:] for line in lines(tmp_path / "a.source")
         ]
 
-    def test_what_cannot_be_weighed_is_refused(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    def test_invalid_weights_are_refused(self, text: tuple[Path, Path, Path], tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"no line has the label nwes; labels found: news \(1,000\), law"):
             weight_corpus(*text, tmp_path / "out", WeightingConfig({"nwes": 2}))
         with pytest.raises(DataError, match="every label has weight 0"):
@@ -263,7 +265,7 @@ class TestJoining:
         with pytest.raises(DataError, match="--overwrite"):
             join_corpora([JoinedSet(*sets[1]), JoinedSet(*sets[0])], tmp_path / "out")
 
-    def test_what_cannot_be_joined_is_refused(self, sets: list[tuple[Path, Path]], tmp_path: Path) -> None:
+    def test_invalid_joins_are_refused(self, sets: list[tuple[Path, Path]], tmp_path: Path) -> None:
         with pytest.raises(DataError, match="has 3 lines but"):
             join_corpora([JoinedSet(sets[0][0], sets[1][1])], tmp_path / "out")
         with pytest.raises(ConfigError, match="nothing to join"):
@@ -295,7 +297,7 @@ def test_speech_has_no_punctuation(text: str, spoken: str) -> None:
     assert unpunctuated(text) == spoken
 
 
-def test_lines_without_words_are_listed_by_their_place_in_the_file(tmp_path: Path) -> None:
+def test_lines_without_words_are_listed_by_line_number(tmp_path: Path) -> None:
     source = write(tmp_path / "source", ["..." if number % 4 == 0 else "Word." for number in range(1, 201)])
     target = write(tmp_path / "target", ["Wort."] * 200)
     made = speech_corpus(source, target, tmp_path / "out", SpeechConfig(0.5))
@@ -439,7 +441,7 @@ def test_sentences_and_passages_of_a_test_set_are_held_out(text: str, held_out: 
     assert (text in HeldOut(["The old bridge was closed.", "Thank you.", "", passage])) is held_out
 
 
-def test_either_side_of_a_pair_may_be_in_a_test_set(tmp_path: Path) -> None:
+def test_either_side_of_a_pair_may_match_a_test_set(tmp_path: Path) -> None:
     texts = {
         "a.de": "Das ist der alte Hund.\nEr kam nach Hause.\nWir gehen jetzt essen.\n",
         "a.en": "That is the old dog.\nHe came home.\nWe go to eat now.\n",
@@ -622,7 +624,7 @@ class TestInputsOfReordering:
             yield
 
     @pytest.mark.parametrize("read", [0, 1, 2])
-    def test_of_reordering(self, tmp_path: Path, read: int, overwrite: bool) -> None:
+    def test_reordering_refuses_to_overwrite_its_input(self, tmp_path: Path, read: int, overwrite: bool) -> None:
         paths = [tmp_path / f"other.{name}" for name in ("source", "target", "links")]
         paths[read] = tmp_path / "mine.target"
         source, target, links = paths

@@ -259,7 +259,7 @@ def test_a_full_sentence_baseline_is_compared_at_every_delay(tmp_path: Path) -> 
         compare([tmp_path], baseline="student")
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+def test_incomparable_systems_are_refused(tmp_path: Path) -> None:
     save(tmp_path, "base", 1, GERMAN)
     with pytest.raises(ConfigError, match="--baseline nobody: no such system; there are base"):
         compare([tmp_path], baseline="nobody")
@@ -302,7 +302,7 @@ def test_markdown(tmp_path: Path) -> None:
     assert len(comparison_signatures(comparisons)) == 2
 
 
-def test_insignificant_differences_have_no_star(tmp_path: Path) -> None:
+def test_insignificant_differences_are_not_starred(tmp_path: Path) -> None:
     save(tmp_path, "base", 3, GERMAN)
     save(tmp_path, "same", 3, [*GERMAN[:4], WORSE[4]])
     assert "*" not in comparison_markdown(compare([tmp_path])).splitlines()[3]
@@ -429,7 +429,7 @@ def test_guessing_a_language(text: str, language: str) -> None:
         ("来他，他来", "char", 0),
     ],
 )
-def test_words_written_twice(text: str, unit: Unit, count: int) -> None:
+def test_repeated_words_are_counted(text: str, unit: Unit, count: int) -> None:
     assert repeated_words(text, unit) == count
 
 

@@ -128,7 +128,7 @@ def test_a_bundle_is_scored(german: Translator, test_set: TestSet) -> None:
     assert news[-2:] == ["toy-k3: timing 2 sentences, run 2 of 2", "toy-k3: scoring"]
 
 
-def test_what_is_written_is_complete(german: Translator, test_set: TestSet, tmp_path: Path) -> None:
+def test_written_results_are_complete(german: Translator, test_set: TestSet, tmp_path: Path) -> None:
     evaluation = Evaluator(test_set, "auto", UNTIMED).score_bundle("toy", german, 3, threads=1)
     evaluation.write(tmp_path)
     assert read_results(tmp_path) == [evaluation.result]
@@ -214,7 +214,7 @@ def test_shuffled_and_empty_hypotheses_score_lower(test_set: TestSet, tmp_path: 
     assert scores[2].AL == scores[0].AL  # silence is not fast
 
 
-def test_flaws_are_counted(test_set: TestSet, tmp_path: Path) -> None:
+def test_repeated_and_unknown_words_are_counted(test_set: TestSet, tmp_path: Path) -> None:
     first, *others = GERMAN
     word = first.split()[1]
     flawed = [first.replace(word, f"{word} {word} {word[:-2]}xq"), *others]

@@ -279,7 +279,7 @@ def fresh_diagonal(norm: NormPlacement, query_scale: float) -> float:
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_a_smaller_scale_of_the_queries_starts_farther_from_the_identity(norm: NormPlacement) -> None:
+def test_a_smaller_query_scale_starts_farther_from_the_identity(norm: NormPlacement) -> None:
     diagonals = [fresh_diagonal(norm, scale) for scale in (1.0, 0.3, 0.1, 0.01)]
     assert diagonals == sorted(diagonals, reverse=True)
     assert diagonals[0] > 0.9
@@ -337,7 +337,7 @@ def test_the_order_of_the_target_matters_and_its_padding_does_not() -> None:
     assert_same(sort_by([6, 7, END], 3), sort_by([6, 7, END, 9, 9], 3), 1e-5)
 
 
-def test_with_everything_masked_only_the_target_length_is_visible() -> None:
+def test_with_all_target_tokens_masked_sorting_depends_only_on_the_length() -> None:
     source, three = torch.tensor([[7, 8, 9]]), torch.tensor([3])
     targets = [torch.tensor([[6, 7, END]]), torch.tensor([[10, 11, END]])]
     for gamma, same in ((1.0, True), (0.0, False)):

@@ -103,7 +103,7 @@ def assert_same_hypotheses(found: list[Hypothesis], expected: list[Hypothesis]) 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.5])
 @pytest.mark.parametrize(("causal", "delay"), [(False, None), (True, 1), (True, 3)])
-def test_a_wide_beam_finds_what_enumeration_finds(length_penalty: float, causal: bool, delay: int | None) -> None:
+def test_a_wide_beam_finds_the_same_as_enumeration(length_penalty: float, causal: bool, delay: int | None) -> None:
     model = make_model(causal=causal)
     config = BeamConfig(EVERYTHING, length_penalty, max_ratio=0.5, max_extra=2, min_length=1)
     for source, found in zip(SOURCES, search(model, SOURCES, config, delay), strict=True):
@@ -200,7 +200,7 @@ def test_sentences_that_finish_early_do_not_change_the_others(seed: int, beam: i
         assert_same_hypotheses(found, plain_beam_search(model, source, longest, config, delay))
 
 
-def test_the_best_alone_are_the_first_of_all() -> None:
+def test_the_n_best_are_the_first_n_of_all_hypotheses() -> None:
     config = BeamConfig(beam=4)
     everything = search(make_model(), SOURCES, config)
     for best in (1, 2):
@@ -215,7 +215,7 @@ def test_the_best_alone_are_the_first_of_all() -> None:
     min_length=st.integers(0, 3),
     delay=st.sampled_from([None, 1, 2]),
 )
-def test_a_beam_of_one_is_greedy(seed: int, length_penalty: float, min_length: int, delay: int | None) -> None:
+def test_a_beam_of_one_is_greedy_search(seed: int, length_penalty: float, min_length: int, delay: int | None) -> None:
     model = make_model(seed, causal=delay is not None)
     config = BeamConfig(beam=1, length_penalty=length_penalty, max_ratio=1.0, max_extra=4, min_length=min_length)
     for source, (best, *others) in zip(SOURCES, search(model, SOURCES, config, delay), strict=True):

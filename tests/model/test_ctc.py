@@ -166,7 +166,7 @@ def batches(draw: st.DrawFn) -> tuple[list[list[int]], list[int], int]:
 
 @settings(deadline=None, max_examples=60)
 @given(batch=batches(), smoothing=st.sampled_from([0.0, 0.1, 0.6]), chunk=st.sampled_from([1, 2, 3, 8, 1000]))
-def test_both_losses_are_the_plain_one_in_values_and_gradients(
+def test_both_losses_match_the_plain_loss_in_values_and_gradients(
     batch: tuple[list[list[int]], list[int], int], smoothing: float, chunk: int
 ) -> None:
     targets, lengths, seed = batch
@@ -204,7 +204,7 @@ def test_a_batch_of_empty_targets() -> None:
         assert (found.tokens.item(), found.skipped.item()) == (0, 0)
 
 
-def test_a_batch_that_cannot_be_aligned_at_all_is_worth_nothing() -> None:
+def test_a_batch_without_alignable_sentences_has_zero_loss() -> None:
     target, lengths = pad([[6, 6, 6], [1, 2]])
     alignments = Alignments.of(target, lengths, torch.tensor([4, 1]))
     frames, table = random_logits(2, 4, 3).requires_grad_(), random_logits(V, 3).requires_grad_()

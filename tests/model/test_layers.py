@@ -177,7 +177,7 @@ class TestWholeWords:
         assert tokens_seen(numbers, 1).tolist() == [[3, 3, 3, 4, 6, 6], [1, 2, 3, 6, 6, 6]]
         assert tokens_seen(numbers, 3).tolist() == [[3, 4, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]]
 
-    def test_until_words_are_marked_every_token_is_one(self) -> None:
+    def test_until_words_are_marked_every_token_is_a_word(self) -> None:
         encoder = Encoder(VOCABULARY, 8, 16, 2, 1, dropout=0.0, whole_words=True)
         assert encoder.words(torch.tensor([[4, 4, 9]])).tolist() == [[1, 2, 3]]
         encoder.mark_words([token == 9 for token in range(VOCABULARY)])
@@ -410,7 +410,7 @@ def test_only_the_total_carries_a_gradient() -> None:
     assert not negative.requires_grad
 
 
-def test_what_frames_without_weight_hold_does_not_matter() -> None:
+def test_frames_without_weight_are_ignored() -> None:
     case, other = Case(), Case()
     with torch.no_grad():
         other.frames[case.weights == 0] = 50.0

@@ -53,7 +53,7 @@ def test_ngram_f1_by_hand() -> None:
     assert rewards[0, 0].tolist() == pytest.approx([matched, matched, missed])
 
 
-def test_repeating_a_word_in_better_order_is_not_rewarded() -> None:
+def test_a_word_repeated_in_the_right_place_earns_no_second_reward() -> None:
     # Reference 6 7 8, written 7 6 7 8: the second 7 is one too many, so "6 7" does not count; "7 8" does.
     tokens, target = torch.tensor([[[7, 6, 7, 8]]]), torch.tensor([[6, 7, 8]])
     rewards, f1 = ngram_rewards(tokens, torch.tensor([[4]]), target, torch.tensor([3]), order_weights=(0.0, 1.0))
@@ -366,7 +366,7 @@ def test_a_perfect_translation_has_no_loss() -> None:
     assert float(loss_of(one_hot([A, A, BLANK, B, BLANK, END]), [[A, B, END]], [6])) == pytest.approx(0, abs=1e-9)
 
 
-def test_a_moved_phrase_costs_its_borders_only() -> None:
+def test_a_moved_phrase_loses_only_the_ngrams_at_its_borders() -> None:
     """A B | C END against C | A B END: of four bigrams each, A B is in both."""
     assert float(loss_of(one_hot([C, A, B, END]), [[A, B, C, END]], [4])) / 4 == pytest.approx(1 - 1 / 4)
 

@@ -93,7 +93,7 @@ def _visits(log_p: Tensor, lattice: Lattice) -> Tensor:
     return posteriors.blank + posteriors.label
 
 
-def test_every_frame_is_in_one_cell() -> None:
+def test_cell_posteriors_sum_to_one_in_every_frame() -> None:
     inputs, lattice = _inputs(2, [6, 4], [3, 2])
     visits = _visits(_log_probabilities(inputs).detach(), lattice)
     inside = torch.arange(6) < torch.tensor([[6], [4]])

@@ -152,7 +152,7 @@ def test_the_scratch_directory_is_deleted(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "scratch").exists()
 
 
-def test_only_commands_that_can_resume_find_what_a_failed_call_left(tmp_path: Path) -> None:
+def test_only_resumable_commands_find_unfinished_work(tmp_path: Path) -> None:
     statuses, workspace = prepare({"a": "fail {out}"}, tmp_path)
     for program, left in ((FAKES, False), (Program(command, resumable=("fail",)), True)):
         assert not run_stages(statuses, workspace, 1, program, RecordingView())

@@ -245,7 +245,7 @@ def test_settings_and_logs_are_not_part_of_the_result(workspace: Workspace) -> N
     assert look(recipe(), workspace)["ctc"].state == "done"
 
 
-def test_nothing_depends_on_what_is_hidden_or_lies_beside_the_result(workspace: Workspace) -> None:
+def test_hidden_and_ignored_files_are_not_part_of_the_result(workspace: Workspace) -> None:
     directory, inputs = workspace.directory("ctc"), look(recipe(), workspace)["ctc"].inputs
     begin(directory, inputs, can_resume=True)
     for name in ("final/model.json", "final/curves", ".lock", "curves/1.events", "final/.writing/half"):
@@ -257,7 +257,7 @@ def test_nothing_depends_on_what_is_hidden_or_lies_beside_the_result(workspace: 
     assert sorted(record.files) == ["final/curves", "final/model.json"]
 
 
-def test_equal_numbers_are_equal_settings_for_all_stages(workspace: Workspace) -> None:
+def test_an_integer_and_an_equal_float_are_the_same_setting(workspace: Workspace) -> None:
     do(recipe(seed=1), workspace)
     assert set(states(look(recipe(seed=1.0), workspace)).values()) == {"done"}  # type: ignore[arg-type]
 
@@ -296,7 +296,7 @@ def package(directory: Path, **edits: tuple[str, str]) -> Path:
         ("__init__.py", "1", "2", False),
     ],
 )
-def test_only_code_that_a_command_imports_counts(
+def test_only_code_imported_by_a_command_counts(
     name: str, before: str, after: str, counts: bool, tmp_path: Path
 ) -> None:
     plain = code_hash("simulmt.cli.data", "learn", package(tmp_path))

@@ -97,7 +97,7 @@ def test_a_damaged_manifest_is_named(bundle: Path, content: str) -> None:
         Bundle(bundle)
 
 
-def test_what_cannot_be_read_is_named(bundle: Path) -> None:
+def test_an_unreadable_file_is_named(bundle: Path) -> None:
     (bundle / MANIFEST).unlink()
     (bundle / MANIFEST).mkdir()
     with pytest.raises(BundleError, match=r"manifest\.json: cannot be read: Is a directory"):
@@ -240,7 +240,7 @@ def test_threads_come_from_the_call_or_the_environment(
     assert session.get_session_options().intra_op_num_threads == expected
 
 
-def test_a_penalty_belongs_to_its_delay() -> None:
+def test_each_delay_has_its_own_blank_penalty() -> None:
     config = BundleConfig(1, "ctc", "en", "de", "fp32", 9, delays=(1, 3), default_delay=3, blank_penalties=(0.5, 2.0))
     assert (config.blank_penalty(1), config.blank_penalty(3)) == (0.5, 2.0)
     with pytest.raises(ConfigError, match="blank_penalties"):
@@ -250,19 +250,19 @@ def test_a_penalty_belongs_to_its_delay() -> None:
 WAIT_K = BundleConfig(1, "wait-k", "en", "de", "fp32", 9, delays=(1, 3), default_delay=3)
 
 
-def test_a_threshold_belongs_to_its_delay() -> None:
+def test_each_delay_has_its_own_threshold() -> None:
     config = replace(WAIT_K, stabilities=(0.5, 1.0))
     assert (config.has_policy, config.stability(1), config.stability(3)) == (True, 0.5, 1.0)
     assert (WAIT_K.has_policy, WAIT_K.stability(1), WAIT_K.stability(3)) == (False, 0.0, 0.0)
 
 
-def test_a_maximum_wait_belongs_to_its_delay() -> None:
+def test_each_delay_has_its_own_maximum_wait() -> None:
     config = replace(WAIT_K, stabilities=(0.5, 1.0), max_waits=(4, 0))
     assert (config.max_wait(1), config.max_wait(3)) == (4, math.inf)
     assert replace(WAIT_K, stabilities=(0.5, 1.0)).max_wait(1) == math.inf
 
 
-def test_a_threshold_of_zero_is_a_policy_all_the_same() -> None:
+def test_a_policy_with_a_threshold_of_zero_is_kept() -> None:
     """Unlike a model without a policy, it sees whole words."""
     assert replace(WAIT_K, stabilities=(0.0, 0.0)).has_policy
 

@@ -98,7 +98,7 @@ def written(events: list[tuple[float, str]], style: Format = Format.SRT) -> str:
 
 
 class TestText:
-    def test_one_line_per_line_flushed_at_once(self) -> None:
+    def test_each_line_is_flushed_at_once(self) -> None:
         class Output(io.StringIO):
             flushed = ""
 

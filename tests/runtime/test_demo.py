@@ -37,7 +37,7 @@ def test_what_is_spoken_is_the_sentence(sentence: str) -> None:
 
 
 @pytest.mark.parametrize("language", [*demo.SENTENCES, SYNTHETIC])
-def test_built_in_texts_take_less_than_a_minute(model: Translator, language: str) -> None:
+def test_the_samples_take_less_than_a_minute_to_speak(model: Translator, language: str) -> None:
     config = replace(model.config, source_language=language)
     words = split_words(" ".join(demo.sentences_for(config, None)))
     assert 20 < len(words) < 2.5 * 50

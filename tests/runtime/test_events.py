@@ -109,7 +109,7 @@ def test_events_without_text_are_ignored(line: str) -> None:
         '{"text": "a", "result": [1]}',
     ],
 )
-def test_anything_else_is_an_error_of_one_line(line: str) -> None:
+def test_an_unknown_event_is_a_one_line_error(line: str) -> None:
     with pytest.raises(DataError, match="expected a") as refused:
         EventReader().read(line)
     assert "\n" not in str(refused.value)

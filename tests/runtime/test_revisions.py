@@ -39,7 +39,7 @@ class TestLocalAgreement:
     def test_case_and_marks_do_not_matter_to_agreement(self) -> None:
         assert partials("The best.", "the best of", "the best of all") == ["", "the best", "of"]
 
-    def test_a_mark_needs_agreement_as_well(self) -> None:
+    def test_punctuation_also_needs_agreement(self) -> None:
         assert partials("Well, it. is x", "Well, it, is x y")[1] == "Well, it is x"
 
     def test_a_full_stop_before_a_lower_case_word_is_dropped(self) -> None:

@@ -63,7 +63,7 @@ def test_an_ending_below_the_beam_does_not_count() -> None:
     assert (search.is_done, search.best) == (True, [6, 6])
 
 
-def test_beam_search_writes_no_special_symbol_and_something() -> None:
+def test_beam_search_output_is_not_empty_and_has_no_special_symbols() -> None:
     tempting = np.zeros((1, V))
     tempting[0, len(SPECIAL_SYMBOLS) :] = -5
     search = BeamSearch(size=1, longest=1)

@@ -459,7 +459,7 @@ class TestSentences:
         assert joined(commits) == " ".join(expected)
         assert commits[-1].sentence == len(expected) - 1
 
-    def test_a_word_beyond_the_bound_is_cut_too(self, ctc: Translator) -> None:
+    def test_a_word_longer_than_the_sentence_limit_is_cut(self, ctc: Translator) -> None:
         word = "q" * 127
         assert len(ctc.bundle.source.encode_word(word)) > LONGEST
         stream = open_stream(ctc, 1)
@@ -467,7 +467,7 @@ class TestSentences:
         stream.finish()
         assert stream.sentences_finished > 1
 
-    def test_a_number_that_begins_what_a_cut_left_does_not_end_it(self, ctc: Translator) -> None:
+    def test_a_number_right_after_a_cut_does_not_end_the_sentence(self, ctc: Translator) -> None:
         """As in a list, "3." at the start of a sentence is a label."""
         source = ctc.bundle.source
         filler = next(word for word in ("a", "the", "we") if len(source.encode_word(word)) == 1)

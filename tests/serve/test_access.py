@@ -11,7 +11,7 @@ from simulmt.serve.access import ApiKeys, Limits, Origins
 
 
 @pytest.mark.parametrize("value", [0, -1])
-def test_a_limit_must_leave_something(value: int) -> None:
+def test_a_limit_must_be_above_zero(value: int) -> None:
     with pytest.raises(ConfigError, match="streams must be above 0"):
         Limits(streams=value)
 

@@ -200,7 +200,7 @@ def test_a_language_without_a_recogniser_is_refused(serve: Callable[..., Served]
         ({"input": "text"}, b"\0\0", "bad_message"),
     ],
 )
-def test_what_does_not_fit_the_input_is_refused(
+def test_messages_that_do_not_fit_the_input_are_refused(
     served: Served, opening: dict[str, str], message: str | bytes, code: str
 ) -> None:
     with served.talk() as talk:

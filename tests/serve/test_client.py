@@ -26,7 +26,7 @@ async def translation(live: LiveTranslation, text: str) -> str:
     return "".join([message.text async for message in live if isinstance(message, Commit)])
 
 
-def test_it_gives_commits_and_ends_of_sentences(served: Served, translator: Translator) -> None:
+def test_the_client_yields_commits_and_sentence_ends(served: Served, translator: Translator) -> None:
     async def run() -> list[Commit | Sentence | Undone]:
         async with LiveTranslation(served.url, "toy", 1) as live:
             live.source(TEXT)
@@ -41,7 +41,7 @@ def test_it_gives_commits_and_ends_of_sentences(served: Served, translator: Tran
     assert sum(isinstance(message, Sentence) for message in messages) == 3
 
 
-def test_what_cannot_succeed_is_raised(served: Served) -> None:
+def test_an_error_without_a_remedy_is_raised(served: Served) -> None:
     async def run() -> None:
         async with LiveTranslation(served.url, "no-such-model") as live:
             await translation(live, TEXT)
@@ -136,7 +136,7 @@ inputs = st.one_of(st.builds(Source, st.text("ab ", max_size=9)), st.just(End())
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(inputs))
-def test_joining_texts_changes_nothing_else(messages: list[Input]) -> None:
+def test_joining_texts_keeps_all_other_messages(messages: list[Input]) -> None:
     joined = list(client._join_texts(messages))
     assert _spelt_out(joined) == _spelt_out(messages)
     assert all(len(message.text) <= client.MAX_SOURCE_LENGTH for message in joined if isinstance(message, Source))

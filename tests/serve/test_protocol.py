@@ -122,7 +122,7 @@ def test_an_error_says_what_is_wrong() -> None:
 
 
 @given(st.text())
-def test_what_is_quoted_is_short_and_can_be_encoded(message: str) -> None:
+def test_quoted_input_is_shortened_and_encodable(message: str) -> None:
     assert len(sanitise_message(100 * message).encode()) < 3_000
 
 

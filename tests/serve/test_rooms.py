@@ -214,7 +214,7 @@ def test_the_last_messages_reach_viewers_before_the_end() -> None:
     assert asyncio.run(read()) == ["Commit", "Sentence", "Retract", "Closed", "Waiting", "Room"]
 
 
-def test_undo_takes_back_the_open_sentence_then_finished_ones(served: Served, translator: Translator) -> None:
+def test_undo_starts_with_the_open_sentence_then_goes_back(served: Served, translator: Translator) -> None:
     first, second, third = SENTENCES[:3]
     opened = " ".join(third.split()[:3])
     with served.watch("hall") as viewer, served.talk() as speaker:
@@ -251,7 +251,7 @@ def test_undo_gives_the_same_commits_however_the_text_comes(served: Served, chun
     assert commits(chunk) == commits(7)
 
 
-def test_a_viewer_cannot_be_spoken_to_after_the_server_has_gone(serve: Serve) -> None:
+def test_a_viewer_of_a_stopped_server_is_disconnected(serve: Serve) -> None:
     served = serve()
     with served.watch("hall") as viewer:
         viewer.receive()

@@ -43,7 +43,7 @@ def test_evicted_sessions_hold_no_memory() -> None:
     assert rows <= 2 * STREAMS
 
 
-def test_a_start_that_is_refused_evicts_nobody() -> None:
+def test_a_refused_start_evicts_no_session() -> None:
     async def refuse() -> None:
         metrics = Metrics()
         model = load_models(["toy"], metrics, threads=1, inline=False)["toy"]

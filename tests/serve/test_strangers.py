@@ -61,7 +61,7 @@ def connect(served: Served) -> socket.socket:
     ],
     ids=["silent", "slow headers", "slow body"],
 )
-def test_a_request_that_does_not_arrive_is_refused(serve: Serve, beginning: bytes) -> None:
+def test_a_slow_request_is_refused(serve: Serve, beginning: bytes) -> None:
     with connect(serve(request_seconds=0.2)) as client:
         client.sendall(beginning)
         answer = received(client)
@@ -69,7 +69,7 @@ def test_a_request_that_does_not_arrive_is_refused(serve: Serve, beginning: byte
     assert b"no complete request within 0.2 seconds" in answer
 
 
-def test_a_second_request_that_does_not_arrive_is_refused(serve: Serve) -> None:
+def test_a_slow_second_request_is_refused(serve: Serve) -> None:
     with connect(serve(request_seconds=0.5)) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
         assert client.recv(10_000).startswith(b"HTTP/1.1 200")
@@ -77,7 +77,7 @@ def test_a_second_request_that_does_not_arrive_is_refused(serve: Serve) -> None:
         assert b"HTTP/1.1 408" in received(client)
 
 
-def test_a_slow_answer_is_not_a_slow_request(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_response_does_not_count_as_a_slow_request(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve()
     deadlines: list[object] = []
 
@@ -142,7 +142,7 @@ def _is_healthy(port: int) -> bool:
         return False
 
 
-def test_a_line_that_repeats_is_logged_once_in_a_while() -> None:
+def test_a_repeated_log_line_is_rate_limited() -> None:
     now = 0.0
     repeats = RepeatFilter(lambda: now)
 
@@ -254,9 +254,7 @@ def test_a_long_text_is_read_to_its_end_in_whatever_parts_it_comes(
         assert text_of(talk.receive_all()) == translator.translate(TEXT, 3)
 
 
-def test_text_that_has_to_wait_outlasts_many_pings(
-    serve: Serve, translator: Translator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queued_text_survives_many_pings(serve: Serve, translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve(unread_characters=100)
     release = hold_translation(served, monkeypatch)
     words = [f"{word} " for word in TEXT.split()[:60]]
@@ -275,7 +273,7 @@ def test_text_that_has_to_wait_outlasts_many_pings(
     assert text_of(messages) == translator.translate("".join(words), 3)
 
 
-def test_no_more_is_sent_than_a_slow_reader_has_read(served: Served) -> None:
+def test_sending_waits_for_a_slow_reader(served: Served) -> None:
     text = 100 * f"{TEXT} "
     with raw_websocket(served) as client:
         client.sendall(frame(b'{"type": "start", "model": "toy"}'))

@@ -67,7 +67,7 @@ def last_of(messages: list[Output]) -> int:
     return max((message.seq for message in messages if isinstance(message, Commit)), default=0)
 
 
-def test_what_was_sent_long_ago_cannot_be_read_again() -> None:
+def test_messages_sent_long_ago_cannot_be_replayed() -> None:
     async def run() -> None:
         outbox = Outbox(FULL, KEPT)
         for seq in range(1, 11):
@@ -140,7 +140,7 @@ def test_rate_and_burst_are_limited(requests: list[tuple[int, float]]) -> None:
         assert taken <= 100 + 10 * clock.now + 1e-6
 
 
-def test_the_burst_is_free_and_comes_back() -> None:
+def test_a_burst_is_not_throttled_and_refills() -> None:
     clock = Clock()
     throttle = Throttle(rate=10, burst=100, clock=clock)
     assert throttle.take(100) == 0

@@ -355,7 +355,7 @@ def test_a_session_has_a_maximum_duration(serve: Serve) -> None:
         assert talk.receive_error() == ("too_long", 1008)
 
 
-def test_text_that_comes_too_fast_waits_and_is_translated_all_the_same(serve: Serve, translator: Translator) -> None:
+def test_text_above_the_rate_limit_waits_and_is_translated(serve: Serve, translator: Translator) -> None:
     text = TEXT[:200]
     served = serve(characters_per_second=1_000, burst_characters=10)
     begun = time.monotonic()
@@ -369,7 +369,7 @@ def test_text_that_comes_too_fast_waits_and_is_translated_all_the_same(serve: Se
     assert time.monotonic() - begun > 0.15  # the limit is a lower bound on time, whatever the machine
 
 
-def test_a_client_that_reads_nothing_is_disconnected_and_holds_no_memory(serve: Serve) -> None:
+def test_a_client_that_reads_nothing_is_disconnected_and_frees_its_memory(serve: Serve) -> None:
     served = serve(sending_seconds=0.3, unsent_messages=8, unread_characters=20_000)
     flood = frame(json.dumps({"type": "source", "text": 50 * TEXT}).encode())
     with raw_websocket(served, receive_buffer=4096) as client:

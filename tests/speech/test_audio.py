@@ -133,7 +133,7 @@ def test_no_more_than_a_block_is_read_at_once() -> None:
         (b"ID3\x04" + b"\0" * 50, "expected a WAV file; convert it: ffmpeg"),
     ],
 )
-def test_a_broken_file_is_an_error_of_one_line(data: bytes, reason: str) -> None:
+def test_a_broken_file_is_a_one_line_error(data: bytes, reason: str) -> None:
     with pytest.raises(SpeechError, match=f"^speech.wav: .*{reason}") as refused:
         read(data)
     assert "\n" not in str(refused.value)
@@ -182,7 +182,7 @@ class TestMicrophone:
         blocks = listen_to_microphone(device)
         assert [float(next(blocks)[0]) for _ in range(3)] == [0, 1, 2]
 
-    def test_a_machine_without_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_machine_without_a_microphone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "sounddevice", FakeDevices([]))
         with pytest.raises(SpeechError, match="no microphone found"):
             next(listen_to_microphone())

@@ -132,7 +132,7 @@ def test_split_words_agrees_with_cutting_by_hand(text: str) -> None:
 
 @given(TEXT)
 @modest
-def test_split_words_loses_only_white_space_and_half_characters(text: str) -> None:
+def test_split_words_loses_only_whitespace_and_half_characters(text: str) -> None:
     kept = [character for character in text if not character.isspace() and not "\ud800" <= character <= "\udfff"]
     assert "".join(split_words(text)) == "".join(kept)
     assert max(map(len, split_words(text)), default=0) <= MAX_WORD_LENGTH
@@ -223,7 +223,7 @@ def test_a_stream_gives_the_pieces_of_the_sentence(tokenizer: Tokenizer, chunks:
         "Snow ☃ fell; nobody (really) knew why…",
     ],
 )
-def test_ordinary_text_is_encoded_as_sentencepiece_does(tokenizer: Tokenizer, text: str) -> None:
+def test_ordinary_text_is_encoded_as_by_sentencepiece(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.encode(text) == reference(tokenizer).encode(text)
 
 
@@ -231,11 +231,11 @@ def test_ordinary_text_is_encoded_as_sentencepiece_does(tokenizer: Tokenizer, te
 @given(words=st.lists(st.text("abcdehinorstuwAEÜäöß.,?☃", min_size=1, max_size=12), max_size=12))
 @example(words=["st" * (MAX_WORD_LENGTH // 2), "o"])
 @modest
-def test_made_up_words_are_encoded_as_sentencepiece_does(tokenizer: Tokenizer, words: list[str]) -> None:
+def test_invented_words_are_encoded_as_by_sentencepiece(tokenizer: Tokenizer, words: list[str]) -> None:
     assert tokenizer.encode(" ".join(words)) == reference(tokenizer).encode(" ".join(words))
 
 
-def test_unspaced_text_is_encoded_as_sentencepiece_does(ideograph_tokenizer: Tokenizer) -> None:
+def test_unspaced_text_is_encoded_as_by_sentencepiece(ideograph_tokenizer: Tokenizer) -> None:
     for text in ("我们在车站等到最后一班车。", "她用 Python 写程序，我不会。", "谁知道呢？"):
         assert ideograph_tokenizer.encode(text) == reference(ideograph_tokenizer).encode(text)
 
@@ -284,12 +284,12 @@ def test_unspaced_text_keeps_the_spaces_around_other_scripts(ideograph_tokenizer
 
 @given(gap=st.text(WHITE_SPACE + HALVES, min_size=1, max_size=3))
 @modest
-def test_all_white_space_is_alike(target_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer, gap: str) -> None:
+def test_all_whitespace_is_encoded_alike(target_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer, gap: str) -> None:
     for tokenizer in (target_tokenizer, ideograph_tokenizer):
         assert tokenizer.encode(f"{gap}Boot{gap}Netz{gap}") == tokenizer.encode("Boot Netz")
 
 
-def test_white_space_never_becomes_part_of_an_unspaced_vocabulary(tmp_path: Path) -> None:
+def test_whitespace_never_becomes_part_of_an_unspaced_vocabulary(tmp_path: Path) -> None:
     lines = ["\u3000\u3000茶\xa0好\n", "茶\t很好\r\n", "面包\u2003好"] * 4
     spec = VocabularySpec(size=13, normalization="identity", spaced=False)
     tokenizer = Tokenizer.train(lines, tmp_path / "v.model", spec)
@@ -299,7 +299,7 @@ def test_white_space_never_becomes_part_of_an_unspaced_vocabulary(tmp_path: Path
 @with_spaced_tokenizers
 @given(data=st.data())
 @modest
-def test_known_words_come_back(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_known_words_survive_encoding_and_decoding(tokenizer: Tokenizer, data: st.DataObject) -> None:
     letters = [character for character in known_characters(tokenizer) if character not in "大小心江河长"]
     words = data.draw(st.lists(st.text(letters, min_size=1, max_size=12), max_size=10))
     assert tokenizer.decode(tokenizer.encode(" ".join(words))) == " ".join(words)
@@ -307,7 +307,7 @@ def test_known_words_come_back(tokenizer: Tokenizer, data: st.DataObject) -> Non
 
 @given(data=st.data())
 @modest
-def test_known_ideographs_come_back(
+def test_known_ideographs_survive_encoding_and_decoding(
     source_tokenizer: Tokenizer, ideograph_tokenizer: Tokenizer, data: st.DataObject
 ) -> None:
     for tokenizer, alphabet in ((source_tokenizer, "大小心江河长"), (ideograph_tokenizer, "河桥老在唱歌。，！？（）")):
@@ -511,7 +511,7 @@ def test_vocabulary_settings_are_checked(wrong: dict[str, float], right: dict[st
 
 
 @pytest.mark.parametrize("edge", [{"character_coverage": 0.98}, {"sample": 101}])
-def test_all_valid_settings_can_be_trained(tmp_path: Path, edge: dict[str, float]) -> None:
+def test_every_valid_configuration_can_be_trained(tmp_path: Path, edge: dict[str, float]) -> None:
     assert Tokenizer.train(LINES, tmp_path / "v.model", VocabularySpec(size=30, **edge)).size == 30  # type: ignore[arg-type]
 
 

@@ -56,7 +56,7 @@ def test_numbers_and_languages(word: str, language: str, is_first: bool, ends: b
 
 
 @given(st.text(), st.sampled_from(["en", "de", "zh", ""]), st.booleans())
-def test_any_word_is_judged(word: str, language: str, is_first: bool) -> None:
+def test_ends_sentence_accepts_any_word(word: str, language: str, is_first: bool) -> None:
     assert ends_sentence(word, language, is_first) in (True, False)
 
 
@@ -76,5 +76,5 @@ def test_the_unit_of_a_script(text: str, unit: Unit) -> None:
 
 
 @given(st.text(st.one_of(st.sampled_from(" \t\n\x0b\x1c\x85\xa0\u2009\u3000\u200b"), st.characters(codec="utf-8"))))
-def test_white_space_is_what_python_splits_at(text: str) -> None:
+def test_whitespace_is_what_python_splits_at(text: str) -> None:
     assert collapse_spaces(text) == " ".join(text.split())

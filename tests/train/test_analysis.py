@@ -404,7 +404,7 @@ def test_oracle_order_translates_the_sorted_states(sorter: Sorter, delay: int, p
     assert found.oracle != found.default
 
 
-def test_the_reference_changes_the_oracle_only(sorter: Sorter) -> None:
+def test_the_reference_changes_only_the_oracle_translation(sorter: Sorter) -> None:
     swapped = [(source, PAIRS[0][1]) for source, _ in PAIRS]
     one, other = oracle_order(sorter, PAIRS, 1), oracle_order(sorter, swapped, 1)
     assert one.default == other.default

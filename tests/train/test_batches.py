@@ -213,7 +213,7 @@ def test_the_next_batch_is_made_while_the_device_works(device: str, made_ahead: 
     assert len(store.made) == 2 * plan.batches_per_epoch + made_ahead
 
 
-def test_a_batch_that_was_not_prepared_is_made_all_the_same() -> None:
+def test_a_batch_that_was_not_prefetched_is_made_on_demand() -> None:
     plan, store = BatchPlan(*some_lengths(200), 100, seed=1), RecordingStore("meta")
     queue = BatchQueue(store, plan)  # type: ignore[arg-type]
     queue.prepare(3)

@@ -252,6 +252,6 @@ def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_cuda_where_there_is_none_is_an_error() -> None:
+def test_cuda_without_a_gpu_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no CUDA device"), init_distributed("cuda"):
         pass

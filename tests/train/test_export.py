@@ -33,7 +33,7 @@ def network(source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Trained
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_a_bundle_sees_words_whole_if_its_model_does(
+def test_a_bundle_sees_whole_words_if_its_model_does(
     network: TrainedModel,
     source_tokenizer: Tokenizer,
     target_tokenizer: Tokenizer,
@@ -47,7 +47,7 @@ def test_a_bundle_sees_words_whole_if_its_model_does(
         assert ("look-ahead: whole words" in (tmp_path / name / "README.md").read_text()) == (name == "words")
 
 
-def test_a_model_that_sees_words_whole_must_know_its_words(
+def test_a_model_with_whole_words_must_know_where_words_begin(
     source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
 ) -> None:
     seeing = trained("ctc", source_tokenizer, target_tokenizer, whole_words=True)
@@ -107,7 +107,7 @@ def test_a_graph_with_another_policy_is_not_exported(
 
 
 @pytest.mark.parametrize("policy", [False, True])
-def test_a_policy_and_its_thresholds_belong_together(
+def test_a_policy_needs_thresholds_and_thresholds_need_a_policy(
     policy: bool, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     network = trained("wait-k", source_tokenizer, target_tokenizer, policy=policy)
@@ -117,7 +117,7 @@ def test_a_policy_and_its_thresholds_belong_together(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_measured_is_in_the_card(network: TrainedModel, tmp_path: Path) -> None:
+def test_the_model_card_has_the_measured_checks(network: TrainedModel, tmp_path: Path) -> None:
     config = export_config("ctc", "int8", max_bleu_loss=100)
     described = export(network, tmp_path / "bundle", config, "## Data\n\nNone at all.", DEVELOPMENT)
     card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
@@ -133,7 +133,7 @@ def test_weights_have_the_permissions_of_their_graph(network: TrainedModel, tmp_
     assert len(set(modes.values())) == 1, modes
 
 
-def test_a_very_confident_model_can_be_exported(
+def test_a_model_with_extreme_logits_can_be_exported(
     source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """Its log-probabilities are large, and so are their rounding errors."""

@@ -122,7 +122,7 @@ def test_a_setting_out_of_range_is_an_error_that_names_it(name: str, value: Any)
         TrainingConfig(**{name: value})
 
 
-def test_updates_are_the_plain_arithmetic(data: Path, dataset: Dataset, tmp_path: Path) -> None:
+def test_updates_match_a_plain_implementation(data: Path, dataset: Dataset, tmp_path: Path) -> None:
     """Compare with a plain version: gradient of the mean over an update's tokens, clipped, then AdamW."""
     config = tiny(data, max_updates=3, clip_norm=0.5, weight_decay=0.1)
     recorder = Recorder()
@@ -318,7 +318,7 @@ def test_a_policy_is_trained_and_nothing_else(
     assert sum(recorder.losses[-4:]) < sum(recorder.losses[:4])
 
 
-def test_the_average_of_equal_weights_is_no_other(data: Path, wait_k_run: Path, tmp_path: Path) -> None:
+def test_the_average_of_equal_weights_is_unchanged(data: Path, wait_k_run: Path, tmp_path: Path) -> None:
     """Whichever checkpoints are chosen, the translations stay those that were validated."""
     run(policy_of(data, wait_k_run, keep_best=3), tmp_path)
     folder = checkpoints_of(tmp_path)
@@ -674,7 +674,7 @@ def test_a_damaged_newest_checkpoint_costs_a_few_updates_and_nothing_else(data: 
     assert path.read_bytes() == whole
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_last_one_whole(
+def test_a_failed_checkpoint_write_ends_the_run_and_keeps_the_last_good_one(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(data, max_updates=10, validate_every=5)

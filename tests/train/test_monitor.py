@@ -110,7 +110,7 @@ def test_a_resumed_run_reports_its_update(tmp_path: Path, capsys: pytest.Capture
     assert lines[1] == "stopped after update 503; run the same command to resume"
 
 
-def test_a_quiet_monitor_prints_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quiet_monitor_neither_prints_nor_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tell_all(Monitor(tmp_path, quiet=True, log_every=1))
     captured = capsys.readouterr()
     assert captured.out + captured.err == ""
@@ -226,7 +226,7 @@ def test_missing_weights_and_biases_are_an_error(tmp_path: Path, monkeypatch: py
         Monitor(tmp_path, wandb_project="project")
 
 
-def test_a_full_disk_ends_the_curves_and_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_stops_the_curves_but_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Full:
         def add_scalar(self, *_: object) -> None:
             raise OSError(28, "No space left on device")

@@ -380,7 +380,7 @@ def test_data_with_other_vocabularies_are_an_error_that_tells_what_to_do(data: P
         run(tiny(data, init=Path("toy"), model=TOY), tmp_path)
 
 
-def test_a_bundle_that_is_not_there_is_an_error_that_names_the_shipped_ones(tmp_path: Path) -> None:
+def test_a_missing_bundle_is_an_error_that_names_the_shipped_ones(tmp_path: Path) -> None:
     _, config = load_bundle("toy")
     with pytest.raises(CheckpointError, match=r"to: no such model; .* \(en-zh, de-en, toy\)"):
         initialise_from(build_model(config), Path("to"), config)

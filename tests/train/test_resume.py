@@ -194,7 +194,9 @@ def test_sigterm_checkpoints_and_stops(
     assert left_behind(tmp_path) == undisturbed
 
 
-def test_stopped_again_and_again(config: RunConfig, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_run_interrupted_after_every_update_gives_the_same_files(
+    config: RunConfig, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
 
     class Interrupting(Recorder):
         def update(self, *arguments: Any) -> None:

@@ -136,7 +136,7 @@ class TestTranslation:
         assert [process.exitcode for process in finished] == [0, 0]
         assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
-    def test_no_model_is_loaded_for_a_result_that_is_there(
+    def test_no_model_is_loaded_for_an_existing_result(
         self, teacher: Path, data: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first = translate_corpus(teacher, data, source, tmp_path / "out", DISTIL, CPU)
@@ -280,7 +280,7 @@ class TestOwnInputs:
             yield
 
     @pytest.mark.parametrize("read", ["mine.source", "model.json"])
-    def test_of_translation(
+    def test_translation_refuses_to_overwrite_its_input(
         self, tmp_path: Path, teacher: Path, data: Path, monkeypatch: pytest.MonkeyPatch, read: str, overwrite: bool
     ) -> None:
         monkeypatch.setattr(rewriting, "load_model_or_bundle", lambda _: pytest.fail("the model was loaded"))
@@ -346,7 +346,7 @@ def test_the_text_does_not_depend_on_the_shards(sizes: list[int], tmp_path_facto
         assert files(folders[0])[name] == files(folders[1])[name]
 
 
-def test_a_result_that_is_there_is_not_made_again(tmp_path: Path, expected: dict[str, bytes]) -> None:
+def test_an_existing_result_is_not_made_again(tmp_path: Path, expected: dict[str, bytes]) -> None:
     def never(_: object) -> list[Rewritten]:
         raise AssertionError
 
@@ -489,7 +489,7 @@ def test_an_input_is_never_replaced(tmp_path: Path, name: str, overwrite: bool) 
     assert (tmp_path / name).read_text(encoding="utf-8") == "mine"
 
 
-def test_inputs_beside_the_result_do_not_matter(tmp_path: Path) -> None:
+def test_inputs_next_to_the_output_are_allowed(tmp_path: Path) -> None:
     for name in ("out", "out.source.gz", "source", "other.source"):
         (tmp_path / name).touch()
     made = rewrite(job(tmp_path, inputs=[*tmp_path.iterdir()]), lambda: LINES, shout)
@@ -497,7 +497,7 @@ def test_inputs_beside_the_result_do_not_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["open", "is_dir"])
-def test_another_finishes_just_when_a_lock_is_made(
+def test_another_process_finishes_while_a_lock_is_being_made(
     tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """The folder is deleted between mkdir and open, or after mkdir has found it."""

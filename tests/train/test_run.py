@@ -214,7 +214,7 @@ def replace_by_a_file(path: Path) -> None:
     path.write_text("oops")
 
 
-def test_a_checkpoint_comes_back_as_it_was(folder: CheckpointFolder) -> None:
+def test_a_checkpoint_loads_unchanged(folder: CheckpointFolder) -> None:
     checkpoint = folder.load(20)
     assert checkpoint.update == 20
     assert same(checkpoint.tensors, tensors_of(20))
@@ -251,7 +251,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
     folder: CheckpointFolder, damage: Callable[[Path], Any]
 ) -> None:
     damage(folder.path(30))
@@ -287,7 +287,7 @@ def test_no_flipped_bit_changes_what_is_loaded(folder: CheckpointFolder, where: 
         path.write_bytes(content)
 
 
-def test_two_damaged_ones_are_both_reported(folder: CheckpointFolder) -> None:
+def test_two_damaged_checkpoints_are_both_reported(folder: CheckpointFolder) -> None:
     truncate(folder.path(30) / TENSORS)
     (folder.path(20) / STATE).unlink()
     update, warnings = latest(folder)

@@ -405,7 +405,7 @@ def test_a_killed_sweep_resumes_as_if_nothing_had_happened(
         assert same(*models)
 
 
-def test_a_trial_that_really_diverges(config: RunConfig, tmp_path: Path) -> None:
+def test_a_diverging_trial_fails_with_its_reason(config: RunConfig, tmp_path: Path) -> None:
     wild = replace(config.training, learning_rate=1e12, warmup_updates=0, max_skipped=1)
     outcome = sweep(replace(config, training=wild), tmp_path, SweepConfig(2, space=QUICK), "cpu")
     assert [trial.state for trial in outcome.trials] == ["failed", "failed"]

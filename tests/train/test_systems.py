@@ -68,7 +68,7 @@ def test_a_system_is_its_network() -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_model_comes_back_as_it_was(system: System, tmp_path: Path) -> None:
+def test_a_saved_model_loads_unchanged(system: System, tmp_path: Path) -> None:
     model = saved(system, tmp_path / "final")
     loaded, config = load_model(tmp_path / "final")
     assert config == config_of(system)
@@ -142,7 +142,7 @@ def test_a_sorted_model_starts_from_all_of_another_sorted_one(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("theirs", "ours"), [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("system", ["ctc", "ctc+asn"])
-def test_a_model_that_sees_words_whole_starts_from_one_that_does_not_and_back(
+def test_whole_words_may_be_switched_on_or_off_when_initialising(
     system: System, theirs: bool, ours: bool, tmp_path: Path
 ) -> None:
     other = saved(system, tmp_path, model={"whole_words": theirs})
@@ -203,7 +203,7 @@ def test_a_model_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("touched", range(1, 9))
-def test_a_model_is_whole_or_absent_whenever_its_writing_ends(
+def test_an_interrupted_write_leaves_no_partial_model(
     touched: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed at every step of replacing an earlier model; the next call succeeds."""

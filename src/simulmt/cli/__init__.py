@@ -56,7 +56,7 @@ COMMANDS = {
 
 
 def _reflow(docstring: str | None) -> str:
-    """Join the lines of each paragraph of a docstring, except those marked with \\b, so that help wraps at any width."""
+    """Join the lines of each paragraph of a docstring, except those marked with \\b, so that help can be rewrapped."""
     paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
     return "\n\n".join(each if each.startswith("\b") else each.replace("\n", " ") for each in paragraphs)
 

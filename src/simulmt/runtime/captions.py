@@ -200,7 +200,7 @@ def _balance(units: Sequence[str]) -> int | None:
 
 
 def _break_penalty(before: str, after: str) -> int:
-    """Return the penalty of a break between two units: 0 after punctuation, 1 between words, 2 perhaps inside a word."""
+    """Return the penalty of a break between units: 0 after punctuation, 1 between words, 2 perhaps inside a word."""
     last, first = before[-1], after[0]
     if last in NEVER_FIRST:
         return 0

@@ -110,7 +110,7 @@ def test_a_full_sentence_system_is_a_horizontal_line() -> None:
         assert nodes(axes, assign_styles(["ctc", "wait-k", "teacher"])["teacher"].colour) == []
 
 
-def test_a_wide_range_of_latencies_is_drawn_on_a_logarithmic_scale() -> None:
+def test_a_wide_range_of_latencies_uses_a_logarithmic_scale() -> None:
     assert [axes.get_xscale() for axes in quality_latency_figure(RESULTS).axes] == ["linear", "log"] * 2
     assert [axes.get_xscale() for axes in quality_latency_figure(RESULTS[:2]).axes] == ["linear", "linear"] * 2
 
@@ -123,7 +123,7 @@ def test_intervals_are_bands_where_they_are_known() -> None:
     assert len(by_chrf.collections) == 0
 
 
-def test_what_was_not_measured_has_no_panel() -> None:
+def test_unmeasured_latencies_have_no_panel() -> None:
     (axes,) = quality_latency_figure([result("published", 1, 20.0, 3.0)]).axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("AL (source words)", "BLEU")
 

@@ -88,7 +88,7 @@ def test_a_server_that_always_fails_is_tried_ever_less_often(context: BrowserCon
     assert 3 <= len(attempts) <= 10
 
 
-def test_a_server_that_is_not_there_yet(context: BrowserContext, server: PageServer) -> None:
+def test_connecting_before_the_server_has_started(context: BrowserContext, server: PageServer) -> None:
     context.route("**/v1/models", lambda route: route.abort())
     page = context.new_page()
     page.goto(server.address)

@@ -132,7 +132,7 @@ def test_axe_finds_nothing(page: Page, size: tuple[int, int]) -> None:
     assert violations_in_both_schemes(page) == []
 
 
-def test_labels_differ(page: Page) -> None:
+def test_controls_have_distinct_labels(page: Page) -> None:
     choose(page, "Compare two delays")
     labels = page.evaluate("""[...document.querySelectorAll('button, a, input, select, textarea, [role=region]')]
         .filter(control => control.checkVisibility({visibilityProperty: true}))

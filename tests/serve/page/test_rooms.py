@@ -62,7 +62,7 @@ def test_an_audience_reads_along(page: Page, context: BrowserContext, server: Pa
     expect(late.locator(".captions p")).to_have_text([offline([FIRST]), offline([SECOND]).strip()])
 
 
-def test_an_audience_sees_what_was_taken_back(page: Page, context: BrowserContext, server: PageServer) -> None:
+def test_viewers_see_an_undone_sentence_struck_through(page: Page, context: BrowserContext, server: PageServer) -> None:
     share(page, "taken-back")
     captions = open_captions(context, server, "taken-back")
     draft(page).fill(FIRST + SECOND)

@@ -138,7 +138,7 @@ def test_the_last_word_is_sent_by_a_button(page: Page) -> None:
     expect(page.locator(".lane .text p:not([role])")).to_have_text([offline(["gul mivan\n"])])
 
 
-def test_undo_and_redo_of_what_was_not_sent(page: Page) -> None:
+def test_undo_and_redo_of_unsent_text(page: Page) -> None:
     draft(page).press_sequentially("gul")
     draft(page).press("Control+a")
     draft(page).press_sequentially("mivan")
@@ -199,7 +199,7 @@ def test_hours_of_text_fit_into_the_browser(page: Page) -> None:
     assert size < 3_000_000
 
 
-def test_text_typed_before_the_server_answers(page: Page, context: BrowserContext) -> None:
+def test_text_typed_before_the_server_is_ready(page: Page, context: BrowserContext) -> None:
     draft(page).fill(FIRST)
     wait_for_translation(page, offline([FIRST]))
     held: list[Route] = []

@@ -74,7 +74,7 @@ def test_the_translation_only_grows(page: Page) -> None:
     assert page.evaluate("window.violations") == []
 
 
-def test_the_watch_sees_a_change(page: Page) -> None:
+def test_the_mutation_watch_detects_a_change(page: Page) -> None:
     draft(page).press_sequentially(FIRST)
     wait_for_translation(page, offline([FIRST]))
     page.evaluate(WATCH)

@@ -7,7 +7,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from .support import FIRST, SECOND, THIRD, Complaints, choose, draft, offline, open_page, serving, wait_for_translation
 
 
-def test_the_last_sentence_is_taken_back_and_typed_anew(page: Page) -> None:
+def test_the_last_sentence_is_undone_and_retyped(page: Page) -> None:
     draft(page).press_sequentially(FIRST + SECOND)
     wait_for_translation(page, offline([FIRST, SECOND]))
     draft(page).press("Backspace")
@@ -20,7 +20,7 @@ def test_the_last_sentence_is_taken_back_and_typed_anew(page: Page) -> None:
     expect(page.locator(".sent .text p")).to_have_text([FIRST.strip(), THIRD.strip()])
 
 
-def test_a_change_to_what_was_read_takes_the_sentence_back(page: Page) -> None:
+def test_editing_text_that_was_read_undoes_the_sentence(page: Page) -> None:
     draft(page).press_sequentially(f"{FIRST}felfun nolbos faltin mir")
     wait_for_translation(page, offline([FIRST, "felfun nolbos faltin "]))
     for _ in range(len("faltin mir")):
@@ -34,7 +34,7 @@ def test_a_change_to_what_was_read_takes_the_sentence_back(page: Page) -> None:
     )
 
 
-def test_undo_takes_back_one_sentence_after_the_other(page: Page) -> None:
+def test_repeated_undo_goes_back_one_sentence_at_a_time(page: Page) -> None:
     draft(page).press_sequentially(FIRST + SECOND + THIRD)
     wait_for_translation(page, offline([FIRST, SECOND, THIRD]))
     draft(page).press("Control+z")
@@ -48,7 +48,7 @@ def test_undo_takes_back_one_sentence_after_the_other(page: Page) -> None:
     )
 
 
-def test_what_was_taken_back_stays_so_over_a_reload(page: Page) -> None:
+def test_an_undone_sentence_stays_undone_after_a_reload(page: Page) -> None:
     draft(page).press_sequentially(FIRST + SECOND)
     wait_for_translation(page, offline([FIRST, SECOND]))
     page.get_by_role("button", name="Undo the last sentence").click()
@@ -62,7 +62,7 @@ def test_what_was_taken_back_stays_so_over_a_reload(page: Page) -> None:
     wait_for_translation(page, offline([FIRST], delay=5), lane=1)
 
 
-def test_what_was_taken_back_is_not_exported(page: Page, context: BrowserContext) -> None:
+def test_an_undone_sentence_is_not_exported(page: Page, context: BrowserContext) -> None:
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     draft(page).press_sequentially(FIRST + SECOND)
     wait_for_translation(page, offline([FIRST, SECOND]))
@@ -73,9 +73,7 @@ def test_what_was_taken_back_is_not_exported(page: Page, context: BrowserContext
     assert page.evaluate("navigator.clipboard.readText()") == f"{offline([FIRST])}\n"
 
 
-def test_a_sentence_taken_back_while_the_server_is_away(
-    page: Page, context: BrowserContext, complaints: Complaints
-) -> None:
+def test_undo_while_the_server_is_unreachable(page: Page, context: BrowserContext, complaints: Complaints) -> None:
     complaints.expected = ("ERR_INTERNET_DISCONNECTED",)
     draft(page).press_sequentially(FIRST + SECOND)
     wait_for_translation(page, offline([FIRST, SECOND]))
@@ -91,9 +89,7 @@ def test_a_sentence_taken_back_while_the_server_is_away(
     )
 
 
-def test_enter_waits_for_the_sentence_that_is_taken_back(
-    page: Page, context: BrowserContext, complaints: Complaints
-) -> None:
+def test_enter_waits_for_a_pending_undo(page: Page, context: BrowserContext, complaints: Complaints) -> None:
     complaints.expected = ("ERR_INTERNET_DISCONNECTED",)
     draft(page).press_sequentially(f"{FIRST}felfun nolbos faltin mir")
     wait_for_translation(page, offline([FIRST, "felfun nolbos faltin "]))
@@ -108,7 +104,7 @@ def test_enter_waits_for_the_sentence_that_is_taken_back(
     wait_for_translation(page, offline([FIRST, SECOND], delay=5), lane=1)
 
 
-def test_a_restarted_server_takes_nothing_back_twice(context: BrowserContext) -> None:
+def test_undo_is_not_repeated_after_a_server_restart(context: BrowserContext) -> None:
     with serving() as server:
         page = open_page(context, server)
         draft(page).press_sequentially(FIRST + SECOND)
