@@ -156,8 +156,8 @@ def filter_pairs(
     without: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Test set to hold out, in either language: drop pairs that share ten words in a row, or a sentence of "
-            "four or more words, with it; repeatable."
+            help="Test set to hold out, in either language: drop pairs that share a sentence of four or more words, or "
+            "ten words in a row, with it; repeatable."
         ),
     ] = None,
     max_words: Annotated[

@@ -260,14 +260,17 @@ def filter_corpus(
     drop_shortest: float = 0.0,
     check_numbers: bool = True,
 ) -> dict[str, Any]:
-    """Drop pairs whose numbers disagree (unless `check_numbers` is False) or whose target has a repetition loop.
+    """Drop pairs that would teach errors, or that overlap with a test set:
 
-    Also drops back-translations whose source has a repetition loop, pairs that share a sentence of at least four words
-    or ten consecutive words with a `held_out` file, pairs with more than `max_words` words on either side (0: no
-    limit), and the share `drop_shortest` of the pairs with the shortest targets among sources of the same length, where
-    teachers omit most. Languages are guessed if not given.
+    - numbers disagree, unless `check_numbers` is False;
+    - the target has a repetition loop, or the source of a back-translation has one;
+    - the pair shares a sentence of at least four words, or ten consecutive words, with a `held_out` file;
+    - either side has more than `max_words` words (0: no limit);
+    - the target is among the shortest for its source length, a share of `drop_shortest`: there teachers omit most.
+
+    Languages are guessed if not given.
     """
-    require(0 <= drop_shortest < 1, f"the share of targets to drop must be in 0..1, below 1; got {drop_shortest:g}")
+    require(0 <= drop_shortest < 1, f"drop_shortest must be at least 0 and below 1, got {drop_shortest:g}")
     languages = languages or (guess_language(read_lines(source)), guess_language(read_lines(target)))
     inputs = {"source": file_sha256(source), "target": file_sha256(target)}
     if held_out:
@@ -295,19 +298,19 @@ class HeldOut:
     def __init__(self, lines: Iterable[str]) -> None:
         sentences = [tuple(_words(line)) for line in lines]
         self._sentences = {sentence for sentence in sentences if len(sentence) >= _MIN_SENTENCE_LENGTH}
-        self._passages = {passage for sentence in sentences for passage in _passages(sentence)}
+        self._ngrams = {ngram for sentence in sentences for ngram in _ngrams(sentence)}
 
     def __contains__(self, text: str) -> bool:
         """Return whether a text is one of the sentences, or shares _SHARED_WORDS consecutive words with one."""
         words = tuple(_words(text))
-        return words in self._sentences or not self._passages.isdisjoint(_passages(words))
+        return words in self._sentences or not self._ngrams.isdisjoint(_ngrams(words))
 
 
 def _words(text: str) -> list[str]:
     return _UNIT.findall(text.lower())
 
 
-def _passages(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _ngrams(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     return (words[start : start + _SHARED_WORDS] for start in range(len(words) - _SHARED_WORDS + 1))
 
 

@@ -363,14 +363,14 @@ class Pool:
         return max(starts, key=lambda start: bisect_left(rows, start + len(rows)) - bisect_left(rows, start))
 
     def _swap(self, slot: Slot, row: int) -> None:
-        other, left = self.holder(row), slot.row
+        other, origin = self.holder(row), slot.row
         if other is None:
-            self.block[:, row] = self.block[:, left]
+            self.block[:, row] = self.block[:, origin]
         else:
-            self.block[:, [row, left]] = self.block[:, [left, row]]
-            other.row = left
+            self.block[:, [row, origin]] = self.block[:, [origin, row]]
+            other.row = origin
         slot.row = row
-        self._holders[row], self._holders[left] = self._holders[left], self._holders[row]
+        self._holders[row], self._holders[origin] = self._holders[origin], self._holders[row]
 
     def holder(self, row: int) -> Slot | None:
         """Return the slot that holds a row, or None if it is free."""

@@ -88,7 +88,7 @@ class Stabiliser:
         stable = self._end_segment(now) if self._segment not in (None, hypothesis.segment) else []
         self._segment = hypothesis.segment
         words = _words(hypothesis.text)
-        done = _position(self._stable_keys, [_key(word) for word in words])
+        done = _count_stable(self._stable_keys, [_key(word) for word in words])
         before = self._open
         agreed = _agreement(before, words[done:])
         self._open = _timed(words, done, hypothesis, before[:agreed], now)
@@ -120,7 +120,7 @@ class Stabiliser:
         return stable
 
     def _stabilise(self, count: int, before: Sequence[Word] = (), verbatim: bool = False) -> list[Word]:
-        """Make open words stable; unless verbatim, drop punctuation on which two updates do not agree."""
+        """Make open words stable; unless `verbatim`, drop punctuation on which the last two updates disagree."""
         words = []
         for index, word in enumerate(self._open[: max(0, count)]):
             following = self._open[index + 1].text if index + 1 < len(self._open) else ""
@@ -178,8 +178,8 @@ def _agreement(before: Sequence[Word], words: Sequence[str]) -> int:
 def _timed(words: Sequence[str], done: int, hypothesis: Hypothesis, before: Sequence[Word], now: float) -> list[Word]:
     """Estimate when each word from `done` on was spoken, by its position in the audio of the segment."""
     if hypothesis.start is None or hypothesis.end is None:
-        seen = (word.spoken for word in before)
-        return [Word(word, next(seen, now)) for word in words[done:]]
+        times = (word.spoken for word in before)
+        return [Word(word, next(times, now)) for word in words[done:]]
     characters = sum(len(word) + 1 for word in words)
     pace = (hypothesis.end - hypothesis.start) / max(1, characters)
     position = sum(len(word) + 1 for word in words[:done])
@@ -190,7 +190,7 @@ def _timed(words: Sequence[str], done: int, hypothesis: Hypothesis, before: Sequ
     return timed
 
 
-def _position(stable: Sequence[str], keys: Sequence[str]) -> int:
+def _count_stable(stable: Sequence[str], keys: Sequence[str]) -> int:
     """Count the words of a hypothesis that correspond to the stable ones, which it may have revised."""
     count = len(stable)
     if list(keys[:count]) == list(stable):

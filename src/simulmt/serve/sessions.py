@@ -110,7 +110,7 @@ class Session:
         return self._stream.is_due or self._unread.is_used or self._unrecognised.is_used
 
     async def receive(self, message: Input | Audio, attachment: Attachment) -> None:
-        """Queue a message once there is space; after the end of the attachment it is not counted as received."""
+        """Queue a message once there is space; drop it, uncounted, if the attachment has ended by then."""
         if self.state is State.FINISHING:
             raise RefusedError(ErrorCode.OUT_OF_ORDER, "no message may follow finish; open another session")
         if isinstance(message, Source) and self.speech is not None:
