@@ -476,7 +476,7 @@ def test_the_shortest_targets_of_each_source_length_are_dropped_on_request(tmp_p
     assert made["left"] == {"short": [1, 2]}
     assert made["settings"] == {"languages": ["en", "fr"], "drop_shortest": 0.5}
     assert filter_corpus(source, target, tmp_path / "all", ("en", "fr"))["kept"] == 7
-    with pytest.raises(ConfigError, match="below 1; got 1"):
+    with pytest.raises(ConfigError, match="below 1, got 1"):
         filter_corpus(source, target, tmp_path / "none", ("en", "fr"), drop_shortest=1.0)
 
 
