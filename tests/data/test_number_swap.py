@@ -63,6 +63,8 @@ GOLDEN = [
     (EN_ZH, "It cost 32,500 yen.", "花费3.25万日元。", "It cost 77,700 yen.", "花费7.77万日元。"),
     (ZH_EN, "花费15亿日元。", "It cost 1.5 billion yen.", "花费77亿日元。", "It cost 7.7 billion yen."),
     (DE_EN, "Es kostet 1,5 Mrd. Euro.", "It costs 1.5 billion.", "Es kostet 7,7 Mrd. Euro.", "It costs 7.7 billion."),
+    (EN_ZH, "It cost 5\u00a0million yen.", "花费500万日元。", "It cost 7\u00a0million yen.", "花费700万日元。"),
+    (DE_EN, "30\u00a0Millionen kamen.", "30 million came.", "70\u00a0Millionen kamen.", "70 million came."),
     (DE_EN, "30 Millionen kamen.", "30 million came.", "70 Millionen kamen.", "70 million came."),
     # words
     (EN_ZH, "Six dogs ran.", "六只狗跑了。", "Seven dogs ran.", "七只狗跑了。"),

@@ -276,7 +276,7 @@ class _Language:
         figures = match["figures"].replace(self._separator, "").replace(self._decimal, ".")
         if not self._well_formed.fullmatch(match["figures"]):
             return Span(*match.span("figures"), Fraction(0), is_replaceable=False)
-        unit = Fraction(self._scales[match["scale"].strip(" -").casefold()] if match["scale"] else 1)
+        unit = Fraction(self._scales[match["scale"].strip().lstrip("-").casefold()] if match["scale"] else 1)
         if self._is_percentage(text, match):
             unit = _PERCENT
         value = Fraction(figures) * unit
