@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from simulmt.errors import StreamError
+from simulmt.errors import ConfigError, StreamError
 from simulmt.runtime.aio import AsyncTranslator, Batch
 from simulmt.runtime.decoding import Written
 from simulmt.runtime.stream import Commit, Stream, StreamState, Translator
@@ -344,3 +344,20 @@ def test_inline_steps_give_the_same_text(model: Translator) -> None:
         return ["".join(commit.text for commit in each) for each in commits]
 
     assert asyncio.run(run(inline=True)) == asyncio.run(run(inline=False))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_live_and_background_streams_progress_in_batches_of_any_size(model: Translator, size: int) -> None:
+    async def run() -> list[str]:
+        front = AsyncTranslator(model, max_batch_size=size)
+        streams = [front.stream(1, background=number < 6) for number in range(8)]
+        commits = await asyncio.gather(*(stream.push("kyo tsi myi za yok jao. ") for stream in streams))
+        return ["".join(commit.text for commit in each) for each in commits]
+
+    found = asyncio.run(asyncio.wait_for(run(), timeout=60))
+    assert found == ["".join(commit.text for commit in model.stream(1).push("kyo tsi myi za yok jao. "))] * 8
+
+
+def test_a_batch_needs_room_for_a_stream(model: Translator) -> None:
+    with pytest.raises(ConfigError, match="max_batch_size must be at least 1, got 0"):
+        AsyncTranslator(model, max_batch_size=0)

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from itertools import islice
 from typing import Any
 
+from simulmt.config import require
 from simulmt.runtime.decoding import ROWS
 from simulmt.runtime.stream import Commit, Stream, Translator, Undone
 
@@ -41,6 +42,7 @@ class AsyncTranslator:
         on_step: Callable[[int], None] = lambda _: None,
         inline: bool = False,
     ) -> None:
+        require(max_batch_size >= 1, f"max_batch_size must be at least 1, got {max_batch_size}")
         self.translator = translator
         self._inline = inline
         self._max_batch_size = max_batch_size
@@ -86,7 +88,7 @@ class AsyncTranslator:
             self._running, self._worker = {}, None
 
     def _next_batch(self) -> Batch:
-        reserved = min(len(self._background), BACKGROUND_ROWS)
+        reserved = min(len(self._background), BACKGROUND_ROWS, self._max_batch_size // 2)
         batch = _take(self._live, self._max_batch_size - reserved)
         return batch | _take(self._background, reserved if batch else self._max_batch_size)
 
