@@ -58,3 +58,8 @@ def test_a_file_without_text(model: Translator, tmp_path: Path) -> None:
 def test_percentiles() -> None:
     found = demo._percentiles([float(value) for value in range(101)])
     assert (found.median, found.p95, found.p99) == (50, 95, 99)
+
+
+def test_a_text_of_unknown_words_cannot_be_timed(model: Translator) -> None:
+    with pytest.raises(DataError, match=r"no word that .* knows"):
+        demo.measure(lambda: model, ["\u200b 😀"], 1, threads=1)

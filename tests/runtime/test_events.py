@@ -103,6 +103,7 @@ def test_events_without_text_are_ignored(line: str) -> None:
         '{"lines": [3]}',
         '{"lines": 3}',
         '{"text": "a", "final": true, "segment": []}',
+        '{"text": "a", "is_final": true, "segment": 1e999}',
         '{"line_id": 1, "text": "a"}',
         '{"text": "a", "segment": "x", "is_final": true}',
         "[" * 100_000,

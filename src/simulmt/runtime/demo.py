@@ -171,6 +171,8 @@ def measure(load: Callable[[], Translator], sentences: Sequence[str], delay: int
     started = time.perf_counter()
     translator = load()
     load_ms = (time.perf_counter() - started) * 1000
+    if not any(map(translator.bundle.source.encode, sentences)):
+        raise DataError(f"the text has no word that {translator.bundle.name} knows; give another one")
     times = _seconds_per_token(translator, sentences, delay)
     memory_mb = peak_memory_mb()  # before the batches, which need more
     return Measurements(

@@ -235,7 +235,7 @@ class EventReader:
             if key in record:
                 try:
                     return read(record)
-                except (AttributeError, KeyError, TypeError, ValueError):
+                except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
                     break
         if "text" not in record and ("type" in record or "status" in record):
             return []
