@@ -89,6 +89,25 @@ def test_one_word_is_not_repeated(text: str) -> None:
     assert len(loaded("en-zh").translate(text)) <= 4
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "number"),
+    [
+        ("en-zh", "Add 2½ cups of milk.", Fraction("2.5")),
+        ("en-zh", "Call 555‑1234.", 1234),
+        ("de-en", "Es dauert 1½ Stunden.", Fraction("1.5")),
+    ],
+)
+def test_rare_characters_do_not_change_numbers(name: str, text: str, number: Fraction) -> None:
+    assert number in numbers_in(loaded(name).translate(text), name[-2:])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "plain"), [("en-zh", "Great talk! 😀", "Great talk!"), ("de-en", "Danke! 🙏", "Danke!")]
+)
+def test_an_emoji_adds_no_words(name: str, text: str, plain: str) -> None:
+    assert loaded(name).translate(text) == loaded(name).translate(plain)
+
+
 @pytest.mark.parametrize("text", ["Ja.", "nein", "OK", "Danke!", "Warum?", "London", "42"])
 def test_short_german_is_not_lost(text: str) -> None:
     assert any(character.isalnum() for character in loaded("de-en").translate(text))

@@ -611,3 +611,18 @@ def test_a_million_words_cost_the_same_a_word_and_leave_no_trace(ctc: Translator
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_a_word_without_any_known_piece_begins_no_sentence(model: Translator) -> None:
+    expected = [commit.text for commit in model.stream(1).push("the old bridge. ")]
+    stream = model.stream(1)
+    assert [commit.text for commit in stream.push("the old bridge. 😀 ♪ \u200b ")] == expected
+    assert (stream.sentences_finished, stream.finish()) == (1, [])
+
+
+def test_words_without_any_known_piece_are_not_stored(model: Translator) -> None:
+    stream = model.stream(1)
+    stream.push("the old bridge. " + "\u200b " * 1000)
+    undone = stream.undo()
+    assert undone is not None
+    assert undone.source == "the old bridge."

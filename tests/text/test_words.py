@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulmt.text.words import Unit, collapse_spaces, ends_sentence, script_unit
+from simulmt.text.words import Unit, canonicalize, collapse_spaces, ends_sentence, script_unit
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,32 @@ def test_the_unit_of_a_script(text: str, unit: Unit) -> None:
 @given(st.text(st.one_of(st.sampled_from(" \t\n\x0b\x1c\x85\xa0\u2009\u3000\u200b"), st.characters(codec="utf-8"))))
 def test_whitespace_is_what_python_splits_at(text: str) -> None:
     assert collapse_spaces(text) == " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("word", "written"),
+    [
+        ("2½", "2.5"),
+        ("12¾-inch", "12.75-inch"),
+        ("½", "1/2"),
+        ("2⅓", "2 1/3"),
+        ("3⁄4", "3/4"),
+        ("10⁶", "10^⁶"),  # normalisation makes it 10^6
+        ("10⁻¹²", "10^-¹²"),
+        ("m²", "m²"),
+        ("−5", "-5"),
+        ("555‑1234", "555-1234"),
+        ("3∶2", "3:2"),
+        ("Kranken\u00adhaus", "Krankenhaus"),
+        ("👍🏽", "👍"),
+        ("\u2764\ufe0f", "\u2764"),
+        ("1999–2005", "1999–2005"),
+    ],
+)
+def test_rare_characters_are_written_as_vocabularies_know_them(word: str, written: str) -> None:
+    assert canonicalize(word) == written
+
+
+@given(word=st.text("aZ09.,:;-/^%$’“é", max_size=12))
+def test_common_characters_are_kept(word: str) -> None:
+    assert canonicalize(word) == word

@@ -271,6 +271,7 @@ class Stream:
         if self._is_reading() and len(self._unfinished[-1].words_read) + len(pieces) > limit:
             self._close(arrived)
         is_first = not self._is_reading()
+        is_known = bool(pieces)  # an emoji, say, begins no sentence
         while pieces:
             unfinished = self._open_sentence()
             free = limit - len(unfinished.words_read)
@@ -279,7 +280,7 @@ class Stream:
             if len(unfinished.words_read) == limit:
                 self._close(arrived)
             pieces = pieces[free:]
-        if self._recent:
+        if self._recent and is_known:
             self._recent[-1][1].append(word)
         if self._segment and ends_sentence(word, config.source_language, is_first):
             self._close(arrived)

@@ -15,7 +15,7 @@ import sentencepiece
 from simulmt.config import require
 from simulmt.errors import VocabularyError
 from simulmt.files import write_atomic
-from simulmt.text.words import collapse_spaces, is_spaceless, split_words
+from simulmt.text.words import canonicalize, collapse_spaces, is_spaceless, split_words
 
 # The same ids in every vocabulary, source and target.
 PAD, UNK, START, END, BLANK, MASK = range(6)
@@ -82,6 +82,7 @@ class Tokenizer:
         self.spaced: bool = self._processor.normalize("a").startswith(SPACE)
         # Whether each piece begins a word; END does.
         self.word_starts = [piece.startswith(SPACE) or token == END for token, piece in enumerate(self.pieces)]
+        self._unknown = {UNK, *(token for token, piece in enumerate(self.pieces) if piece == SPACE)}
         self._encode_short = lru_cache(maxsize=WORD_CACHE_SIZE)(self._encode)
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[bytes]]:
@@ -157,11 +158,12 @@ class Tokenizer:
         return words
 
     def encode_word(self, word: str) -> tuple[int, ...]:
-        """Encode one word."""
+        """Encode one word; a word of which the vocabulary knows nothing, such as an emoji, has no ids."""
         return self._encode_short(word) if len(word) <= MAX_CACHED_WORD_LENGTH else self._encode(word)
 
     def _encode(self, word: str) -> tuple[int, ...]:
-        return tuple(self._processor.encode(word))
+        ids = tuple(self._processor.encode(canonicalize(word)))
+        return () if self._unknown.issuperset(ids) else ids
 
 
 class Detokenizer:
@@ -195,7 +197,7 @@ def _training_text(lines: Iterable[str], spaced: bool, failures: list[BaseExcept
     """Yield lines split as in `encode`; collect errors, which the trainer would replace by its own."""
     try:
         for line in lines:
-            yield " ".join(split_words(line)) if spaced else collapse_spaces(line)
+            yield " ".join(map(canonicalize, split_words(line))) if spaced else collapse_spaces(line)
     except (Exception, KeyboardInterrupt) as failure:
         failures.append(failure)
         raise

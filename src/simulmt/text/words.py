@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from itertools import chain, islice
 from typing import Literal
-from unicodedata import category
+from unicodedata import category, normalize
 
 Unit = Literal["word", "char"]  # unit of text length: space-separated words, or characters
 
@@ -29,6 +29,16 @@ _RUN = re.compile(rf"[^{_GAP}]+")
 _WORD = re.compile(rf"[{SPACELESS}]|[^{_GAP}{SPACELESS}]{{1,{MAX_WORD_LENGTH}}}")
 _OPEN_WORD = re.compile(rf"[^{_GAP}{SPACELESS}]\Z")
 _IS_SPACELESS = re.compile(f"[{SPACELESS}]")
+
+# Characters that vocabularies lack, and what they know instead.
+_REPLACED = str.maketrans(
+    dict.fromkeys("\u2010\u2011\u2212\u207b", "-")  # hyphen, no-break hyphen, minus, superscript minus
+    | {"\u2236": ":", "\u2044": "/", "\u2215": "/"}  # ratio, fraction slash, division slash
+    | dict.fromkeys("\u00ad\u200d\u2060\ufe0e\ufe0f🏻🏼🏽🏾🏿")  # soft hyphen, joiners, variants of emoji
+)
+_POWER = re.compile("(?<=[0-9])(?=[\u207b⁰¹²³⁴-⁹])")
+_DECIMAL_FRACTIONS = {"½": ".5", "¼": ".25", "¾": ".75"}
+_FRACTION = re.compile("(?P<whole>[0-9]?)(?P<fraction>[¼-¾⅐-⅞↉])")
 
 SENTENCE_ENDS = ".!?…。！？｡؟।॥۔"
 CLOSING = "\"'”’»›)]}」』）】》〉"  # may follow the end of a sentence
@@ -88,6 +98,22 @@ def split_words(text: str) -> list[str]:
 def collapse_spaces(text: str) -> str:
     """Replace each run of whitespace with one space, and strip both ends."""
     return " ".join(_RUN.findall(text))
+
+
+def canonicalize(word: str) -> str:
+    """Write a word in characters that vocabularies know, without changing its numbers.
+
+    Unicode normalisation alone would turn 2½ into 21/2, and 10⁶ into 106.
+    """
+    return _FRACTION.sub(_write_fraction, _POWER.sub("^", word)).translate(_REPLACED)
+
+
+def _write_fraction(match: re.Match[str]) -> str:
+    """Write 2½ as 2.5, 2⅓ as 2 1/3 and ½ as 1/2."""
+    whole, fraction = match["whole"], match["fraction"]
+    if whole and fraction in _DECIMAL_FRACTIONS:
+        return whole + _DECIMAL_FRACTIONS[fraction]
+    return f"{whole} {normalize('NFKC', fraction)}".lstrip()
 
 
 def is_spaceless(character: str) -> bool:
