@@ -67,7 +67,11 @@ class Recorder(Monitor):
 def tiny(data: Path, system: System = "ctc", **changes: Any) -> RunConfig:
     """Return the configuration of a short run; `changes` are fields of RunConfig or TrainingConfig."""
     layers = {"layers": 1} if system.startswith(("ctc", "transducer")) else {"encoder_layers": 1, "decoder_layers": 1}
-    own = {name: changes.pop(name) for name in ("delays", "init", "asn", "objective", "reading") if name in changes}
+    own = {
+        name: changes.pop(name)
+        for name in ("delays", "init", "asn", "objective", "reading", "low_delay")
+        if name in changes
+    }
     own.setdefault("asn", ASNConfig(layers=1, iterations=4))
     model = {**SIZES, **layers, **changes.pop("model", {})}
     training: dict[str, Any] = {

@@ -12,20 +12,30 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from simulmt.data.store import Dataset
-from simulmt.errors import CheckpointError, ConfigError, TrainingError
+from simulmt.data.corpus import ParallelFiles
+from simulmt.data.store import Dataset, prepare_dataset
+from simulmt.errors import CheckpointError, ConfigError, TrainingError, VocabularyError
 from simulmt.model.asn import SortedCTCModel
 from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Batch, Loss
 from simulmt.model.risk import RiskConfig
 from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
+from simulmt.text import VocabularySpec
 from simulmt.train import loop
 from simulmt.train.analysis import explained_variance, sorting_statistics, translate_store
 from simulmt.train.batches import BatchPlan, DeviceStore
 from simulmt.train.loop import _Objective, batches_in_update, learning_rate, update_size_warning
 from simulmt.train.monitor import Monitor
-from simulmt.train.run import CheckpointFolder, RunState
-from simulmt.train.systems import RunConfig, System, TrainingConfig, build_model, load_model, translator_of
+from simulmt.train.run import CheckpointFolder, RunState, describe_run
+from simulmt.train.systems import (
+    LowDelayConfig,
+    RunConfig,
+    System,
+    TrainingConfig,
+    build_model,
+    load_model,
+    translator_of,
+)
 
 from .helpers import ALONE, Recorder, run, same, snapshot, strict_json, tiny
 
@@ -205,6 +215,48 @@ def test_each_batch_draws_one_of_several_delays(data: Path, tmp_path: Path, monk
     progress = checkpoints_of(tmp_path).load(20).state["progress"]
     assert progress["scores"]["20"] == pytest.approx(sum(recorder.scores[20].values()) / 2)
     assert sum(recorder.losses[-4:]) < 0.8 * sum(recorder.losses[:4])
+
+
+@pytest.fixture
+def low_data(data: Path, tmp_path: Path) -> Path:
+    """Prepare a data directory of five equal pairs with the vocabularies of `data`."""
+    for name in ("source", "target"):
+        (tmp_path / name).write_text("kyo tsi\n" * 5, encoding="utf-8")
+    pairs = ParallelFiles(tmp_path / "source", tmp_path / "target")
+    prepare_dataset(tmp_path / "low", [pairs], pairs, vocabularies=data)
+    return tmp_path / "low"
+
+
+def test_a_share_of_the_batches_at_low_delays_has_its_own_pairs(
+    data: Path, low_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, bool]] = []
+    original: LossFunction = CTCModel.loss
+
+    def listening(model: CTCModel, batch: Batch, delay: int, smoothing: float) -> Loss:
+        drawn.append((delay, len(batch.source) == 5 and bool((batch.source == batch.source[0]).all())))
+        return original(model, batch, delay, smoothing)
+
+    monkeypatch.setattr(CTCModel, "loss", listening)
+    low = LowDelayConfig(low_data, share=0.5, max_delay=3)
+    config = tiny(data, delays=(1, 3, 5), low_delay=low, max_updates=60)
+    run(config, tmp_path / "run")
+    own = Counter(delay for delay, is_own in drawn if is_own)
+    batches = Counter(delay for delay, _ in drawn)
+    assert own[5] == 0
+    assert all(0.3 < own[delay] / batches[delay] < 0.7 for delay in (1, 3))
+    assert describe_run(config, ALONE)["data"]["low_delay"]["pairs"] == 5
+
+
+def test_pairs_for_low_delays_need_low_delays_and_the_same_vocabularies(
+    data: Path, low_data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"low_delay.max_delay is 3, but no delay is that low: \[5\]"):
+        tiny(data, delays=(5,), low_delay=LowDelayConfig(low_data))
+    text = ParallelFiles(data.parent / "text" / "dev.source", data.parent / "text" / "dev.target")
+    prepare_dataset(tmp_path / "other", [text], text, VocabularySpec(size=60), VocabularySpec(size=60))
+    with pytest.raises(VocabularyError, match=r"other: its vocabularies differ .* --vocabularies"):
+        run(tiny(data, low_delay=LowDelayConfig(tmp_path / "other")), tmp_path / "run")
 
 
 def test_a_sorted_system_starts_with_all_weights_of_a_plain_run(ctc_run: Path, data: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ batch g can be computed without its predecessors: to resume, a run needs only g.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -122,6 +122,22 @@ class BatchQueue:
         return self._store.batch(self._plan.rows(number))
 
 
+class MixedQueue:
+    """Takes some batches from a second queue, depending on their number only."""
+
+    def __init__(self, first: BatchQueue, second: BatchQueue, is_second: Callable[[int], bool]) -> None:
+        self._queues = (first, second)
+        self._is_second = is_second
+
+    def take(self, number: int) -> Batch:
+        """Return batch `number` of its queue."""
+        return self._queues[self._is_second(number)].take(number)
+
+    def prepare(self, number: int) -> None:
+        """Prefetch the batch to be taken next."""
+        self._queues[self._is_second(number)].prepare(number)
+
+
 def cut_by_length(counts: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
     """Return the batch boundaries of pairs sorted by source length, with `counts[n]` of length n.
 
@@ -150,6 +166,11 @@ def cut_by_length(counts: NDArray[np.int64], batch_tokens: int) -> NDArray[np.in
 def draw_delay(delays: tuple[int, ...], seed: int, number: int) -> int:
     """Draw the delay k of batch `number`, so that one checkpoint learns all delays."""
     return delays[0] if len(delays) == 1 else int(np.random.default_rng((seed, number, 1)).choice(delays))
+
+
+def draws_low_delay_data(number: int, seed: int, share: float) -> bool:
+    """Draw whether batch `number`, which has a low delay, is one of the share taken from the data for low delays."""
+    return bool(np.random.default_rng((seed, number, 2)).random() < share)
 
 
 def _to_device(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from simulmt.data.store import Dataset
-from simulmt.errors import CheckpointError, TrainingError
+from simulmt.errors import CheckpointError, TrainingError, VocabularyError
 from simulmt.model.asn import SortedCTCModel
 from simulmt.model.ctc import CTCModel
 from simulmt.model.layers import Batch, DecoderLayer, EncoderLayer, Loss
@@ -28,7 +28,7 @@ from simulmt.model.risk import inference_path_loss, risk_loss, wait_k_risk_loss
 from simulmt.model.seq2seq import Seq2SeqModel, proportional_rates
 from simulmt.model.transducer import TransducerModel
 from simulmt.train.analysis import bleu, explained_variance, sorting_statistics, translate_store
-from simulmt.train.batches import BatchPlan, BatchQueue, DeviceStore, draw_delay
+from simulmt.train.batches import BatchPlan, BatchQueue, DeviceStore, MixedQueue, draw_delay, draws_low_delay_data
 from simulmt.train.monitor import Monitor, UpdateReport
 from simulmt.train.restore import initialise_from
 from simulmt.train.run import CheckpointFolder, RunProgress, RunState, World
@@ -86,7 +86,7 @@ def train(config: RunConfig, directory: Path, world: World, monitor: Monitor) ->
 
     store, dev = DeviceStore(dataset.train, world.device), DeviceStore(dataset.dev, world.device)
     plan = BatchPlan(store.source_lengths, store.target_lengths, settings.batch_tokens, settings.seed)
-    queue, batches = BatchQueue(store, plan), batches_in_update(settings, world.size)
+    queue, batches = batch_queue(config, dataset, store, plan), batches_in_update(settings, world.size)
     if warning := update_size_warning(settings, world.size):
         monitor.warn(warning)
     compile_layers(model, settings, world.device)
@@ -147,6 +147,28 @@ def system_config(config: RunConfig, dataset: Dataset) -> SystemConfig:
     source, target = dataset.source_tokenizer, dataset.target_tokenizer
     checksums = vocabulary_checksums(source, target)
     return SystemConfig(config.system, source.size, target.size, config.model, config.asn, config.delays, checksums)
+
+
+def batch_queue(config: RunConfig, dataset: Dataset, store: DeviceStore, plan: BatchPlan) -> BatchQueue | MixedQueue:
+    """Return the queue of all batches, mixed with those for low delays, if any."""
+    queue, low, settings = BatchQueue(store, plan), config.low_delay, config.training
+    if low.data is None:
+        return queue
+    added = Dataset.open(low.data)
+    ours, theirs = (vocabulary_checksums(each.source_tokenizer, each.target_tokenizer) for each in (dataset, added))
+    if ours != theirs:
+        raise VocabularyError(
+            f"{low.data}: its vocabularies differ from those of {config.data}; prepare it with "
+            f"--vocabularies {config.data}"
+        )
+    low_store = DeviceStore(added.train, store.device)
+    low_plan = BatchPlan(low_store.source_lengths, low_store.target_lengths, settings.batch_tokens, settings.seed)
+
+    def is_low(number: int) -> bool:
+        is_low_delay = draw_delay(config.delays, settings.seed, number) <= low.max_delay
+        return is_low_delay and draws_low_delay_data(number, settings.seed, low.share)
+
+    return MixedQueue(queue, BatchQueue(low_store, low_plan), is_low)
 
 
 def batches_in_update(settings: TrainingConfig, processes: int) -> int:
@@ -224,7 +246,7 @@ class _Objective(nn.Module):
 
 
 def _accumulate(
-    objective: nn.Module, queue: BatchQueue, numbers: range, config: RunConfig, world: World
+    objective: nn.Module, queue: BatchQueue | MixedQueue, numbers: range, config: RunConfig, world: World
 ) -> tuple[Tensor, dict[str, float]]:
     """Accumulate the gradients of this process; return sums of loss, likelihood, tokens, skipped, and two zeros."""
     totals = torch.zeros(6, dtype=torch.float64, device=world.device)

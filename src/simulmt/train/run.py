@@ -325,8 +325,13 @@ def describe_run(config: RunConfig, world: World) -> dict[str, Any]:
     """Return everything that determines the result of a run."""
     _require_prepared(config.data)
     manifests = {name: TokenStore.open(config.data / name).manifest for name in ("train", "dev")}
+    resolved = replace(config, data=config.data.resolve())
+    if config.low_delay.data is not None:
+        _require_prepared(config.low_delay.data)
+        manifests["low_delay"] = TokenStore.open(config.low_delay.data / "train").manifest
+        resolved = replace(resolved, low_delay=replace(config.low_delay, data=config.low_delay.data.resolve()))
     return {
-        "config": as_table(replace(config, data=config.data.resolve())),
+        "config": as_table(resolved),
         "data": {name: {"pairs": manifest.kept, "files": manifest.files} for name, manifest in manifests.items()},
         "commit": commit(),
         "environment": {

@@ -328,11 +328,12 @@ def with_parameters(config: RunConfig, parameters: Mapping[str, Any]) -> RunConf
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """Return the configuration with absolute paths; `init` may be the name of a shipped bundle instead."""
+    """Return the configuration with absolute paths; `init` may name a shipped bundle instead."""
     init = config.init
     if init and (init.exists() or str(init) not in shipped_names()):
         init = init.resolve()
-    return replace(config, data=config.data.resolve(), init=init)
+    low_delay = replace(config.low_delay, data=config.low_delay.data and config.low_delay.data.resolve())
+    return replace(config, data=config.data.resolve(), init=init, low_delay=low_delay)
 
 
 def report(outcome: SweepOutcome, study: optuna.Study, config: RunConfig, directory: Path) -> None:
@@ -371,7 +372,15 @@ def _write_csv(results: Sequence[TrialResult], path: Path) -> None:
 
 def run_toml(config: RunConfig) -> str:
     """Format a configuration as TOML for `RunConfig.read`, without unset values."""
-    return as_toml({key: value for key, value in as_table(resolved(config)).items() if value is not None})
+    return as_toml(_without_none(as_table(resolved(config))))
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }
 
 
 def plot_study(study: optuna.Study, directory: Path) -> None:

@@ -79,6 +79,19 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True)
+class LowDelayConfig:
+    """Pairs for low delays only, such as translations in the order of the source."""
+
+    data: Path | None = None  # data directory with the same vocabularies
+    share: float = 0.5  # of the batches at these delays
+    max_delay: int = 3
+
+    def __post_init__(self) -> None:
+        require(0 < self.share <= 1, f"low_delay.share must be above 0 and at most 1, got {self.share}")
+        require(self.max_delay >= 1, f"low_delay.max_delay must be at least 1, got {self.max_delay}")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One training run: a system, its data and how to train it."""
 
@@ -96,6 +109,7 @@ class RunConfig:
     # Source tokens that wait-k reads per target token in training: one, as in the paper, or S/T if that is more; see
     # model/seq2seq.py.
     reading: Literal["steady", "proportional"] = "steady"
+    low_delay: LowDelayConfig = field(default_factory=LowDelayConfig)
 
     def __post_init__(self) -> None:
         fitting = {"bigrams": ("ctc",), "risk": ("transducer", "wait-k"), "policy": ("wait-k",)}
@@ -106,6 +120,11 @@ class RunConfig:
             require(self.init is not None, f'objective "{self.objective}" needs init: a trained {self.system} model')
         if self.objective == "policy":
             require(self.model.get("policy_inner", 0) > 0, 'objective "policy" needs model.policy_inner, such as 256')
+        if self.low_delay.data is not None:
+            require(
+                self.system != "teacher" and min(self.delays) <= self.low_delay.max_delay,
+                f"low_delay.max_delay is {self.low_delay.max_delay}, but no delay is that low: {list(self.delays)}",
+            )
         if self.reading != "steady":
             require(self.system == "wait-k", f'reading is for system "wait-k", got {self.system}')
         if self.risk.temperature != 1:
