@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +171,25 @@ def test_audio_that_is_not_recognised_yet_is_bounded(serve: Callable[..., Served
         FakeRecogniser.gate.set()
         talk.send("finish")
         assert said(talk.receive_all()).split() == WORDS
+
+
+@pytest.mark.parametrize("samples", [0, 1])
+def test_frames_that_hold_hardly_any_audio_are_bounded_too(serve: Callable[..., Served], samples: int) -> None:
+    served = serve(recognisers={LANGUAGE: "fake"}, audio_seconds=0.5)
+    FakeRecogniser.gate.clear()
+    with served.talk() as talk:
+        open_audio(talk)
+        (session,) = served.sessions._sessions.values()
+        talk.socket.send(speak(0, 1))
+        for _ in range(1_000):
+            talk.socket.send(speak(0, 1)[: 2 * samples])
+        eventually(lambda: session._inbox.qsize() >= 40)
+        time.sleep(0.2)  # would it take more?
+        queued = session._inbox.qsize()
+        FakeRecogniser.gate.set()
+        assert queued <= 50
+        talk.send("finish")
+        assert said(talk.receive_all()).split() == WORDS[:1]
 
 
 def test_audio_streams_are_limited(serve: Callable[..., Served]) -> None:

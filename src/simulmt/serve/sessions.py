@@ -38,6 +38,7 @@ from simulmt.serve.transport import Budget, Outbox, Throttle
 from simulmt.speech.audio import RATE
 
 MESSAGE_COST = 64  # characters added to the length of each message
+MIN_AUDIO_COST = RATE // 100  # samples that a frame counts as at least: even an empty one takes memory
 MAX_JOINED_LENGTH = 4_096  # characters up to which queued texts are joined
 DRAINING = "the server is shutting down; start again on another server, or retry shortly"
 FAILED = "the server failed to translate this stream; start it again"
@@ -152,7 +153,7 @@ class Session:
     def _budget(self, message: Input | Audio) -> tuple[Budget, int]:
         """Return the budget for this kind of message, and the cost of this one."""
         if isinstance(message, Audio):
-            return self._unrecognised, message.length
+            return self._unrecognised, max(message.length, MIN_AUDIO_COST)
         return self._unread, MESSAGE_COST + (len(message.text) if isinstance(message, Source) else 0)
 
     def drain(self) -> None:
