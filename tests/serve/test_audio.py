@@ -192,6 +192,29 @@ def test_frames_that_hold_hardly_any_audio_are_bounded_too(serve: Callable[..., 
         assert said(talk.receive_all()).split() == WORDS[:1]
 
 
+def test_a_session_that_ends_while_its_recogniser_starts_leaves_nothing_open(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = FakeRecogniser.start
+
+    def start_late(recogniser: FakeRecogniser) -> FakeRecogniser:
+        assert FakeRecogniser.gate.wait(PATIENCE)
+        return start(recogniser)
+
+    monkeypatch.setattr(FakeRecogniser, "start", start_late)
+    FakeRecogniser.gate.clear()
+    served = serve(recognisers={LANGUAGE: "fake"}, grace_seconds=0.01)
+    with served.talk() as talk:
+        open_audio(talk)
+        (session,) = served.sessions._sessions.values()
+        talk.socket.send(speak(0, 1))
+        eventually(lambda: session.is_busy and session._inbox.empty())
+    eventually(lambda: not served.sessions._sessions)
+    FakeRecogniser.gate.set()
+    eventually(lambda: bool(FakeRecogniser.started))
+    eventually(lambda: FakeRecogniser.started[0].is_closed)
+
+
 def test_audio_streams_are_limited(serve: Callable[..., Served]) -> None:
     served = serve(recognisers={LANGUAGE: "fake"}, audio_streams=1)
     with served.talk() as first, served.talk() as second, served.talk() as text:

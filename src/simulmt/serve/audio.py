@@ -150,13 +150,17 @@ class SpeechInput:
             return
         self._is_open = False
         self._count(-1)
-        if self._listener is not None:
-            with suppress(RuntimeError):  # when the pool is closed
-                self._thread.executor.submit(self._listener.close)
+        with suppress(RuntimeError):  # when the pool is closed
+            self._thread.executor.submit(self._close_listener)
 
     def _count(self, change: int) -> None:
         self._counters.add(Counted.AUDIO, "", change)
         self._metrics.audio.inc(change)
+
+    def _close_listener(self) -> None:
+        """Run in the recogniser's thread, after a recognition that still runs: the first one opens the listener."""
+        if self._listener is not None:
+            self._listener.close()
 
     def _recognise(self, audio: Audio | None) -> list[Word]:
         """Run in the recogniser's thread."""
