@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from simulmt.runtime.stream import Translator
-from simulmt.serve.access import ApiKeys
+from simulmt.serve.access import ApiKeys, Counted
 from simulmt.serve.protocol import Commit, ErrorCode, LagMs, RefusedError, Retract, Room, Sentence, parse_room
-from simulmt.serve.rooms import KEPT_MESSAGES, RoomLog
+from simulmt.serve.rooms import KEPT_MESSAGES, Publisher, RoomLog
 
 from .helpers import Served, eventually, get, synthetic_text, text_of
 
@@ -78,6 +79,28 @@ def test_a_session_whose_room_fails_is_forgotten(served: Served, monkeypatch: py
     with served.talk() as speaker:
         assert speaker.send("start", model="toy", room="hall").receive_all() == []
     assert len(served.sessions._sessions) == before
+    eventually(lambda: served.service.counters.total(Counted.STREAMS) == 0)
+
+
+def test_a_session_is_counted_and_kept_while_its_room_is_opened(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve(streams=1)
+    opening, is_answered = served.service.rooms.open, threading.Event()
+
+    async def open_late(*arguments: Any) -> Publisher:
+        while not is_answered.is_set():
+            await asyncio.sleep(0.01)
+        return await opening(*arguments)
+
+    monkeypatch.setattr(served.service.rooms, "open", open_late)
+    with served.talk() as speaker, served.talk() as other:
+        speaker.send("start", model="toy", room="hall")
+        eventually(lambda: bool(served.sessions._sessions))
+        error = other.send("start", model="toy").receive_error()
+        is_answered.set()
+        assert error == ("too_many_streams", 1013)
+        assert speaker.receive()["type"] == "ready"
+        speaker.send("source", text=TEXT).send("finish")
+        assert speaker.receive_all()[-1] == {"type": "done"}
 
 
 def test_a_speech_that_is_started_again_is_not_repeated(served: Served, translator: Translator) -> None:
