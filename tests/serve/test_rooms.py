@@ -191,6 +191,37 @@ def test_a_speech_continued_after_its_end_is_not_repeated() -> None:
     assert kinds == ["Room", "Commit", "Closed", "Waiting", "Room", "Closed", "Waiting"]
 
 
+def test_a_speaker_gives_one_speech_after_another_with_the_same_key(served: Served) -> None:
+    speeches = []
+    with served.watch("hall") as viewer:
+        assert viewer.receive()["type"] == "waiting"
+        for text in SENTENCES[:3]:
+            with served.talk() as speaker:
+                speaker.start(room="hall", room_key="a")
+                speaker.send("source", text=text).send("finish")
+                heard = speaker.receive_all()
+            room, *messages = viewer.receive_until("closed")
+            assert messages[:-1] == heard[:-1]
+            assert viewer.receive()["type"] == "waiting"
+            speeches.append(room["speech"])
+    assert len(set(speeches)) == 3
+
+
+def test_a_speech_has_a_number_that_changes_only_after_a_complete_one() -> None:
+    log = RoomLog("hall", kept_sentences=2)
+
+    def begin(speech: str, is_complete: bool) -> str:
+        room = log.numbered(Room("hall", "toy", "a", "b", speech))
+        log.begin(room)
+        log.end(is_complete)
+        return room.speech
+
+    assert begin("1", is_complete=False) == begin("1", is_complete=True) == "1.1"
+    assert begin("1.1", is_complete=True) == "1.1"  # forwarded again
+    assert begin("1", is_complete=True) == "1.2"
+    assert begin("2", is_complete=True) == "2.1"
+
+
 def test_rooms_leave_nothing_behind(serve: Serve) -> None:
     served = serve(kept_seconds=0.01)
     with served.watch("hall") as viewer, served.talk() as speaker:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from simulmt.serve.access import Peers
 from simulmt.serve.client import LiveTranslation
 from simulmt.serve.protocol import Commit, Error, Room, parse_room
 
-from .helpers import PATIENCE, Served, eventually, free_port, get, synthetic_text
+from .helpers import PATIENCE, Served, eventually, free_port, get, synthetic_text, text_of
 
 TEXT = synthetic_text(sentences=6, seed=91)
 WORKERS = 2
@@ -219,6 +219,19 @@ def test_viewers_of_all_workers_read_the_same(server: Server, translator: Transl
     for reader in asyncio.run(run()):
         assert "".join(reader.commits[seq] for seq in sorted(reader.commits)) == translator.translate(TEXT, 3)
         assert len(reader.speeches) == 1
+
+
+def test_a_second_speech_is_new_to_the_viewers_of_all_workers(shared: Server, translator: Translator) -> None:
+    for room in {Peers(0, WORKERS).home(name): name for name in "ijklmnop"}.values():  # a room of each worker
+        with ExitStack() as stack:
+            viewers = [stack.enter_context(shared.served.watch(room)) for _ in range(6)]
+            assert {viewer.receive()["type"] for viewer in viewers} == {"waiting"}
+            for text in ("kyo tsi myi za.", "yok jao sho chai."):
+                with shared.served.talk() as talk:
+                    talk.start(room=room, room_key="secret")
+                    talk.send("source", text=text).send("finish").receive_all()
+                for viewer in viewers:
+                    assert text_of(viewer.receive_until("closed")) == translator.translate(text, 3)
 
 
 def test_workers_stop_with_their_supervisor(server: Server) -> None:

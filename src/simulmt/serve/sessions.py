@@ -268,7 +268,7 @@ class Session:
             self.speech.close()
         self.outbox.put(message)
         if self.room is not None and isinstance(message, Done):
-            self.room.close()
+            self.room.close(is_complete=True)
 
 
 class Sessions:

@@ -35,6 +35,7 @@ from simulmt.serve.protocol import (
     Room,
     Sentence,
     Start,
+    Waiting,
     parse_client,
     parse_room,
     parse_viewer,
@@ -314,15 +315,16 @@ async def publish(websocket: WebSocket, service: Service) -> None:
             await websocket.send_text(write(Error(refusal.code, str(refusal))))
             await websocket.close()
             return
-        await websocket.send_text(write(speech))
+        assert publisher.log.speech is not None
+        await websocket.send_text(write(publisher.log.speech))
         try:
-            while not isinstance(message := parse_room(await _receive_text(websocket)), Closed):
+            while not isinstance(message := parse_room(await _receive_text(websocket)), Closed | Waiting):
                 if isinstance(message, Commit | Sentence | Retract):
                     publisher.put(message)
         finally:
             # If the speaker's worker was lost, leave time to open the room again.
             asyncio.get_running_loop().call_later(service.limits.grace_seconds, publisher.close)
-        publisher.close()
+        publisher.close(is_complete=isinstance(message, Closed))
         await websocket.close()
 
 
