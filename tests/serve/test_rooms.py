@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 from simulmt.runtime.stream import Translator
+from simulmt.serve import rooms
 from simulmt.serve.access import ApiKeys, Counted
-from simulmt.serve.protocol import Commit, ErrorCode, LagMs, RefusedError, Retract, Room, Sentence, parse_room
+from simulmt.serve.protocol import (
+    Commit,
+    Error,
+    ErrorCode,
+    LagMs,
+    RefusedError,
+    Retract,
+    Room,
+    Sentence,
+    parse_room,
+    write,
+)
 from simulmt.serve.rooms import KEPT_MESSAGES, Publisher, RoomLog
 
 from .helpers import Served, eventually, get, synthetic_text, text_of
@@ -101,6 +114,37 @@ def test_a_session_is_counted_and_kept_while_its_room_is_opened(serve: Serve, mo
         assert speaker.receive()["type"] == "ready"
         speaker.send("source", text=TEXT).send("finish")
         assert speaker.receive_all()[-1] == {"type": "done"}
+
+
+class LatePeers:
+    """A second worker, home to all rooms, that refuses to open any, once it answers at all."""
+
+    worker, has_answered = 0, threading.Event()
+
+    def home(self, _: str) -> int:
+        return 1
+
+    @asynccontextmanager
+    async def connect(self, *_: object) -> AsyncIterator[LatePeers]:
+        yield self
+
+    async def send(self, _: str) -> None:
+        pass
+
+    async def recv(self) -> str:
+        while not self.has_answered.is_set():
+            await asyncio.sleep(0.01)
+        return write(Error(ErrorCode.ROOM_TAKEN, "another speaker has opened the room"))
+
+
+def test_a_room_that_turns_out_to_be_taken_ends_the_stream(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve()
+    monkeypatch.setattr(rooms, "OPENING_SECONDS", 0.01)
+    monkeypatch.setattr(served.service.rooms, "_peers", LatePeers())
+    with served.talk() as speaker:
+        assert speaker.start(room="hall")["type"] == "ready"
+        LatePeers.has_answered.set()
+        assert speaker.receive_error() == ("room_taken", 1008)
 
 
 def test_a_speech_that_is_started_again_is_not_repeated(served: Served, translator: Translator) -> None:

@@ -204,15 +204,20 @@ class Rooms:
         self._owners: dict[str, Publisher] = {}  # of the rooms that are open, by name
         self._subscriptions: dict[str, asyncio.Task[None]] = {}
 
-    async def open(self, name: str, key: str, model: ModelInfo) -> Publisher:
-        """Open a room for a speaker, or take it over with the same key."""
+    async def open(
+        self, name: str, key: str, model: ModelInfo, on_refused: Callable[[RefusedError], None]
+    ) -> Publisher:
+        """Open a room for a speaker, or take it over with the same key.
+
+        `on_refused` is called if the home worker answers late, or is restarted, and then refuses the room.
+        """
         speech_id = hashlib.blake2b(f"{name} {key}".encode(), digest_size=8).hexdigest()
         speech = Room(name, model.name, model.source, model.target, speech_id)
         home = self._peers.home(name)
         if home == self._peers.worker:
             return self.open_here(speech)
         log = RoomLog(name, self._limits.kept_sentences)
-        forwarder = Forwarder(speech, log, self._peers, home)
+        forwarder = Forwarder(speech, log, self._peers, home, on_refused)
         await forwarder.wait_until_open()
         return Publisher(log, lambda _, is_complete: forwarder.finish(is_complete))
 
@@ -284,11 +289,14 @@ class Rooms:
 class Forwarder:
     """Forwards a log to the home worker of its room; reconnects if that worker is restarted."""
 
-    def __init__(self, speech: Room, log: RoomLog, peers: Peers, home: int) -> None:
+    def __init__(
+        self, speech: Room, log: RoomLog, peers: Peers, home: int, on_refused: Callable[[RefusedError], None]
+    ) -> None:
         self._speech = speech
         self._log = log
         self._peers = peers
         self._home = home
+        self._on_refused = on_refused
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._deadline = math.inf
         log.begin(speech)
@@ -301,6 +309,7 @@ class Forwarder:
                 await asyncio.shield(self._opened)
         except TimeoutError:
             logger.warning("the home worker of a room does not respond")
+            self._stop_waiting()
         except RefusedError:
             self._task.cancel()
             raise
@@ -317,11 +326,11 @@ class Forwarder:
                     await connection.send(write(self._speech))
                     answer = parse_room(str(await connection.recv()))
                     if isinstance(answer, Error):
-                        self._set_opened(answer.as_exception())
+                        self._refuse(answer.as_exception())
                         return
                     if isinstance(answer, Room):
                         self._speech = answer  # with its number
-                    self._set_opened(None)
+                    self._stop_waiting()
                     await self._send_all(connection)
                     return
             await asyncio.sleep(RETRY_SECONDS)
@@ -340,9 +349,16 @@ class Forwarder:
             if isinstance(parse_room(text), Closed | Waiting):
                 return
 
-    def _set_opened(self, refusal: RefusedError | None) -> None:
+    def _stop_waiting(self) -> None:
         if not self._opened.done():
-            self._opened.set_exception(refusal) if refusal else self._opened.set_result(None)
+            self._opened.set_result(None)
+
+    def _refuse(self, refusal: RefusedError) -> None:
+        """Report a refusal to `wait_until_open`, or to the session if that no longer waits."""
+        if self._opened.done():
+            self._on_refused(refusal)
+        else:
+            self._opened.set_exception(refusal)
 
 
 async def _copy_all(connection: ClientConnection, log: RoomLog) -> None:

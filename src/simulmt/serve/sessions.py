@@ -168,6 +168,12 @@ class Session:
         if self.speech is not None:
             self.speech.close()
 
+    def refuse(self, refusal: RefusedError) -> None:
+        """End the session with an error, unless it is over."""
+        if self.state is not State.OVER:
+            self._worker.cancel()
+            self._end(Error(refusal.code, str(refusal)))
+
     async def _work(self) -> None:
         try:
             self._end(await self._translate())

@@ -166,7 +166,7 @@ class StreamConnection(Connection):
         if message.room is not None:
             try:
                 key = message.room_key or session.name
-                session.room = await self._service.rooms.open(message.room, key, model.info)
+                session.room = await self._service.rooms.open(message.room, key, model.info, session.refuse)
             except BaseException:
                 sessions.detach(session, attachment, Remedy.NONE)
                 raise
