@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from simulmt.errors import ConfigError, SpeechError
 from simulmt.runtime.revisions import Hypothesis, Word
 from simulmt.runtime.stream import Translator
 from simulmt.serve import audio
+from simulmt.serve.app import Settings, create_app
 from simulmt.serve.audio import ACKNOWLEDGED_EVERY, find_recognisers
 from simulmt.speech.audio import RATE, Samples
 
@@ -263,6 +265,30 @@ def test_a_recogniser_that_fails_ends_the_stream(served: Served, monkeypatch: py
         assert talk.receive_error() == ("internal", 1011)
     with served.talk() as talk:
         assert talk.start()["type"] == "ready"
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [(SpeechError("no model"), "no model"), (OSError("no library\nin 5 places"), "no library"), (OSError(), "OSError")],
+)
+def test_a_recogniser_that_cannot_be_loaded_is_reported_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, reason: str
+) -> None:
+    monkeypatch.setattr(audio, "open_recogniser", Mock(side_effect=failure))
+    with pytest.raises(SpeechError, match=f"^cannot load the recogniser for {LANGUAGE}: {reason}; to serve text only"):
+        create_app(Settings(("toy",), threads=1, recognisers={LANGUAGE: "fake"}))
+
+
+def test_a_recogniser_that_cannot_be_loaded_later_is_reported_too(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(served.service.recognisers._threads[LANGUAGE], "_recogniser", None)  # as in another worker
+    monkeypatch.setattr(audio, "open_recogniser", Mock(side_effect=SpeechError("no model")))
+    with served.talk() as talk:
+        open_audio(talk)
+        talk.socket.send(speak(0, 1))
+        assert talk.receive_error() == ("no_recogniser", 1008)
+    assert f"cannot load the recogniser for {LANGUAGE}: no model" in caplog.text
 
 
 def test_a_server_that_shuts_down_translates_what_it_has_acknowledged(served: Served) -> None:

@@ -177,6 +177,8 @@ class Session:
     async def _work(self) -> None:
         try:
             self._end(await self._translate())
+        except RefusedError as refusal:
+            self._end(Error(refusal.code, str(refusal)))
         except Exception as error:
             log_failure(self.model, error)
             self._end(Error(ErrorCode.INTERNAL, FAILED))
