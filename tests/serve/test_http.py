@@ -303,6 +303,10 @@ def test_unclosed_markup_is_read_once(beginning: str) -> None:
         ("<code>a<br>b<i>c</code>d", "<code>a<br>b<i>c</code>D"),
         ("<p translate = 'no'>a<p>b</p>&nbsp;</p>&nbsp;<P>c", "<p translate = 'no'>a<p>b</p>&nbsp;</p>&nbsp;<P>C"),
         ('<img translate="no">a', '<img translate="no">A'),
+        ('<p Translate="NO">a</p>b<p translate=yes>c', '<p Translate="NO">a</p>B<p translate=yes>C'),
+        ("<pre>\n  a\n\n\tb <b>c\r\n  d</b>\n</pre>e\n f", "<pre>\n  A\n\n\tB <b>C\r\n  D</b>\n</pre>E F"),
+        ("<textarea>a\n  b &lt;\n</textarea>", "<textarea>A\n  B &lt;\n</textarea>"),
+        (f"a&#{5_000 * '1'};b&#x41;", "A\ufffdBA"),
     ],
 )
 def test_markup_is_kept_as_it_is(page: str, translated: str) -> None:

@@ -40,6 +40,7 @@ LANGUAGES = {"de": "German", "en": "English", "zh": "Chinese"}
 TRADITIONAL_CHINESE = {"zt", "zh-hant", "zh-tw", "zh-hk", "zh-mo"}
 MAX_SAMPLE_LENGTH = 2_000  # characters that language detection looks at
 UNTRANSLATED = {"script", "style", "code"}  # HTML elements
+PREFORMATTED = {"pre", "textarea"}  # their lines are translated one by one
 RAW = {"script", "style"}  # hold text without markup, up to their end tag
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 
@@ -359,7 +360,7 @@ class Detector:
 
 
 async def translate_html(text: str, translate: Callable[[str], Awaitable[str]]) -> str:
-    """Translate each run of text between two tags separately.
+    """Translate each run of text between two tags separately, and in preformatted text each line.
 
     Text without letters, and in `translate="no"`, scripts, styles and code, is left alone.
     """
@@ -380,6 +381,7 @@ _MARKUP = re.compile(  # a comment, the beginning of a tag, or a declaration; ea
 _ATTRIBUTE = re.compile(  # or what separates attributes
     r"""[\s/]+|([^\s/>][^\s/>=]*)(?:\s*=\s*("[^"]*"|'[^']*'|(?!["'])[^\s>]*))?""", re.ASCII
 )
+_LONG_REFERENCE = re.compile(r"&#[0-9]{20,};?")  # no character; html.unescape fails on thousands of digits
 _RAW_END = {name: re.compile(rf"</{name}[\s/>]", re.ASCII | re.IGNORECASE) for name in RAW}
 
 
@@ -392,7 +394,7 @@ class _Splitter:
 
     def __init__(self, text: str) -> None:
         self.parts: list[tuple[str, bool]] = []  # and whether it is text
-        self._untranslated = _Nesting()
+        self._untranslated, self._preformatted = _Nesting(), _Nesting()
         position = 0
         while markup := _MARKUP.search(text, position):
             self._add_text(text[position : markup.start()])
@@ -411,17 +413,21 @@ class _Splitter:
         name, is_empty = markup[2].lower(), text[position - 1] == "/"
         if markup[1]:
             self._untranslated.close(name)
+            self._preformatted.close(name)
         elif name not in VOID and not is_empty:
-            self._untranslated.open(name, name in UNTRANSLATED or attributes.get("translate") == "no")
+            is_marked = attributes.get("translate", "").lower() == "no"
+            self._untranslated.open(name, is_marked or name in UNTRANSLATED)
+            self._preformatted.open(name, name in PREFORMATTED)
             if name in RAW:
                 end = _RAW_END[name].search(text, position)
                 return end.start() if end else len(text)
         return min(position + 1, len(text))
 
     def _add_text(self, text: str) -> None:
-        words = html.unescape(text)
-        is_text = not self._untranslated.depth and any(map(str.isalnum, words))
-        self.parts.append((words if is_text else text, is_text))
+        for line in text.splitlines(keepends=True) if self._preformatted.depth else [text]:
+            words = html.unescape(_LONG_REFERENCE.sub("\ufffd", line))
+            is_text = not self._untranslated.depth and any(map(str.isalnum, words))
+            self.parts.append((words if is_text else line, is_text))
 
 
 class _Nesting:
