@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from simulmt.errors import ConfigError, SpeechError
 from simulmt.runtime.revisions import Hypothesis, Word
 from simulmt.runtime.stream import Translator
 from simulmt.serve import audio
+from simulmt.serve.app import Settings, create_app
 from simulmt.serve.audio import ACKNOWLEDGED_EVERY, find_recognisers
 from simulmt.speech.audio import RATE, Samples
 
@@ -172,6 +175,48 @@ def test_audio_that_is_not_recognised_yet_is_bounded(serve: Callable[..., Served
         assert said(talk.receive_all()).split() == WORDS
 
 
+@pytest.mark.parametrize("samples", [0, 1])
+def test_frames_that_hold_hardly_any_audio_are_bounded_too(serve: Callable[..., Served], samples: int) -> None:
+    served = serve(recognisers={LANGUAGE: "fake"}, audio_seconds=0.5)
+    FakeRecogniser.gate.clear()
+    with served.talk() as talk:
+        open_audio(talk)
+        (session,) = served.sessions._sessions.values()
+        talk.socket.send(speak(0, 1))
+        for _ in range(1_000):
+            talk.socket.send(speak(0, 1)[: 2 * samples])
+        eventually(lambda: session._inbox.qsize() >= 40)
+        time.sleep(0.2)  # would it take more?
+        queued = session._inbox.qsize()
+        FakeRecogniser.gate.set()
+        assert queued <= 50
+        talk.send("finish")
+        assert said(talk.receive_all()).split() == WORDS[:1]
+
+
+def test_a_session_that_ends_while_its_recogniser_starts_leaves_nothing_open(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = FakeRecogniser.start
+
+    def start_late(recogniser: FakeRecogniser) -> FakeRecogniser:
+        assert FakeRecogniser.gate.wait(PATIENCE)
+        return start(recogniser)
+
+    monkeypatch.setattr(FakeRecogniser, "start", start_late)
+    FakeRecogniser.gate.clear()
+    served = serve(recognisers={LANGUAGE: "fake"}, grace_seconds=0.01)
+    with served.talk() as talk:
+        open_audio(talk)
+        (session,) = served.sessions._sessions.values()
+        talk.socket.send(speak(0, 1))
+        eventually(lambda: session.is_busy and session._inbox.empty())
+    eventually(lambda: not served.sessions._sessions)
+    FakeRecogniser.gate.set()
+    eventually(lambda: bool(FakeRecogniser.started))
+    eventually(lambda: FakeRecogniser.started[0].is_closed)
+
+
 def test_audio_streams_are_limited(serve: Callable[..., Served]) -> None:
     served = serve(recognisers={LANGUAGE: "fake"}, audio_streams=1)
     with served.talk() as first, served.talk() as second, served.talk() as text:
@@ -220,6 +265,30 @@ def test_a_recogniser_that_fails_ends_the_stream(served: Served, monkeypatch: py
         assert talk.receive_error() == ("internal", 1011)
     with served.talk() as talk:
         assert talk.start()["type"] == "ready"
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [(SpeechError("no model"), "no model"), (OSError("no library\nin 5 places"), "no library"), (OSError(), "OSError")],
+)
+def test_a_recogniser_that_cannot_be_loaded_is_reported_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, reason: str
+) -> None:
+    monkeypatch.setattr(audio, "open_recogniser", Mock(side_effect=failure))
+    with pytest.raises(SpeechError, match=f"^cannot load the recogniser for {LANGUAGE}: {reason}; to serve text only"):
+        create_app(Settings(("toy",), threads=1, recognisers={LANGUAGE: "fake"}))
+
+
+def test_a_recogniser_that_cannot_be_loaded_later_is_reported_too(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(served.service.recognisers._threads[LANGUAGE], "_recogniser", None)  # as in another worker
+    monkeypatch.setattr(audio, "open_recogniser", Mock(side_effect=SpeechError("no model")))
+    with served.talk() as talk:
+        open_audio(talk)
+        talk.socket.send(speak(0, 1))
+        assert talk.receive_error() == ("no_recogniser", 1008)
+    assert f"cannot load the recogniser for {LANGUAGE}: no model" in caplog.text
 
 
 def test_a_server_that_shuts_down_translates_what_it_has_acknowledged(served: Served) -> None:

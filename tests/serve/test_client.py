@@ -131,6 +131,37 @@ def test_after_an_idle_timeout_it_reconnects_with_the_next_message(serve: Serve,
     assert asyncio.run(run()) == translator.translate(f"{TEXT} {TEXT}", translator.config.default_delay)
 
 
+@pytest.mark.parametrize("grace_seconds", [60.0, 0.1], ids=["resumed", "started again"])
+def test_after_a_reconnection_no_reply_to_undo_is_repeated(serve: Serve, grace_seconds: float) -> None:
+    served = serve(idle_seconds=0.1, grace_seconds=grace_seconds)
+
+    async def run() -> list[Commit | Sentence | Undone]:
+        async with asyncio.timeout(PATIENCE), LiveTranslation(served.url, "toy") as live:
+            live.undo()
+            live.undo()
+            live.source("kyo")
+            live.undo()
+            live.undo()
+            idle = served.service.metrics.errors.labels(ErrorCode.IDLE)
+            while not idle._value.get() or (grace_seconds < 1 and served.sessions._sessions):
+                await asyncio.sleep(0.01)
+            live.undo()
+            live.finish()
+            return [message async for message in live]
+
+    assert asyncio.run(run()) == 2 * [Undone(None, "")] + [Undone(0, "kyo")] + 2 * [Undone(None, "")]
+
+
+def test_the_end_of_an_empty_sentence_is_reported() -> None:
+    async def run() -> list[Commit | Sentence | Undone]:
+        live = LiveTranslation("ws://127.0.0.1", "toy")
+        for end in (Sentence(0, 0), Sentence(0, 1), Sentence(0, 0), Sentence(3, 2)):
+            await live._deliver(end)
+        return [live._output.get_nowait() for _ in range(live._output.qsize())]  # type: ignore[misc]
+
+    assert asyncio.run(run()) == [Sentence(0, 0), Sentence(0, 1), Sentence(3, 2)]
+
+
 inputs = st.one_of(st.builds(Source, st.text("ab ", max_size=9)), st.just(End()), st.just(Delay(3)), st.just(Finish()))
 
 

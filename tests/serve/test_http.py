@@ -14,14 +14,15 @@ import httpx
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import schemathesis
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import unsupported_method
 from starlette.exceptions import HTTPException
 
 from simulmt.runtime.stream import Translator
 from simulmt.serve.access import ApiKeys, Counted
 from simulmt.serve.app import Settings, create_app
-from simulmt.serve.http import Detector, HttpApi, base_code
+from simulmt.serve.http import Detector, HttpApi, _Splitter, base_code, translate_html
 
 from .helpers import PATIENCE, Served, eventually, get, post, synthetic_text
 
@@ -271,3 +272,49 @@ def test_html_keeps_its_markup(client: httpx.Client, translator: Translator) -> 
         f'<!DOCTYPE html><p class="a">\n {first} </p><br><!-- kyo --><img src="kyo"/>'
         f'<script>if (1 < 2) kyo()</script><div translate="no">kyo <b>&lt;tsi</b></div><p>{last}'
     )
+
+
+async def shout(text: str) -> str:
+    return text.upper()
+
+
+@pytest.mark.parametrize("beginning", ["<a ", "</a ", "<a b='", '<a b="', "<!--", "<!", "<![", "<?", "<script>"])
+def test_unclosed_markup_is_read_once(beginning: str) -> None:
+    for text in (1_000 * beginning, 1_001 * beginning):
+        assert [part for part in _Splitter(text).parts if part[0]] == [(text, False)]
+
+
+@pytest.mark.parametrize(
+    ("page", "translated"),
+    [
+        ("x <![@ y", "X <![@ y"),
+        ("<![foo bar", "<![foo bar"),
+        ("a<![CDATA[x y]]>b", "A<![CDATA[x y]]>B"),
+        ("a <![if !vml]> b <![endif]>", "A <![if !vml]> B <![endif]>"),
+        ("a<?php b ?>c</>d</ e>f", "A<?php b ?>C</>D</ e>F"),
+        ("a<!-->b<!--->c<!-- d --!>e<!-- f", "A<!-->B<!--->C<!-- d --!>E<!-- f"),
+        ("a<script>let b", "A<script>let b"),
+        ("a<STYLE>b { c: '</p>' }</Style >d", "A<STYLE>b { c: '</p>' }</Style >D"),
+        ("a<script/>b<script src='c'/>d", "A<script/>B<script src='c'/>D"),
+        ("a <b c", "A <b c"),
+        ("1 < 2 <3 & x<y>z", "1 &lt; 2 &lt;3 &amp; X<y>Z"),
+        ("<p title='a > b' lang=de>c</p>", "<p title='a > b' lang=de>C</p>"),
+        ('<p title="a>b</p>', '<p title="a>B</p>'),
+        ("<code>a<br>b<i>c</code>d", "<code>a<br>b<i>c</code>D"),
+        ("<p translate = 'no'>a<p>b</p>&nbsp;</p>&nbsp;<P>c", "<p translate = 'no'>a<p>b</p>&nbsp;</p>&nbsp;<P>C"),
+        ('<img translate="no">a', '<img translate="no">A'),
+        ('<p Translate="NO">a</p>b<p translate=yes>c', '<p Translate="NO">a</p>B<p translate=yes>C'),
+        ("<pre>\n  a\n\n\tb <b>c\r\n  d</b>\n</pre>e\n f", "<pre>\n  A\n\n\tB <b>C\r\n  D</b>\n</pre>E F"),
+        ("<textarea>a\n  b &lt;\n</textarea>", "<textarea>A\n  B &lt;\n</textarea>"),
+        (f"a&#{5_000 * '1'};b&#x41;", "A\ufffdBA"),
+    ],
+)
+def test_markup_is_kept_as_it_is(page: str, translated: str) -> None:
+    assert asyncio.run(translate_html(page, shout)) == translated
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([*"<>/!-?[]='\"& \na\u4e00", "<a ", "<!--", "-->", "code", "</code>"]), max_size=30))
+def test_any_text_is_split_without_loss(pieces: list[str]) -> None:
+    text = "".join(pieces).replace("&", "+")
+    assert "".join(part for part, _ in _Splitter(text).parts) == text

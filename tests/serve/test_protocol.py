@@ -121,6 +121,14 @@ def test_an_error_says_what_is_wrong() -> None:
         parse_client('{"type": "source"}')
 
 
+@pytest.mark.parametrize("room", ["", "a\n", "a b", "A", 41 * "a"])
+def test_a_room_name_is_checked_to_its_end(room: str) -> None:
+    start = {"type": "start", "model": "toy", "room": room}
+    with pytest.raises(RefusedError, match=r"\$\.room"):
+        parse_client(json.dumps(start))
+    assert not VALIDATOR.evolve(schema={**schema(), "anyOf": [{"$ref": "#/$defs/client"}]}).is_valid(start)
+
+
 @given(st.text())
 def test_quoted_input_is_shortened_and_encodable(message: str) -> None:
     assert len(sanitise_message(100 * message).encode()) < 3_000

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 from simulmt.runtime.stream import Translator
-from simulmt.serve.access import ApiKeys
-from simulmt.serve.protocol import Commit, ErrorCode, LagMs, RefusedError, Retract, Room, Sentence, parse_room
-from simulmt.serve.rooms import KEPT_MESSAGES, RoomLog
+from simulmt.serve import rooms
+from simulmt.serve.access import ApiKeys, Counted
+from simulmt.serve.protocol import (
+    Commit,
+    Error,
+    ErrorCode,
+    LagMs,
+    RefusedError,
+    Retract,
+    Room,
+    Sentence,
+    parse_room,
+    write,
+)
+from simulmt.serve.rooms import KEPT_MESSAGES, Publisher, RoomLog
 
 from .helpers import Served, eventually, get, synthetic_text, text_of
 
@@ -78,6 +92,59 @@ def test_a_session_whose_room_fails_is_forgotten(served: Served, monkeypatch: py
     with served.talk() as speaker:
         assert speaker.send("start", model="toy", room="hall").receive_all() == []
     assert len(served.sessions._sessions) == before
+    eventually(lambda: served.service.counters.total(Counted.STREAMS) == 0)
+
+
+def test_a_session_is_counted_and_kept_while_its_room_is_opened(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve(streams=1)
+    opening, is_answered = served.service.rooms.open, threading.Event()
+
+    async def open_late(*arguments: Any) -> Publisher:
+        while not is_answered.is_set():
+            await asyncio.sleep(0.01)
+        return await opening(*arguments)
+
+    monkeypatch.setattr(served.service.rooms, "open", open_late)
+    with served.talk() as speaker, served.talk() as other:
+        speaker.send("start", model="toy", room="hall")
+        eventually(lambda: bool(served.sessions._sessions))
+        error = other.send("start", model="toy").receive_error()
+        is_answered.set()
+        assert error == ("too_many_streams", 1013)
+        assert speaker.receive()["type"] == "ready"
+        speaker.send("source", text=TEXT).send("finish")
+        assert speaker.receive_all()[-1] == {"type": "done"}
+
+
+class LatePeers:
+    """A second worker, home to all rooms, that refuses to open any, once it answers at all."""
+
+    worker, has_answered = 0, threading.Event()
+
+    def home(self, _: str) -> int:
+        return 1
+
+    @asynccontextmanager
+    async def connect(self, *_: object) -> AsyncIterator[LatePeers]:
+        yield self
+
+    async def send(self, _: str) -> None:
+        pass
+
+    async def recv(self) -> str:
+        while not self.has_answered.is_set():
+            await asyncio.sleep(0.01)
+        return write(Error(ErrorCode.ROOM_TAKEN, "another speaker has opened the room"))
+
+
+def test_a_room_that_turns_out_to_be_taken_ends_the_stream(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve()
+    monkeypatch.setattr(rooms, "OPENING_SECONDS", 0.01)
+    monkeypatch.setattr(served.service.rooms, "_peers", LatePeers())
+    with served.talk() as speaker:
+        assert speaker.start(room="hall")["type"] == "ready"
+        LatePeers.has_answered.set()
+        assert speaker.receive_error() == ("room_taken", 1008)
 
 
 def test_a_speech_that_is_started_again_is_not_repeated(served: Served, translator: Translator) -> None:
@@ -133,8 +200,9 @@ def test_viewers_are_bounded_and_only_read(serve: Serve) -> None:
         with served.watch("hall") as second:
             assert second.receive_error() == ("too_many_streams", 1013)
         assert viewer.send("source", text="hello").receive_error() == ("out_of_order", 1008)
-    with served.watch("No_such_room") as viewer:
-        assert viewer.receive_error() == ("bad_message", 1008)
+    for name in ("No_such_room", "hall%0A"):
+        with served.watch(name) as viewer:
+            assert viewer.receive_error() == ("bad_message", 1008)
     with served.talk() as first, served.talk() as second:
         first.start(room="one")
         assert second.send("start", model="toy", room="two").receive_error() == ("too_many_streams", 1013)
@@ -165,6 +233,37 @@ def test_a_speech_continued_after_its_end_is_not_repeated() -> None:
         log.end()
     kinds = [type(parse_room(text)).__name__ for text in log.recent()]
     assert kinds == ["Room", "Commit", "Closed", "Waiting", "Room", "Closed", "Waiting"]
+
+
+def test_a_speaker_gives_one_speech_after_another_with_the_same_key(served: Served) -> None:
+    speeches = []
+    with served.watch("hall") as viewer:
+        assert viewer.receive()["type"] == "waiting"
+        for text in SENTENCES[:3]:
+            with served.talk() as speaker:
+                speaker.start(room="hall", room_key="a")
+                speaker.send("source", text=text).send("finish")
+                heard = speaker.receive_all()
+            room, *messages = viewer.receive_until("closed")
+            assert messages[:-1] == heard[:-1]
+            assert viewer.receive()["type"] == "waiting"
+            speeches.append(room["speech"])
+    assert len(set(speeches)) == 3
+
+
+def test_a_speech_has_a_number_that_changes_only_after_a_complete_one() -> None:
+    log = RoomLog("hall", kept_sentences=2)
+
+    def begin(speech: str, is_complete: bool) -> str:
+        room = log.numbered(Room("hall", "toy", "a", "b", speech))
+        log.begin(room)
+        log.end(is_complete)
+        return room.speech
+
+    assert begin("1", is_complete=False) == begin("1", is_complete=True) == "1.1"
+    assert begin("1.1", is_complete=True) == "1.1"  # forwarded again
+    assert begin("1", is_complete=True) == "1.2"
+    assert begin("2", is_complete=True) == "2.1"
 
 
 def test_rooms_leave_nothing_behind(serve: Serve) -> None:

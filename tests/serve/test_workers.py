@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from simulmt.runtime.stream import Translator
+from simulmt.serve import server as server_module
 from simulmt.serve.access import Peers
+from simulmt.serve.app import Settings
 from simulmt.serve.client import LiveTranslation
+from simulmt.serve.models import METRICS_DIRECTORY
 from simulmt.serve.protocol import Commit, Error, Room, parse_room
+from simulmt.serve.server import READY, Supervisor
 
-from .helpers import PATIENCE, Served, eventually, free_port, get, synthetic_text
+from .helpers import PATIENCE, Served, eventually, free_port, get, synthetic_text, text_of
 
 TEXT = synthetic_text(sentences=6, seed=91)
 WORKERS = 2
@@ -221,6 +228,19 @@ def test_viewers_of_all_workers_read_the_same(server: Server, translator: Transl
         assert len(reader.speeches) == 1
 
 
+def test_a_second_speech_is_new_to_the_viewers_of_all_workers(shared: Server, translator: Translator) -> None:
+    for room in {Peers(0, WORKERS).home(name): name for name in "ijklmnop"}.values():  # a room of each worker
+        with ExitStack() as stack:
+            viewers = [stack.enter_context(shared.served.watch(room)) for _ in range(6)]
+            assert {viewer.receive()["type"] for viewer in viewers} == {"waiting"}
+            for text in ("kyo tsi myi za.", "yok jao sho chai."):
+                with shared.served.talk() as talk:
+                    talk.start(room=room, room_key="secret")
+                    talk.send("source", text=text).send("finish").receive_all()
+                for viewer in viewers:
+                    assert text_of(viewer.receive_until("closed")) == translator.translate(text, 3)
+
+
 def test_workers_stop_with_their_supervisor(server: Server) -> None:
     workers = server.workers()
     with server.served.talk() as talk:
@@ -231,6 +251,44 @@ def test_workers_stop_with_their_supervisor(server: Server) -> None:
     assert server.process.wait(PATIENCE) == 0
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     assert "Traceback" not in server.log.read_text()
+
+
+def test_a_signal_during_the_start_ends_the_server(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    command = [sys.executable, "-m", "simulmt", "serve", "--model", "toy", "--port", str(free_port()), "--workers", "2"]
+    with log.open("w") as file, subprocess.Popen(command, stderr=file) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        try:
+            eventually(lambda: any(b"spawn_main" in _command_line(child) for child in children.read_text().split()))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("is_replacement", [False, True])
+def test_a_worker_started_while_a_signal_arrives_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replacement: bool
+) -> None:
+    started: list[Mock] = []
+    signal_at = 3 if is_replacement else 1
+
+    def start(_settings: Settings, peers: Peers, _listener: socket.socket) -> Mock:
+        started.append(Mock(number=peers.worker, **{"await_ready.return_value": READY}))
+        if len(started) == signal_at:
+            supervisor.stop()
+        return started[-1]
+
+    monkeypatch.setattr(server_module, "Worker", start)
+    monkeypatch.setenv(METRICS_DIRECTORY, str(tmp_path))
+    with socket.socket() as listener:
+        supervisor = Supervisor(Settings(("toy",)), [listener] * 2, tmp_path)
+        supervisor.start()
+        if is_replacement:
+            supervisor._replace(Mock(number=0, started=-math.inf))
+    assert len(started) == signal_at
+    started[-1].process.kill.assert_called()
 
 
 def test_workers_do_not_outlive_a_supervisor_that_is_killed(server: Server) -> None:

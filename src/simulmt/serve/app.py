@@ -76,6 +76,8 @@ class Service:
         self.metrics = Metrics()
         self.counters = Counters(peers)
         self.recognisers = RecogniserPool(settings.recognisers, self.limits, self.metrics, self.counters)
+        if peers.worker == 0:  # report at the start what cannot be loaded; the other workers may never need it
+            self.recognisers.load()
         inline = peers.workers > 1
         self.models = load_models(settings.models, self.metrics, settings.threads, inline, settings.recognisers)
         self.sessions = Sessions(self.limits, self.metrics, self.counters, peers)

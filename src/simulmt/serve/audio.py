@@ -7,6 +7,7 @@ is acknowledged as soon as it is received, so clients resend only audio lost in 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulmt.errors import ConfigError
+from simulmt.errors import ConfigError, SpeechError
 from simulmt.runtime.revisions import Word
 from simulmt.serve.access import Counted, Counters, Limits, check_limit
 from simulmt.serve.models import Metrics
@@ -31,6 +32,8 @@ from simulmt.speech.recogniser import (
     language_of,
     open_recogniser,
 )
+
+logger = logging.getLogger("simulmt.serve")
 
 SAMPLE_BYTES = 2
 ACKNOWLEDGED_EVERY = RATE // 2  # samples
@@ -64,7 +67,7 @@ class Audio:
 
 
 class _RecogniserThread:
-    """A recogniser and the one thread that runs it; loaded when it is first needed."""
+    """A recogniser and the one thread that runs it; `load` and `start` are called only in the thread."""
 
     def __init__(self, language: str, name: str) -> None:
         self.language = language
@@ -72,11 +75,27 @@ class _RecogniserThread:
         self._name = name
         self._recogniser: Recogniser | None = None
 
-    def start(self) -> Recognition:
-        """Start recognising a speaker; called only in the thread."""
+    def load(self) -> Recogniser:
+        """Load the recogniser, unless it is loaded already."""
         if self._recogniser is None:
-            self._recogniser = open_recogniser(self._name)
-        return self._recogniser.start()
+            try:
+                self._recogniser = open_recogniser(self._name)
+            except Exception as error:  # the errors of the libraries have no common base class
+                reason = str(error).partition("\n")[0] or type(error).__name__
+                raise SpeechError(
+                    f"cannot load the recogniser for {self.language}: {reason}; to serve text only: --recogniser none"
+                ) from None
+        return self._recogniser
+
+    def start(self) -> Recognition:
+        """Start recognising a speaker."""
+        try:
+            return self.load().start()
+        except SpeechError as error:
+            logger.error("%s", error)
+            raise RefusedError(
+                ErrorCode.NO_RECOGNISER, f"the recogniser for {self.language} does not work; see the log of the server"
+            ) from None
 
 
 class RecogniserPool:
@@ -87,6 +106,11 @@ class RecogniserPool:
         self._metrics = metrics
         self._counters = counters
         self._threads = {language: _RecogniserThread(language, name) for language, name in recognisers.items()}
+
+    def load(self) -> None:
+        """Load all recognisers now instead of when each is first needed; raise SpeechError if one cannot be loaded."""
+        for thread in self._threads.values():
+            thread.executor.submit(thread.load).result()
 
     def open(self, language: str) -> SpeechInput:
         """Start recognising a speaker."""
@@ -150,13 +174,17 @@ class SpeechInput:
             return
         self._is_open = False
         self._count(-1)
-        if self._listener is not None:
-            with suppress(RuntimeError):  # when the pool is closed
-                self._thread.executor.submit(self._listener.close)
+        with suppress(RuntimeError):  # when the pool is closed
+            self._thread.executor.submit(self._close_listener)
 
     def _count(self, change: int) -> None:
         self._counters.add(Counted.AUDIO, "", change)
         self._metrics.audio.inc(change)
+
+    def _close_listener(self) -> None:
+        """Run in the recogniser's thread, after a recognition that still runs: the first one opens the listener."""
+        if self._listener is not None:
+            self._listener.close()
 
     def _recognise(self, audio: Audio | None) -> list[Word]:
         """Run in the recogniser's thread."""

@@ -78,8 +78,11 @@ class LiveTranslation:
         self._output: asyncio.Queue[Commit | Sentence | Undone | Done | Exception] = asyncio.Queue(UNREAD)
         self._session: str | None = None
         self._commits = 0  # received
-        self._sentence_seq = 0  # seq of the last sentence message
+        self._sentences = 0  # reported
         self._undone: set[int] = set()  # undone sentences already reported
+        # Replies that there was nothing to undo are identified by the last commit before them and a count since then.
+        self._position = (0, 0)  # on this connection
+        self._reported = (0, 0)  # of the last one reported
         self._has_sent = False  # over the last connection
         self._has_failed = False  # whether the server failed on the last connection before any new commit
         self._last_contact = 0.0  # time of the last contact with a server
@@ -184,8 +187,10 @@ class LiveTranslation:
     async def _open(self, connection: ClientConnection) -> Ready:
         if self._session is None:
             self._messages = _join_texts(self._messages)
+            self._position = (0, 0)
             await connection.send(write(self._start))
         else:
+            self._position = (self._commits, 0)
             await connection.send(write(Resume(self._session, self._commits, self._start.api_key)))
         ready = await _receive(connection)
         if not isinstance(ready, Ready):
@@ -209,16 +214,27 @@ class LiveTranslation:
 
     async def _deliver(self, message: ServerMessage) -> None:
         """Pass a message to the iteration, unless an earlier connection has delivered it."""
-        if isinstance(message, Commit) and message.seq > self._commits:
-            self._commits = message.seq
+        if isinstance(message, Commit | Sentence | Undone) and self._is_new(message):
             await self._output.put(message)
-        elif isinstance(message, Sentence) and message.seq > self._sentence_seq:
-            self._sentence_seq = message.seq
-            await self._output.put(message)
-        elif isinstance(message, Undone) and message.sentence not in self._undone:
-            if message.sentence is not None:
-                self._undone.add(message.sentence)
-            await self._output.put(message)
+
+    def _is_new(self, message: Commit | Sentence | Undone) -> bool:
+        """Note what has been received; return whether no earlier connection has received it."""
+        match message:
+            case Commit(seq=seq):
+                is_new = seq > self._commits
+                self._commits, self._position = max(seq, self._commits), (seq, 0)
+            case Sentence(sentence=number):
+                is_new = number >= self._sentences
+                self._sentences = max(number + 1, self._sentences)
+            case Undone(sentence=None):
+                seq, count = self._position
+                self._position = (seq, count + 1)
+                is_new = self._position > self._reported
+                self._reported = max(self._position, self._reported)
+            case Undone(sentence=int(undone)):
+                is_new = undone not in self._undone
+                self._undone.add(undone)
+        return is_new
 
 
 def _now() -> float:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import html
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
@@ -40,6 +40,8 @@ LANGUAGES = {"de": "German", "en": "English", "zh": "Chinese"}
 TRADITIONAL_CHINESE = {"zt", "zh-hant", "zh-tw", "zh-hk", "zh-mo"}
 MAX_SAMPLE_LENGTH = 2_000  # characters that language detection looks at
 UNTRANSLATED = {"script", "style", "code"}  # HTML elements
+PREFORMATTED = {"pre", "textarea"}  # their lines are translated one by one
+RAW = {"script", "style"}  # hold text without markup, up to their end tag
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 
 AUTO = "auto"  # detect the source language
@@ -358,14 +360,12 @@ class Detector:
 
 
 async def translate_html(text: str, translate: Callable[[str], Awaitable[str]]) -> str:
-    """Translate each run of text between two tags separately.
+    """Translate each run of text between two tags separately, and in preformatted text each line.
 
     Text without letters, and in `translate="no"`, scripts, styles and code, is left alone.
     """
-    splitter = _Splitter()
-    splitter.feed(text)
-    splitter.close()
-    return "".join([await _translate_run(part, translate) if is_text else part for part, is_text in splitter.parts])
+    parts = _Splitter(text).parts
+    return "".join([await _translate_run(part, translate) if is_text else part for part, is_text in parts])
 
 
 async def _translate_run(text: str, translate: Callable[[str], Awaitable[str]]) -> str:
@@ -375,48 +375,81 @@ async def _translate_run(text: str, translate: Callable[[str], Awaitable[str]]) 
     return f"{text[:start]}{html.escape(translation, quote=False)}{text[start + len(words) :]}"
 
 
-class _Splitter(HTMLParser):
-    """Splits HTML into markup and text to translate."""
+_MARKUP = re.compile(  # a comment, the beginning of a tag, or a declaration; each may lack its end
+    r"<!--(?:-?>|.*?(?:--!?>|\Z))|<(/?)([a-z][^\s/>]*)|<[!?/][^>]*>?", re.ASCII | re.IGNORECASE | re.DOTALL
+)
+_ATTRIBUTE = re.compile(  # or what separates attributes
+    r"""[\s/]+|([^\s/>][^\s/>=]*)(?:\s*=\s*("[^"]*"|'[^']*'|(?!["'])[^\s>]*))?""", re.ASCII
+)
+_LONG_REFERENCE = re.compile(r"&#[0-9]{20,};?")  # no character; html.unescape fails on thousands of digits
+_RAW_END = {name: re.compile(rf"</{name}[\s/>]", re.ASCII | re.IGNORECASE) for name in RAW}
+
+
+class _Splitter:
+    """Splits HTML into markup and text to translate, as browsers do.
+
+    Markup without an end extends to the end of the text, so no markup is read more than a few times; html.parser reads
+    all of the rest again for each of its beginnings.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.parts: list[tuple[str, bool]] = []  # and whether it is text
+        self._untranslated, self._preformatted = _Nesting(), _Nesting()
+        position = 0
+        while markup := _MARKUP.search(text, position):
+            self._add_text(text[position : markup.start()])
+            position = self._read_tag(text, markup) if markup[2] else markup.end()
+            self.parts.append((text[markup.start() : position], False))
+        self._add_text(text[position:])
+
+    def _read_tag(self, text: str, markup: re.Match[str]) -> int:
+        """Return the end of a tag; that of a raw element includes its content."""
+        position = markup.end()
+        attributes: dict[str, str] = {}
+        while item := _ATTRIBUTE.match(text, position):
+            position = item.end()
+            if item[1] is not None:
+                attributes.setdefault(item[1].lower(), (item[2] or "").strip("\"'"))
+        name, is_empty = markup[2].lower(), text[position - 1] == "/"
+        if markup[1]:
+            self._untranslated.close(name)
+            self._preformatted.close(name)
+        elif name not in VOID and not is_empty:
+            is_marked = attributes.get("translate", "").lower() == "no"
+            self._untranslated.open(name, is_marked or name in UNTRANSLATED)
+            self._preformatted.open(name, name in PREFORMATTED)
+            if name in RAW:
+                end = _RAW_END[name].search(text, position)
+                return end.start() if end else len(text)
+        return min(position + 1, len(text))
+
+    def _add_text(self, text: str) -> None:
+        for line in text.splitlines(keepends=True) if self._preformatted.depth else [text]:
+            words = html.unescape(_LONG_REFERENCE.sub("\ufffd", line))
+            is_text = not self._untranslated.depth and any(map(str.isalnum, words))
+            self.parts.append((words if is_text else line, is_text))
+
+
+class _Nesting:
+    """The depth of elements of some kind; inside the outermost one, only elements with its name count.
+
+    So elements in it whose end tag was left out do no harm.
+    """
 
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.parts: list[tuple[str, bool]] = []  # and whether it is text
-        self._skipped: list[str] = []  # open elements from the outermost untranslated one inwards
+        self.depth = 0
+        self._name = ""
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._keep(self.get_starttag_text() or "")
-        if tag not in VOID and (self._skipped or tag in UNTRANSLATED or ("translate", "no") in attrs):
-            self._skipped.append(tag)
+    def open(self, name: str, is_of_kind: bool) -> None:
+        if self.depth == 0 and is_of_kind:
+            self._name = name
+        if self._name == name:
+            self.depth += 1
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
-        self._keep(self.get_starttag_text() or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._keep(f"</{tag}>")
-        while tag in self._skipped and self._skipped.pop() != tag:
-            pass  # elements whose end tag was left out
-
-    def handle_data(self, data: str) -> None:
-        if self._skipped or not any(map(str.isalnum, data)):
-            is_raw = bool(self._skipped) and self._skipped[-1] in ("script", "style")
-            self._keep(data if is_raw else html.escape(data, quote=False))
-        else:
-            self.parts.append((data, True))
-
-    def handle_comment(self, data: str) -> None:
-        self._keep(f"<!--{data}-->")
-
-    def handle_decl(self, decl: str) -> None:
-        self._keep(f"<!{decl}>")
-
-    def handle_pi(self, data: str) -> None:
-        self._keep(f"<?{data}>")
-
-    def unknown_decl(self, data: str) -> None:
-        self._keep(f"<![{data}]>")
-
-    def _keep(self, markup: str) -> None:
-        self.parts.append((markup, False))
+    def close(self, name: str) -> None:
+        if self._name == name:
+            self.depth -= 1
+            self._name = name if self.depth else ""
 
 
 _STRUCTS = (TranslateRequest, TranslateResponse, DetectRequest, Detection, Language, Models, Status, ErrorResponse)

@@ -21,7 +21,7 @@ from simulmt.errors import StreamError
 from simulmt.runtime import stream
 
 MAX_MESSAGE_LENGTH = 300  # characters of an error message
-ROOM_NAME = "^[a-z0-9-]{1,40}$"
+ROOM_NAME = r"^[a-z0-9-]{1,40}(?!\n)$"  # in Python, $ alone would allow a line break at the end
 
 
 class Remedy(enum.Enum):

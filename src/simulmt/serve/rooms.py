@@ -20,6 +20,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
+import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import CloseCode
@@ -62,7 +63,8 @@ class RoomLog:
     """The messages of a room, readable by many viewers at their own pace.
 
     A speech that is published again after a lost connection is identified by its `speech` id, and messages already in
-    the log are dropped. The last messages of a speech can be read for some time after it.
+    the log are dropped. The last messages of a speech can be read for some time after it. A speaker may give several
+    speeches with the same key; their ids differ in the number at the end.
     """
 
     def __init__(self, name: str, kept_sentences: int, kept_seconds: float = math.inf) -> None:
@@ -70,6 +72,7 @@ class RoomLog:
         self.readers = 0
         self.is_open = False
         self.speech: Room | None = None  # the current one, or the last
+        self._is_complete = False  # whether it has been translated to its end
         self._kept_sentences = kept_sentences
         self._kept_seconds = kept_seconds
         self._entries: deque[Entry] = deque()
@@ -86,12 +89,20 @@ class RoomLog:
         """Whether new viewers still get the last speech."""
         return self.is_open or time.monotonic() < self._ended + self._kept_seconds
 
+    def numbered(self, speech: Room) -> Room:
+        """Complete the id of a speech: after a complete one by the same speaker, it is another, else the same."""
+        if "." in speech.speech:  # it is forwarded again
+            return speech
+        speaker, _, number = self.speech.speech.partition(".") if self.speech is not None else ("", "", "")
+        count = int(number) + self._is_complete if speaker == speech.speech else 1
+        return msgspec.structs.replace(speech, speech=f"{speech.speech}.{count}")
+
     def begin(self, speech: Room) -> None:
         """Begin a speech, or continue the last one."""
         is_same = self.speech == speech
         if is_same and self.is_open:
             return
-        self.speech, self.is_open = speech, True
+        self.speech, self.is_open, self._is_complete = speech, True, False
         self._append(Entry(write(speech), max(0, self._last_sentence) if is_same else 0))
         if not is_same:
             self._last_commit, self._last_sentence = 0, -1
@@ -116,20 +127,20 @@ class RoomLog:
             while self._start < self._end and self._entries[self._start - self._trimmed].sentence < oldest:
                 self._start += 1
 
-    def end(self) -> None:
-        """End the speech."""
+    def end(self, is_complete: bool = False) -> None:
+        """End the speech; its speaker may still continue it, unless it is complete."""
         if self.is_open:
-            self.is_open = False
+            self.is_open, self._is_complete = False, is_complete
             self._ended = time.monotonic()
             for message in (Closed(self.name), Waiting(self.name)):
                 self._append(Entry(write(message), max(0, self._last_sentence)))
 
-    def finish(self) -> None:
-        """Append the closing message but keep the speech open.
+    def finish(self, is_complete: bool) -> None:
+        """Append the closing message, `closed` if the speech is complete and else `waiting`, but keep the speech open.
 
         The log can then be forwarded again after a lost connection.
         """
-        self._append(Entry(write(Closed(self.name)), self._last_sentence))
+        self._append(Entry(write(Closed(self.name) if is_complete else Waiting(self.name)), self._last_sentence))
 
     def recent(self) -> list[str]:
         """Return the first messages for a new viewer."""
@@ -170,15 +181,16 @@ class RoomLog:
 class Publisher:
     """Publishes the output of a speaker to the viewers of a room."""
 
-    def __init__(self, log: RoomLog, close: Callable[[Publisher], None]) -> None:
+    def __init__(self, log: RoomLog, close: Callable[[Publisher, bool], None]) -> None:
         self.log = log
         self._close = close
 
     def put(self, message: RoomEvent) -> None:
         self.log.put(message)
 
-    def close(self) -> None:
-        self._close(self)
+    def close(self, is_complete: bool = False) -> None:
+        """Close the room; the speaker may open it again and continue the speech, unless it is complete."""
+        self._close(self, is_complete)
 
 
 class Rooms:
@@ -192,17 +204,22 @@ class Rooms:
         self._owners: dict[str, Publisher] = {}  # of the rooms that are open, by name
         self._subscriptions: dict[str, asyncio.Task[None]] = {}
 
-    async def open(self, name: str, key: str, model: ModelInfo) -> Publisher:
-        """Open a room for a speaker, or take it over with the same key."""
+    async def open(
+        self, name: str, key: str, model: ModelInfo, on_refused: Callable[[RefusedError], None]
+    ) -> Publisher:
+        """Open a room for a speaker, or take it over with the same key.
+
+        `on_refused` is called if the home worker answers late, or is restarted, and then refuses the room.
+        """
         speech_id = hashlib.blake2b(f"{name} {key}".encode(), digest_size=8).hexdigest()
         speech = Room(name, model.name, model.source, model.target, speech_id)
         home = self._peers.home(name)
         if home == self._peers.worker:
             return self.open_here(speech)
         log = RoomLog(name, self._limits.kept_sentences)
-        forwarder = Forwarder(speech, log, self._peers, home)
+        forwarder = Forwarder(speech, log, self._peers, home, on_refused)
         await forwarder.wait_until_open()
-        return Publisher(log, lambda _: forwarder.finish())
+        return Publisher(log, lambda _, is_complete: forwarder.finish(is_complete))
 
     def open_here(self, speech: Room) -> Publisher:
         """Open a room whose home is this worker."""
@@ -210,6 +227,7 @@ class Rooms:
         if is_new:
             check_limit(self._counters.total(Counted.ROOMS), self._limits.rooms, "rooms")
         log = self._log(name)
+        speech = log.numbered(speech)
         if log.is_open and log.speech is not None and log.speech.speech != speech.speech:
             raise RefusedError(ErrorCode.ROOM_TAKEN, f"another speaker has opened the room {name}; choose another name")
         log.begin(speech)
@@ -217,13 +235,13 @@ class Rooms:
         self._owners[name] = Publisher(log, self._close_here)
         return self._owners[name]
 
-    def _close_here(self, publisher: Publisher) -> None:
+    def _close_here(self, publisher: Publisher, is_complete: bool) -> None:
         """Close a room, unless its speaker has opened it again in the meantime."""
         name = publisher.log.name
         if self._owners.get(name) is publisher:
             del self._owners[name]
             self._counters.add(Counted.ROOMS, name, -1)
-            publisher.log.end()
+            publisher.log.end(is_complete)
             asyncio.get_running_loop().call_later(self._limits.kept_seconds + 1, self._discard, name)
             self._discard(name)
 
@@ -271,11 +289,14 @@ class Rooms:
 class Forwarder:
     """Forwards a log to the home worker of its room; reconnects if that worker is restarted."""
 
-    def __init__(self, speech: Room, log: RoomLog, peers: Peers, home: int) -> None:
+    def __init__(
+        self, speech: Room, log: RoomLog, peers: Peers, home: int, on_refused: Callable[[RefusedError], None]
+    ) -> None:
         self._speech = speech
         self._log = log
         self._peers = peers
         self._home = home
+        self._on_refused = on_refused
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._deadline = math.inf
         log.begin(speech)
@@ -288,13 +309,14 @@ class Forwarder:
                 await asyncio.shield(self._opened)
         except TimeoutError:
             logger.warning("the home worker of a room does not respond")
+            self._stop_waiting()
         except RefusedError:
             self._task.cancel()
             raise
 
-    def finish(self) -> None:
+    def finish(self, is_complete: bool) -> None:
         """End the speech; stop once the home worker has all of it."""
-        self._log.finish()
+        self._log.finish(is_complete)
         self._deadline = time.monotonic() + RECOVERY_SECONDS
 
     async def _forward(self) -> None:
@@ -304,9 +326,11 @@ class Forwarder:
                     await connection.send(write(self._speech))
                     answer = parse_room(str(await connection.recv()))
                     if isinstance(answer, Error):
-                        self._set_opened(answer.as_exception())
+                        self._refuse(answer.as_exception())
                         return
-                    self._set_opened(None)
+                    if isinstance(answer, Room):
+                        self._speech = answer  # with its number
+                    self._stop_waiting()
                     await self._send_all(connection)
                     return
             await asyncio.sleep(RETRY_SECONDS)
@@ -322,12 +346,19 @@ class Forwarder:
     async def _send(self, connection: ClientConnection) -> None:
         async for text in self._log.read():
             await connection.send(text)
-            if isinstance(parse_room(text), Closed):
+            if isinstance(parse_room(text), Closed | Waiting):
                 return
 
-    def _set_opened(self, refusal: RefusedError | None) -> None:
+    def _stop_waiting(self) -> None:
         if not self._opened.done():
-            self._opened.set_exception(refusal) if refusal else self._opened.set_result(None)
+            self._opened.set_result(None)
+
+    def _refuse(self, refusal: RefusedError) -> None:
+        """Report a refusal to `wait_until_open`, or to the session if that no longer waits."""
+        if self._opened.done():
+            self._on_refused(refusal)
+        else:
+            self._opened.set_exception(refusal)
 
 
 async def _copy_all(connection: ClientConnection, log: RoomLog) -> None:

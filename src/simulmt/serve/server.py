@@ -253,7 +253,7 @@ class Worker:
 
     def stop(self) -> None:
         """Let the worker drain its streams and exit."""
-        with suppress(BrokenPipeError):
+        with suppress(ConnectionError):
             self._control.send(STOP)
 
 
@@ -265,16 +265,19 @@ class Supervisor:
         self._listeners = listeners
         self._directory = directory
         self._signals = 0
+        self._is_serving = False
         self._workers: list[Worker] = []
 
     def start(self) -> None:
         """Start all workers and wait until they serve."""
-        self._workers = [self._start_worker(number) for number in range(len(self._listeners))]
+        for number in range(len(self._listeners)):
+            self._start_worker(number)
         reports = [worker.await_ready() for worker in self._workers]
         failures = [report for report in reports if report != READY]
         if failures and not self._signals:
             self._kill_all()
             raise SimulmtError(failures[0])
+        self._is_serving = True
 
     def run(self) -> None:
         """Replace workers that die, until all have been stopped."""
@@ -286,25 +289,31 @@ class Supervisor:
                     self._replace(worker)
 
     def stop(self, _number: int = 0, _frame: FrameType | None = None) -> None:
-        """Stop all workers; kill them on the second call."""
+        """Stop all workers; kill them on the second call, or if the server does not serve yet."""
         self._signals += 1
-        if self._signals > 1:
+        if self._signals > 1 or not self._is_serving:
             self._kill_all()
+            return
         for worker in self._workers:
             worker.stop()
 
-    def _start_worker(self, number: int) -> Worker:
+    def _start_worker(self, number: int) -> None:
+        """Start a worker, unless the server has been stopped."""
+        if self._signals:
+            return
         peers = Peers(number, len(self._listeners), self._directory)
         Counters(peers).reset()
-        return Worker(self._settings, peers, self._listeners[number])
+        worker = Worker(self._settings, peers, self._listeners[number])
+        self._workers.append(worker)
+        if self._signals:  # `stop` may not have seen it
+            worker.process.kill()
 
     def _replace(self, worker: Worker) -> None:
         logger.warning("worker %d died with code %s; starting another", worker.number, worker.process.exitcode)
         multiprocess.mark_process_dead(worker.process.pid)  # type: ignore[no-untyped-call]
         if time.monotonic() - worker.started < EARLY_EXIT_SECONDS:
             time.sleep(1.0)
-        if not self._signals:
-            self._workers.append(self._start_worker(worker.number))
+        self._start_worker(worker.number)
 
     def _kill_all(self) -> None:
         for worker in self._workers:

@@ -38,6 +38,7 @@ from simulmt.serve.transport import Budget, Outbox, Throttle
 from simulmt.speech.audio import RATE
 
 MESSAGE_COST = 64  # characters added to the length of each message
+MIN_AUDIO_COST = RATE // 100  # samples that a frame counts as at least: even an empty one takes memory
 MAX_JOINED_LENGTH = 4_096  # characters up to which queued texts are joined
 DRAINING = "the server is shutting down; start again on another server, or retry shortly"
 FAILED = "the server failed to translate this stream; start it again"
@@ -152,7 +153,7 @@ class Session:
     def _budget(self, message: Input | Audio) -> tuple[Budget, int]:
         """Return the budget for this kind of message, and the cost of this one."""
         if isinstance(message, Audio):
-            return self._unrecognised, message.length
+            return self._unrecognised, max(message.length, MIN_AUDIO_COST)
         return self._unread, MESSAGE_COST + (len(message.text) if isinstance(message, Source) else 0)
 
     def drain(self) -> None:
@@ -167,9 +168,17 @@ class Session:
         if self.speech is not None:
             self.speech.close()
 
+    def refuse(self, refusal: RefusedError) -> None:
+        """End the session with an error, unless it is over."""
+        if self.state is not State.OVER:
+            self._worker.cancel()
+            self._end(Error(refusal.code, str(refusal)))
+
     async def _work(self) -> None:
         try:
             self._end(await self._translate())
+        except RefusedError as refusal:
+            self._end(Error(refusal.code, str(refusal)))
         except Exception as error:
             log_failure(self.model, error)
             self._end(Error(ErrorCode.INTERNAL, FAILED))
@@ -267,7 +276,7 @@ class Session:
             self.speech.close()
         self.outbox.put(message)
         if self.room is not None and isinstance(message, Done):
-            self.room.close()
+            self.room.close(is_complete=True)
 
 
 class Sessions:

@@ -35,6 +35,7 @@ from simulmt.serve.protocol import (
     Room,
     Sentence,
     Start,
+    Waiting,
     parse_client,
     parse_room,
     parse_viewer,
@@ -102,10 +103,10 @@ class StreamConnection(Connection):
         self._last_message = 0.0  # time of the last message received
 
     async def _serve(self) -> int:
-        session = await self._open()
-        if isinstance(session, Resume):
-            return await self._forward(session)
-        attachment = self._service.sessions.attach(session)
+        opened = await self._open()
+        if isinstance(opened, Resume):
+            return await self._forward(opened)
+        session, attachment = opened
         remedy = Remedy.RESUME
         try:
             await self._websocket.send_text(write(_ready(session)))
@@ -119,8 +120,8 @@ class StreamConnection(Connection):
         finally:
             self._service.sessions.detach(session, attachment, remedy)
 
-    async def _open(self) -> Session | Resume:
-        """Open or resume a session; after an unknown session, allow a second opening message.
+    async def _open(self) -> tuple[Session, Attachment] | Resume:
+        """Open or resume a session and attach it; after an unknown session, allow a second opening message.
 
         Return the message itself if another worker has the session.
         """
@@ -145,12 +146,13 @@ class StreamConnection(Connection):
             await self._authenticate(message.api_key)
         return message
 
-    async def _session_for(self, message: Opening) -> Session | Resume:
+    async def _session_for(self, message: Opening) -> tuple[Session, Attachment] | Resume:
         sessions, peers = self._service.sessions, self._service.peers
         if isinstance(message, Resume):
             if peers.owner(message.session) != peers.worker:
                 return message
-            return sessions.find(message.session, message.seq)
+            session = sessions.find(message.session, message.seq)
+            return session, sessions.attach(session)
         if message.model not in self._service.models:
             names = ", ".join(self._service.models)
             raise RefusedError(ErrorCode.UNKNOWN_MODEL, f"unknown model {message.model!r}; available: {names}")
@@ -160,14 +162,15 @@ class StreamConnection(Connection):
         pool = self._service.recognisers if message.input == "audio" else None
         model = self._service.models[message.model]
         session = sessions.open(model, message.delay, self._address, pool, is_translated)
+        attachment = sessions.attach(session)  # counted, and not dropped for others, while its room is opened
         if message.room is not None:
             try:
                 key = message.room_key or session.name
-                session.room = await self._service.rooms.open(message.room, key, model.info)
+                session.room = await self._service.rooms.open(message.room, key, model.info, session.refuse)
             except BaseException:
-                sessions.forget(session)
+                sessions.detach(session, attachment, Remedy.NONE)
                 raise
-        return session
+        return session, attachment
 
     async def _forward(self, opening: Resume) -> int:
         """Proxy the connection to the worker that has the session; return the close code."""
@@ -312,15 +315,16 @@ async def publish(websocket: WebSocket, service: Service) -> None:
             await websocket.send_text(write(Error(refusal.code, str(refusal))))
             await websocket.close()
             return
-        await websocket.send_text(write(speech))
+        assert publisher.log.speech is not None
+        await websocket.send_text(write(publisher.log.speech))
         try:
-            while not isinstance(message := parse_room(await _receive_text(websocket)), Closed):
+            while not isinstance(message := parse_room(await _receive_text(websocket)), Closed | Waiting):
                 if isinstance(message, Commit | Sentence | Retract):
                     publisher.put(message)
         finally:
             # If the speaker's worker was lost, leave time to open the room again.
             asyncio.get_running_loop().call_later(service.limits.grace_seconds, publisher.close)
-        publisher.close()
+        publisher.close(is_complete=isinstance(message, Closed))
         await websocket.close()
 
 
