@@ -280,7 +280,8 @@ class Stream:
             if len(unfinished.words_read) == limit:
                 self._close(arrived)
             pieces = pieces[free:]
-        if self._recent and is_known:
+        # Other words are kept for undo, but only in an open sentence and up to its maximum length.
+        if self._recent and (is_known or (self._is_reading() and len(self._recent[-1][1]) < config.longest)):
             self._recent[-1][1].append(word)
         if self._segment and ends_sentence(word, config.source_language, is_first):
             self._close(arrived)

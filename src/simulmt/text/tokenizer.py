@@ -82,7 +82,6 @@ class Tokenizer:
         self.spaced: bool = self._processor.normalize("a").startswith(SPACE)
         # Whether each piece begins a word; END does.
         self.word_starts = [piece.startswith(SPACE) or token == END for token, piece in enumerate(self.pieces)]
-        self._unknown = {UNK, *(token for token, piece in enumerate(self.pieces) if piece == SPACE)}
         self._encode_short = lru_cache(maxsize=WORD_CACHE_SIZE)(self._encode)
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[bytes]]:
@@ -158,12 +157,13 @@ class Tokenizer:
         return words
 
     def encode_word(self, word: str) -> tuple[int, ...]:
-        """Encode one word; a word of which the vocabulary knows nothing, such as an emoji, has no ids."""
+        """Encode one word, without characters that the vocabulary lacks; an emoji, say, has no ids."""
         return self._encode_short(word) if len(word) <= MAX_CACHED_WORD_LENGTH else self._encode(word)
 
     def _encode(self, word: str) -> tuple[int, ...]:
-        ids = tuple(self._processor.encode(canonicalize(word)))
-        return () if self._unknown.issuperset(ids) else ids
+        ids = self._processor.encode(canonicalize(word))
+        known = tuple(token for token in ids if token != UNK)
+        return known if any(self.pieces[token] != SPACE for token in known) else ()
 
 
 class Detokenizer:

@@ -51,7 +51,7 @@ _COMMON = {"dr", "prof", "st", "etc", "vs", "nr", "tel", "ca", "jan", "feb", "au
 _ABBREVIATIONS = {
     "en": _COMMON | {
         "mr", "mrs", "ms", "jr", "sr", "inc", "ltd", "corp", "gen", "sen", "rep", "gov", "capt", "lt", "col", "sgt",
-        "rev", "approx", "dept", "apr", "dec",
+        "rev", "approx", "dept", "apr", "dec", "incl", "excl", "fig",
     },
     "de": _COMMON | {
         "hr", "fr", "bzw", "usw", "inkl", "evtl", "ggf", "vgl", "bd", "str", "mio", "mrd", "geb", "gest", "abs", "sog",

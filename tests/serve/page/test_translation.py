@@ -84,7 +84,7 @@ def test_the_mutation_watch_detects_a_change(page: Page) -> None:
 
 def test_the_delay_slider_acts_at_once(page: Page) -> None:
     slider = page.get_by_role("slider", name="Translation: faster or better")
-    assert slider.get_attribute("aria-valuetext") == "waits for about 0.5 s of speech"
+    assert slider.get_attribute("aria-valuetext") == "waits for at least 0.5 s of speech"
     draft(page).press_sequentially(FIRST)
     slider.press("End")
     expect(page.locator(".delay b")).to_have_text("1.0 s")

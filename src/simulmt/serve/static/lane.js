@@ -159,8 +159,8 @@ export class Lane {
     const show = () => {
       const wait = `${secondsOfSpeech(delays[slider.valueAsNumber]).toFixed(1)} s`;
       this.#find(".delay .figure b").textContent = wait;
-      slider.setAttribute("aria-valuetext", `waits for about ${wait} of speech`);
-      this.#find(".delay").title = `Waits for about ${wait} of speech before it translates a word`;
+      slider.setAttribute("aria-valuetext", `waits for at least ${wait} of speech`);
+      this.#find(".delay").title = `Waits for at least ${wait} of speech before it translates a word`;
     };
     slider.addEventListener("input", () => {
       this.#delay = delays[slider.valueAsNumber];
