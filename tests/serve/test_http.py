@@ -313,6 +313,14 @@ def test_markup_is_kept_as_it_is(page: str, translated: str) -> None:
     assert asyncio.run(translate_html(page, shout)) == translated
 
 
+def test_a_part_without_a_full_stop_gets_none() -> None:
+    async def end(text: str) -> str:
+        return f"{text}。"
+
+    page = "<h1>a b</h1><p>c. </p><p>d!</p>"
+    assert asyncio.run(translate_html(page, end)) == "<h1>a b</h1><p>c.。 </p><p>d!。</p>"
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from([*"<>/!-?[]='\"& \na\u4e00", "<a ", "<!--", "-->", "code", "</code>"]), max_size=30))
 def test_any_text_is_split_without_loss(pieces: list[str]) -> None:

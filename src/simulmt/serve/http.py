@@ -372,6 +372,8 @@ async def _translate_run(text: str, translate: Callable[[str], Awaitable[str]]) 
     words = text.strip()
     start = text.index(words)
     translation = await translate(" ".join(words.split()))
+    if words[-1].isalnum():  # a heading, or part of a sentence; models end everything with a full stop
+        translation = translation.rstrip(".。")
     return f"{text[:start]}{html.escape(translation, quote=False)}{text[start + len(words) :]}"
 
 
