@@ -626,3 +626,24 @@ def test_words_without_any_known_piece_are_not_stored(model: Translator) -> None
     undone = stream.undo()
     assert undone is not None
     assert undone.source == "the old bridge."
+
+
+@pytest.mark.parametrize(
+    ("text", "segment", "sentences"),
+    [
+        ("the old river " * 8, True, 2),
+        ("the old river, " * 8, True, 1),  # never ten tokens without a comma
+        ("the old river " * 8, False, 1),
+        ("the old river. " * 2, True, 2),
+    ],
+)
+def test_text_without_punctuation_is_cut(
+    model: Translator, monkeypatch: pytest.MonkeyPatch, text: str, segment: bool, sentences: int
+) -> None:
+    tokens = len(model.bundle.source.encode("the old river " * 8))
+    monkeypatch.setattr("simulmt.runtime.stream.MAX_UNPUNCTUATED", tokens // 2 + 1)
+    whole, by_character = model.stream(1, segment=segment), model.stream(1, segment=segment)
+    commits = whole.push(text) + whole.finish()
+    assert whole.sentences_finished == sentences
+    small = [commit for character in text for commit in by_character.push(character)] + by_character.finish()
+    assert joined(small) == joined(commits)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulmt.text.words import Unit, canonicalize, collapse_spaces, ends_sentence, script_unit
+from simulmt.text.words import Unit, canonicalize, collapse_spaces, ends_clause, ends_sentence, script_unit
 
 
 @pytest.mark.parametrize(
@@ -107,3 +107,19 @@ def test_rare_characters_are_written_as_vocabularies_know_them(word: str, writte
 @given(word=st.text("aZ09.,:;-/^%$’“é", max_size=12))
 def test_common_characters_are_kept(word: str) -> None:
     assert canonicalize(word) == word
+
+
+@pytest.mark.parametrize(
+    ("word", "ends"),
+    [
+        ("home,", True),
+        ("home;", True),
+        ("Mr.", True),
+        ("home”,", True),
+        ("，", True),
+        ("10:45", False),
+        ("well-known", False),
+    ],
+)
+def test_clause_ends(word: str, ends: bool) -> None:
+    assert ends_clause(word) == ends

@@ -33,10 +33,11 @@ from simulmt.runtime.bundle import Bundle, Kind, find
 from simulmt.runtime.decoding import Caches, CTCDecoder, SentenceState, TransducerDecoder, Written
 from simulmt.runtime.seq2seq import Seq2SeqDecoder
 from simulmt.text import Detokenizer, WordSplitter
-from simulmt.text.words import ends_sentence
+from simulmt.text.words import ends_clause, ends_sentence
 
 WHOLE_SENTENCE = sys.maxsize  # delay of a full-sentence model
 MAX_UNDO = 20  # sentences
+MAX_UNPUNCTUATED = 64  # source tokens without punctuation before a sentence is ended; models lose track of longer ones
 LINES_PER_BATCH = 32  # lines that `translate` processes at once
 
 
@@ -149,6 +150,7 @@ class Stream:
         self._unfinished: deque[_StreamSentence] = deque()  # the first is being translated, the last is being read
         self._words = 0
         self._sentences = 0
+        self._unpunctuated = 0  # tokens of the open sentence since its last punctuation mark
         self._commits = 0
         self._output: list[Commit] = []
         self._recent: deque[tuple[int, list[str]]] = deque(maxlen=MAX_UNDO)  # number and words of sentences
@@ -271,6 +273,9 @@ class Stream:
         if self._is_reading() and len(self._unfinished[-1].words_read) + len(pieces) > limit:
             self._close(arrived)
         is_first = not self._is_reading()
+        self._unpunctuated = len(pieces) if is_first else self._unpunctuated + len(pieces)
+        if ends_clause(word):
+            self._unpunctuated = 0
         is_known = bool(pieces)  # an emoji, say, begins no sentence
         while pieces:
             unfinished = self._open_sentence()
@@ -283,7 +288,8 @@ class Stream:
         # Other words are kept for undo, but only in an open sentence and up to its maximum length.
         if self._recent and (is_known or (self._is_reading() and len(self._recent[-1][1]) < config.longest)):
             self._recent[-1][1].append(word)
-        if self._segment and ends_sentence(word, config.source_language, is_first):
+        is_endless = self._unpunctuated >= MAX_UNPUNCTUATED
+        if self._segment and (is_endless or ends_sentence(word, config.source_language, is_first)):
             self._close(arrived)
 
     def _is_reading(self) -> bool:
