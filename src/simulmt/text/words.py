@@ -42,7 +42,7 @@ _FRACTION = re.compile("(?P<whole>[0-9]?)(?P<fraction>[¼-¾⅐-⅞↉])")
 
 SENTENCE_ENDS = ".!?…。！？｡؟।॥۔"
 CLOSING = "\"'”’»›)]}」』）】》〉"  # may follow the end of a sentence
-_CLAUSE_ENDS = ",;:–—，、；：،؛"
+_CLAUSE_ENDS = (*SENTENCE_ENDS, *",;:–—，、；：،؛")  # marks that may end a clause
 _OPENING = "\"'“‘„«‹([{「『（【《〈¿¡"
 _ENDING = re.compile(rf"([{SENTENCE_ENDS}]+)[{re.escape(CLOSING)}]*\Z")
 _INITIALS = re.compile(r"(?:\w\.)*[^\W\d_]")  # J. or U.S. or z.B.
@@ -137,8 +137,8 @@ def ends_sentence(word: str, language: str, is_first: bool = False) -> bool:
 
 
 def ends_clause(word: str) -> bool:
-    """Return whether `word` ends with punctuation that may end a clause or sentence; an abbreviation does."""
-    return word.rstrip(CLOSING).endswith((*SENTENCE_ENDS, *_CLAUSE_ENDS))
+    """Return whether `word` ends with a mark that may end a clause or sentence, even that of an abbreviation."""
+    return word.rstrip(CLOSING).endswith(_CLAUSE_ENDS)
 
 
 def _is_full_stop(stem: str, language: str, is_first: bool) -> bool:
