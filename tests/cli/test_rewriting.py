@@ -192,9 +192,10 @@ def test_processes_that_share_the_work_align_once(monkeypatch: pytest.MonkeyPatc
 
 def test_the_help_names_every_command() -> None:
     shown = CliRunner().invoke(app, ["rewrite", "--help"]).stdout
-    assert "distil, pseudo, backtranslate, filter, reorder, speech, recognised, numbers, dictionary, weigh, join" in (
-        " ".join(shown.replace("│", " ").split())
+    commands = (
+        "distil, pseudo, rerank, backtranslate, filter, reorder, speech, recognised, numbers, dictionary, weigh, "
     )
+    assert f"{commands}join" in " ".join(shown.replace("│", " ").split())
 
 
 def test_joining(capsys: pytest.CaptureFixture[str]) -> None:

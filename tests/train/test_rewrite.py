@@ -45,11 +45,11 @@ DRAWN = TranslationConfig(GREEDY, batch_tokens=200, max_length=90, sampling=Samp
 LINES = [f"line {number}" for number in range(1, 24)]
 
 
-def save_random(system: System, dataset: Dataset, directory: Path) -> Path:
+def save_random(system: System, dataset: Dataset, directory: Path, seed: int = 5) -> Path:
     layers = {"layers": 1} if system == "ctc" else {"encoder_layers": 1, "decoder_layers": 1}
     vocabularies = dataset.source_tokenizer.size, dataset.target_tokenizer.size
     config = SystemConfig(system, *vocabularies, {**SIZES, **layers})
-    torch.manual_seed(5)
+    torch.manual_seed(seed)
     model = build_model(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -149,7 +149,7 @@ class TestTranslation:
         self, teacher: Path, data: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         nothing = Dataset.open(data).target_tokenizer.pieces.index("▁")
-        monkeypatch.setattr(rewriting.CorpusTranslator, "_translate", lambda _, sentences: [[nothing]] * len(sentences))
+        monkeypatch.setattr(rewriting.CorpusTranslator, "_translate", lambda _, s, __: [[[nothing]]] * len(s))
         made = translate_corpus(teacher, data, source, tmp_path / "out", DISTIL, CPU)
         assert made["kept"] == 0
         assert len(made["left"]["no_translation"]) == 22

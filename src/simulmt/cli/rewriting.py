@@ -52,11 +52,11 @@ Overwrite = Annotated[
 app = typer.Typer(
     name="rewrite",
     no_args_is_help=True,
-    help="Derive new training text: distil, pseudo, backtranslate, filter, reorder, speech, recognised, numbers, "
-    "dictionary, weigh, join."
-    "\n\nA command whose output is complete returns immediately. distil, pseudo, backtranslate and recognised resume "
-    "if interrupted; to run one in several processes, start the same command several times, or start it with torchrun "
-    "--nproc-per-node N -m -- simulmt.",
+    help="Derive new training text: distil, pseudo, rerank, backtranslate, filter, reorder, speech, recognised, "
+    "numbers, dictionary, weigh, join."
+    "\n\nA command whose output is complete returns immediately. distil, pseudo, rerank, backtranslate and recognised "
+    "resume if interrupted; to run one in several processes, start the same command several times, or start it with "
+    "torchrun --nproc-per-node N -m -- simulmt.",
 )
 
 
@@ -108,6 +108,65 @@ def pseudo(
         from simulmt.model.beam import BeamConfig
     search = BeamConfig(beam, length_penalty, max_ratio, max_extra, reads_on=beam == 1)
     _translate(run, data, source, output, search, batch_tokens, device, overwrite, delay=delay)
+
+
+@app.command()
+def rerank(
+    run: Annotated[Path, typer.Argument(help="A finished run, a directory with model.json, or a bundle.")],
+    data: Data,
+    reverse: Annotated[
+        Path, typer.Option(metavar="RUN", help="A finished teacher run, trained from target to source.")
+    ],
+    reverse_data: Annotated[Path, typer.Option(metavar="DIR", help="Data directory that --reverse was trained on.")],
+    source: Source,
+    output: Output,
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            help="Given translations of the source, line by line, as further candidates.", show_default="none"
+        ),
+    ] = None,
+    delay: Annotated[int, typer.Option(min=1, help="Delay k of a wait-k model; a teacher has none.")] = 40,
+    weight: Annotated[float, typer.Option(min=0, help="Weight of the reverse score.")] = 1.0,
+    min_reverse: Annotated[
+        float | None,
+        typer.Option(
+            max=0, help="Drop pairs with a lower reverse score, in nats per token, such as -2.", show_default="none"
+        ),
+    ] = None,
+    beam: Beam = 8,
+    length_penalty: LengthPenalty = 1.0,
+    max_ratio: MaxRatio = 1.2,
+    max_extra: MaxExtra = 10,
+    batch_tokens: BatchTokens = None,
+    device: Device = "auto",
+    overwrite: Overwrite = False,
+) -> None:
+    """Translate source text, and choose the translation that a reverse model can best read back.
+
+    Candidates are the hypotheses of beam search and the lines of --target. A candidate scores its log-probability per
+    token given the source plus, times --weight, that of the source given the candidate (noisy-channel reranking). So
+    translations that omit something lose, and a --target line that is a bad translation is replaced.
+
+    Pairs below --min-reverse are dropped, as are sentences that are empty, longer than 1024 pieces or have no
+    translation; PREFIX.json lists their lines.
+    """
+    with needs_extra("simulmt rewrite rerank", "train"):
+        from simulmt.model.beam import BeamConfig
+        from simulmt.train.rerank import Direction, RerankConfig, rerank_corpus
+        from simulmt.train.rewrite import TranslationConfig
+        from simulmt.train.run import init_distributed
+
+    require_vocabularies(data)
+    require_vocabularies(reverse_data, "--reverse-data")
+    search = BeamConfig(beam, length_penalty, max_ratio, max_extra)
+    with init_distributed(device) as world:
+        tokens = BATCH_TOKENS[world.device.type] if batch_tokens is None else batch_tokens
+        config = RerankConfig(TranslationConfig(search, delay, tokens), weight, min_reverse)
+        display = _Display(source, quiet=not world.is_first)
+        forward, back = Direction(run, data), Direction(reverse, reverse_data)
+        record = rerank_corpus(forward, back, source, target, output, config, world.device, overwrite, display)
+    display.summarise(output, record)
 
 
 @app.command()

@@ -357,8 +357,8 @@ def require_file(path: Path) -> Path:
     raise DataError(f"{path}: is a directory, expected a file" if path.is_dir() else f"{path}: no such file")
 
 
-def require_vocabularies(data: Path) -> None:
-    """Raise DataError unless --data is a directory with two vocabularies."""
+def require_vocabularies(data: Path, option: str = "--data") -> None:
+    """Raise DataError unless `option` is a directory with two vocabularies."""
     for name in ("source.model", "target.model"):
         if not (data / name).is_file():
-            raise DataError(f"--data {data}: no {name}; expected a data directory written by simulmt prepare")
+            raise DataError(f"{option} {data}: no {name}; expected a data directory written by simulmt prepare")

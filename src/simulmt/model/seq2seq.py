@@ -38,6 +38,7 @@ from simulmt.model.layers import (
     check_delay,
     check_sizes,
     check_tokens,
+    compiled_on_gpu,
     length_mask,
     look_ahead_mask,
     project_and_loss,
@@ -168,6 +169,22 @@ class Seq2SeqModel(nn.Module):
         tokens = torch.as_tensor(int(target_lengths.sum()), device=target.device)
         return Loss(total, negative, tokens, torch.zeros_like(tokens))
 
+    @torch.no_grad()
+    def scores(self, batch: Batch, source_of: Int[Tensor, " N"], delay: int | None = None) -> Float[Tensor, " N"]:
+        """Return the mean log-probability per token of each target, given source `source_of[n]` of the batch.
+
+        Several targets may share a source, which is then encoded only once.
+        """
+        H, mask = self._source_states(batch.source, batch.source_lengths)
+        check_tokens(batch.target, self.target_embedding.num_embeddings, "target")
+        states = self.decode(H[source_of], None if mask is None else mask[source_of], batch.target, delay)
+        chunks = (x.flatten(0, 1).split(FRAMES_PER_CHUNK) for x in (states, batch.target[:, :, None]))
+        table = self.target_embedding.weight.T
+        log_probs = [_label_log_probs(part @ table, labels) for part, labels in zip(*chunks, strict=True)]
+        lengths = batch.target_lengths.to(H.device, non_blocking=True)
+        inside = torch.arange(batch.target.shape[1], device=H.device) < lengths[:, None]
+        return torch.cat(log_probs).view_as(inside).where(inside, 0.0).sum(-1) / lengths
+
     def policy_loss(self, batch: Batch, delay: int, rates: Float[Tensor, " B"] | None = None) -> Loss:
         """Return the summed cross entropy of the predicted stability; only the policy gets gradients."""
         assert self.policy is not None, "a model without a policy"
@@ -255,6 +272,12 @@ class Seq2SeqModel(nn.Module):
             past.append(own)
         logits = self.final_norm(x).flatten(0, 1) @ self.target_embedding.weight.T
         return logits, state._replace(past=tuple(past))
+
+
+@compiled_on_gpu
+def _label_log_probs(logits: Float[Tensor, "N V"], labels: Int[Tensor, "N 1"]) -> Float[Tensor, "N 1"]:
+    wide = at_least_float32(logits)
+    return wide.gather(-1, labels) - wide.logsumexp(-1, keepdim=True)
 
 
 def proportional_rates(batch: Batch) -> Float[Tensor, " B"]:

@@ -42,8 +42,8 @@ class DeviceStore:
         source_lengths = torch.from_numpy(self.source_lengths[rows])
         target_lengths = torch.from_numpy(self.target_lengths[rows])
         on_device = torch.from_numpy(rows).to(self.device, non_blocking=True)
-        source = _gather(*self._source, on_device, int(source_lengths.max()))
-        target = _gather(*self._target, on_device, int(target_lengths.max()))
+        source = gather(*self._source, on_device, int(source_lengths.max()))
+        target = gather(*self._target, on_device, int(target_lengths.max()))
         return Batch(source, source_lengths, target, target_lengths)
 
     def by_length(self, batch_tokens: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
@@ -176,14 +176,14 @@ def draws_low_delay_data(number: int, seed: int, share: float) -> bool:
 def _to_device(
     tokens: NDArray[np.unsignedinteger], offsets: NDArray[np.int64], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    # PyTorch supports few operations on unsigned integers: store them as signed ones, see _gather.
+    # PyTorch supports few operations on unsigned integers: store them as signed ones, see gather.
     signed = tokens.view(np.int16 if tokens.itemsize == 2 else np.int32)
     with warnings.catch_warnings():  # torch warns that the mapped file is read-only
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(signed).to(device), torch.from_numpy(offsets).to(device)
 
 
-def _gather(tokens: Tensor, offsets: Tensor, rows: Int[Tensor, " B"], longest: int) -> Int[Tensor, "B L"]:
+def gather(tokens: Tensor, offsets: Tensor, rows: Int[Tensor, " B"], longest: int) -> Int[Tensor, "B L"]:
     """Gather rows of the flat token sequence, padded with PAD."""
     starts, stops = offsets[rows], offsets[rows + 1]
     index = starts[:, None] + torch.arange(longest, device=rows.device)

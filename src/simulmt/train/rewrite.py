@@ -14,9 +14,9 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cache, partial
 from itertools import chain, islice, pairwise
@@ -57,7 +57,7 @@ from simulmt.text import BACK_TRANSLATED, END, PAD, Tokenizer
 from simulmt.train.batches import cut_by_length
 from simulmt.train.loop import precision
 from simulmt.train.restore import is_bundle, load_model_or_bundle
-from simulmt.train.systems import TrainingConfig, check_vocabularies, find_model
+from simulmt.train.systems import System, TrainingConfig, check_vocabularies, find_model
 
 TOO_LONG, NO_TRANSLATION, MISHEARD = "too_long", "no_translation", "misheard"
 SPOKEN_LINES = 200  # lines per shard of recognised speech; a few minutes
@@ -102,7 +102,7 @@ def translate_corpus(
     With `back`, translate target text with a target-to-source teacher into tagged sources (tagged back-translation).
     """
     name = "backtranslate" if back else "distil" if config.delay is None else "pseudo"
-    weights = _weights_file(model)
+    weights = weights_file(model)
     refuse_to_overwrite_inputs(prefix, [weights, weights.with_name("model.json")])
     settings = {**as_table(config), "device": device.type}
     if config.sampling is None:
@@ -127,7 +127,7 @@ def translate_corpus(
     return rewrite(job, lambda: read_lines(text), translate, report)
 
 
-def _weights_file(model: Path) -> Path:
+def weights_file(model: Path) -> Path:
     """Return the file that identifies the weights: of a bundle its manifest, which has the checksums of all others."""
     return find(model) / MANIFEST if is_bundle(model) else find_model(model) / "model.safetensors"
 
@@ -144,46 +144,76 @@ class CorpusTranslator:
 
     @staticmethod
     def load(path: Path, vocabularies: Path, config: TranslationConfig, device: torch.device) -> CorpusTranslator:
+        needed = "distillation needs a teacher" if config.delay is None else "pseudo references need a wait-k model"
+        system: System = "teacher" if config.delay is None else "wait-k"
+        return CorpusTranslator.of_system({system}, needed, path, vocabularies, config, device)
+
+    @staticmethod
+    def of_system(
+        systems: Set[System],
+        needed: str,
+        path: Path,
+        vocabularies: Path,
+        config: TranslationConfig,
+        device: torch.device,
+    ) -> CorpusTranslator:
+        """Load a model of one of these systems; the delay is for wait-k models only."""
         model, system = load_model_or_bundle(path)
-        if config.delay is None and system.system != "teacher":
-            raise ConfigError(f"{path}: a {system.system} model, but distillation needs a teacher")
-        if config.delay is not None and system.system != "wait-k":
-            raise ConfigError(f"{path}: a {system.system} model, but pseudo references need a wait-k model")
+        if system.system not in systems:
+            raise ConfigError(f"{path}: a {system.system} model, but {needed}")
         source, target = (Tokenizer.load(vocabularies / f"{side}.model") for side in ("source", "target"))
         check_vocabularies(path, system, vocabularies, source, target)
         assert isinstance(model, Seq2SeqModel)
+        if system.system == "teacher":
+            config = replace(config, delay=None)
         return CorpusTranslator(model.to(device).eval(), source, target, config, device)
 
     def __call__(self, lines: Sequence[str]) -> list[Rewritten]:
-        """Translate lines; batches depend on the lines only, so results are reproducible."""
+        """Translate lines."""
+        return [
+            each if isinstance(each, Dropped) else (line, each[0]) if each else Dropped(NO_TRANSLATION)
+            for line, each in zip(lines, self.hypotheses(lines, best=1), strict=True)
+        ]
+
+    def hypotheses(self, lines: Sequence[str], best: int | None = None) -> list[list[str] | Dropped]:
+        """Return the texts of the `best` hypotheses of each line (default: all), without empty ones.
+
+        Batches depend on the lines only, so results are reproducible.
+        """
         sentences = [[*self.source.encode(line), END] for line in lines]
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        results: list[Rewritten] = [Dropped(EMPTY if length == 1 else TOO_LONG) for length in lengths]
+        results: list[list[str] | Dropped] = [Dropped(EMPTY if length == 1 else TOO_LONG) for length in lengths]
         fit = np.flatnonzero((lengths > 1) & (lengths <= self.config.max_length + 1))
         by_length = fit[np.argsort(lengths[fit], kind="stable")]
         counts = np.bincount(np.maximum(lengths[fit], MIN_LENGTH))
         cuts = cut_by_length(counts, self.config.batch_tokens)
         for start, stop in pairwise(cuts):
             numbers = by_length[start:stop]
-            for number, ids in zip(numbers, self._translate([sentences[n] for n in numbers]), strict=True):
-                text = self.target.decode(ids)
-                results[number] = (lines[number], text) if text.strip() else Dropped(NO_TRANSLATION)
+            for number, found in zip(numbers, self._translate([sentences[n] for n in numbers], best), strict=True):
+                results[number] = [text for ids in found if (text := self.target.decode(ids)).strip()]
         return results
 
-    def _translate(self, sentences: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return the best hypothesis of each sentence of a batch; the last is the longest."""
+    def _translate(self, sentences: Sequence[Sequence[int]], best: int | None) -> list[list[list[int]]]:
+        """Return the best hypotheses of each sentence of a batch; the last sentence is the longest."""
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
         source = np.full((len(sentences), lengths[-1]), PAD)
         source[np.arange(lengths[-1]) < lengths[:, None]] = np.fromiter(chain.from_iterable(sentences), np.int64)
         tokens = torch.from_numpy(source).to(self.device, non_blocking=True)
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode())
-            stack.enter_context(precision(TrainingConfig(), self.device))
-            if self.device.type == "cuda":  # the other kernels are slower with few queries per sentence
-                stack.enter_context(sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))
+        with self.inference():
             search, delay, sampler = self.config.search, self.config.delay, self._sampler(source)
-            found = beam_search(self.model, tokens, torch.from_numpy(lengths), search, delay, best=1, sampler=sampler)
-        return [hypotheses[0].tokens for hypotheses in found]
+            found = beam_search(self.model, tokens, torch.from_numpy(lengths), search, delay, best, sampler)
+        return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
+
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        """Run the model without gradients, in the precision and with the attention kernels that suit the device."""
+        kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # others are slower with few queries per sentence
+        with (
+            torch.inference_mode(),
+            precision(TrainingConfig(), self.device),
+            sdpa_kernel(kernels) if self.device.type == "cuda" else nullcontext(),
+        ):
+            yield
 
     def _sampler(self, source: NDArray[np.int64]) -> Sampler | None:
         """Return a sampler seeded by the batch, so that samples do not depend on process or order."""

@@ -1,0 +1,219 @@
+"""Noisy-channel reranking: choose the translation from which a reverse model best reads the source back.
+
+The candidates for a sentence are the hypotheses of a beam search and, if there is one, its given translation. The
+chosen one maximises
+
+    log p(candidate | source) / tokens of the candidate + weight * log p(source | candidate) / tokens of the source
+
+The second term is low for a translation that omits or adds something, which the first alone may prefer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from simulmt.config import as_table, require
+from simulmt.data.corpus import Pair, read_lines
+from simulmt.data.transforms import Dropped, Job, Report, Rewritten, finished_record, refuse_to_overwrite_inputs
+from simulmt.errors import ConfigError, DataError
+from simulmt.model.beam import BeamConfig
+from simulmt.model.layers import Batch
+from simulmt.text import END, Tokenizer
+from simulmt.train.batches import cut_by_length, gather
+from simulmt.train.rewrite import (
+    MIN_LENGTH,
+    NO_TRANSLATION,
+    SHARD_LINES,
+    CorpusTranslator,
+    TranslationConfig,
+    rewrite,
+    weights_file,
+)
+
+UNLIKELY = "unlikely"  # reason to drop a pair
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RerankConfig:
+    """Reranking settings; the delay is for wait-k models only."""
+
+    translation: TranslationConfig = field(default_factory=lambda: TranslationConfig(BeamConfig(beam=8), delay=40))
+    weight: float = 1.0  # of the reverse score
+    min_reverse: float | None = None  # in nats per token; pairs whose reverse score is lower are dropped
+
+    def __post_init__(self) -> None:
+        require(0 <= self.weight < math.inf, f"weight must be at least 0, got {self.weight:g}")
+        require(
+            self.min_reverse is None or self.min_reverse <= 0,
+            f"min_reverse is a log-probability per token, at most 0, got {self.min_reverse}",
+        )
+
+
+class Direction(NamedTuple):
+    """A trained model, or bundle, and the directory with its vocabularies."""
+
+    model: Path
+    vocabularies: Path
+
+    def inputs(self, prefix: str = "") -> dict[str, Path]:
+        sides = {f"{prefix}{side} vocabulary": self.vocabularies / f"{side}.model" for side in ("source", "target")}
+        return {f"{prefix}model": weights_file(self.model), **sides}
+
+
+def rerank_corpus(
+    forward: Direction,
+    reverse: Direction,
+    source: Path,
+    target: Path | None,
+    prefix: Path,
+    config: RerankConfig,
+    device: torch.device,
+    overwrite: bool = False,
+    report: Report = lambda _: None,
+) -> dict[str, Any]:
+    """Translate source text, choosing among the hypotheses, and the lines of `target`, with a reverse model."""
+    inputs = {**forward.inputs(), **reverse.inputs("reverse "), "source": source}
+    if target is not None:
+        inputs["target"] = target
+    weights = [weights_file(each.model) for each in (forward, reverse)]
+    refuse_to_overwrite_inputs(prefix, [path.with_name("model.json") for path in weights])
+    settings = {**as_table(config), "device": device.type}
+    job = Job.on_files(prefix, "rerank", settings, inputs, overwrite, SHARD_LINES[device.type])
+    reranker = cache(lambda: Reranker.load(forward, reverse, config, device))
+    if finished_record(job) is None:  # fail before anything is overwritten
+        if target is not None:
+            _check_line_counts(source, target)
+        reranker()
+    return rewrite(job, lambda: _pairs(source, target), lambda pairs: reranker()(pairs), report)
+
+
+def _check_line_counts(source: Path, target: Path) -> None:
+    ours, theirs = (sum(1 for _ in read_lines(path)) for path in (source, target))
+    if ours != theirs:
+        raise DataError(
+            f"--target {target}: {theirs} lines, but {source} has {ours}; line n must translate line n of the source"
+        )
+
+
+def _pairs(source: Path, target: Path | None) -> Iterator[Pair]:
+    """Yield every line with its given translation, which is empty if there is none."""
+    if target is None:
+        return (Pair(line, "", number) for number, line in enumerate(read_lines(source), start=1))
+    lines = zip(read_lines(source), read_lines(target), strict=True)
+    return (Pair(*pair, number) for number, pair in enumerate(lines, start=1))
+
+
+@dataclass(frozen=True, eq=False)
+class Reranker:
+    """Chooses among translations with a forward and a reverse model."""
+
+    forward: CorpusTranslator
+    reverse: CorpusTranslator
+    config: RerankConfig
+
+    @staticmethod
+    def load(forward: Direction, reverse: Direction, config: RerankConfig, device: torch.device) -> Reranker:
+        settings = config.translation
+        one = CorpusTranslator.of_system(
+            {"teacher", "wait-k"}, "reranking needs a teacher or a wait-k model", *forward, settings, device
+        )
+        other = CorpusTranslator.of_system(
+            {"teacher"}, "--reverse needs a teacher, trained from target to source", *reverse, settings, device
+        )
+        if one.source.model == other.source.model != one.target.model:
+            raise ConfigError(
+                f"--reverse {reverse.model}: translates from the source language; give a teacher trained from target "
+                "to source"
+            )
+        return Reranker(one, other, config)
+
+    def __call__(self, pairs: Sequence[Pair]) -> list[Rewritten]:
+        """Return each line with its best translation, or why there is none."""
+        lines = [pair.source for pair in pairs]
+        results: list[Rewritten] = []
+        texts: list[str] = []
+        counts: list[int] = []
+        for pair, found in zip(pairs, self.forward.hypotheses(lines), strict=True):
+            candidates = [] if isinstance(found, Dropped) else self._candidates([*found, pair.target])
+            results.append(found if isinstance(found, Dropped) else Dropped(NO_TRANSLATION))
+            texts += candidates
+            counts.append(len(candidates))
+        forward, reverse = self.scores(lines, texts, np.repeat(np.arange(len(lines)), counts))
+        scores = forward + self.config.weight * reverse
+        for number, (start, stop) in enumerate(pairwise(np.cumsum([0, *counts]))):
+            if start < stop:
+                best = start + int(scores[start:stop].argmax())
+                unlikely = self.config.min_reverse is not None and reverse[best] < self.config.min_reverse
+                results[number] = Dropped(UNLIKELY) if unlikely else (lines[number], texts[best])
+        return results
+
+    def _candidates(self, texts: Sequence[str]) -> list[str]:
+        """Return the distinct texts that have tokens, but not too many."""
+        longest = self.config.translation.max_length
+        return [text for text in dict.fromkeys(texts) if 0 < len(self.forward.target.encode(text)) <= longest]
+
+    def scores(self, lines: Sequence[str], texts: Sequence[str], line_of: Numbers) -> tuple[NDArray[np.float32], ...]:
+        """Return the forward and the reverse score of each text as a translation of line `line_of[n]`."""
+        each = np.arange(len(texts))
+        forward, reverse = self.forward, self.reverse
+        tokenizers = (forward.source, lines), (forward.target, texts), (reverse.source, texts), (reverse.target, lines)
+        ours, theirs, back, again = (_Sentences.encode(*side, forward.device) for side in tokenizers)
+        return score(forward, ours, theirs, line_of, each), score(reverse, back, again, each, line_of)
+
+
+class _Sentences(NamedTuple):
+    """Encoded sentences on the device, end to end; each ends in END."""
+
+    tokens: Int[Tensor, " N"]
+    offsets: Int[Tensor, " n"]
+    lengths: Numbers
+
+    @staticmethod
+    def encode(tokenizer: Tokenizer, texts: Sequence[str], device: torch.device) -> _Sentences:
+        ids = [[*tokenizer.encode(text), END] for text in texts]
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        tokens = np.fromiter(chain.from_iterable(ids), np.int32, lengths.sum())
+        offsets = np.cumsum([0, *lengths])
+        return _Sentences(torch.from_numpy(tokens).to(device), torch.from_numpy(offsets).to(device), lengths)
+
+    def batch(self, rows: Numbers) -> tuple[Int[Tensor, "B L"], Int[Tensor, " B"]]:
+        """Return some sentences, padded, and their lengths, as a CPU tensor."""
+        lengths = self.lengths[rows]
+        on_device = torch.from_numpy(rows).to(self.tokens.device, non_blocking=True)
+        return gather(self.tokens, self.offsets, on_device, int(lengths.max())), torch.from_numpy(lengths)
+
+
+def score(
+    translator: CorpusTranslator, sources: _Sentences, targets: _Sentences, source_of: Numbers, target_of: Numbers
+) -> NDArray[np.float32]:
+    """Return the mean log-probability per token of target `target_of[n]` given source `source_of[n]`, for each n.
+
+    Batches hold pairs of similar lengths, and a source with its targets, so that it is encoded only once.
+    """
+    longest = np.zeros_like(sources.lengths)  # target of each source
+    np.maximum.at(longest, source_of, targets.lengths[target_of])
+    size = np.maximum(np.maximum(sources.lengths, longest), MIN_LENGTH)[source_of]
+    order = np.lexsort((source_of, longest[source_of], sources.lengths[source_of], size))
+    result = torch.empty(len(order), device=translator.device)
+    with translator.inference():
+        for start, stop in pairwise(cut_by_length(np.bincount(size), translator.config.batch_tokens)):
+            pairs = order[start:stop]
+            rows, place = np.unique(source_of[pairs], return_inverse=True)
+            batch = Batch(*sources.batch(rows), *targets.batch(target_of[pairs]))
+            shared = torch.from_numpy(place).to(translator.device, non_blocking=True)
+            result[start:stop] = translator.model.scores(batch, shared, translator.config.delay)
+    return result.cpu().numpy()[np.argsort(order)]
