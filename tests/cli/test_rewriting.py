@@ -23,7 +23,7 @@ SHORT = "--max-ratio 0 --max-extra 5 --device cpu"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepare a small corpus, its data directory, and two untrained models."""
+    """Prepare a small corpus, its data directory, two untrained models, and a teacher from target to source."""
     folder = tmp_path_factory.mktemp("rewriting")
     write_corpus(folder / "text", reorder=0.8, train=80, dev=5, test=5)
     files, dev = (
@@ -34,6 +34,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for system in systems:
         config = SystemConfig(system, 150, 150, SIZES, delays=(1,) if system == "teacher" else (9,))
         save_model(build_model(config), config, folder / system / "final", {})
+    back, back_dev = (ParallelFiles(each.target, each.source) for each in (files, dev))
+    prepare_dataset(folder / "back-data", [back], back_dev, VocabularySpec(140), VocabularySpec(150))
+    config = SystemConfig("teacher", 140, 150, SIZES)
+    save_model(build_model(config), config, folder / "back" / "final", {})
     return folder
 
 
@@ -87,6 +91,31 @@ def test_translating_back(capsys: pytest.CaptureFixture[str]) -> None:
     settings = record["settings"]
     assert settings["sampling"] == {"temperature": 0.8, "top_k": 10, "seed": 1}
     assert settings["search"]["beam"] == 1
+
+
+RERANK = "--data data --reverse back --reverse-data back-data --source text/train.source"
+
+
+@pytest.mark.parametrize("model", ["teacher", "wait-k"])
+def test_reranking(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    command = f"rewrite rerank {model} {RERANK} --output made/best-{model} {SHORT}"
+    done = call(*command.split(), *["--target", "text/train.target", "--weight", "2"], capture=capsys)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith(f"made/best-{model}: 80 of 80 pairs; dropped: none; ")
+    assert lines(f"made/best-{model}.source") == lines("text/train.source")
+    record = json.loads(Path(f"made/best-{model}.json").read_text(encoding="utf-8"))
+    assert record["settings"] | {"translation": None} == {
+        "translation": None,
+        "weight": 2.0,
+        "min_reverse": None,
+        "device": "cpu",
+    }
+    translation = record["settings"]["translation"]
+    assert (translation["search"]["beam"], translation["delay"], translation["batch_tokens"]) == (8, 40, 2048)
+    assert not translation["search"]["reads_on"]
+    dropped = call(*command.split(), *["--min-reverse=-0.01", "--overwrite"], capture=capsys)
+    assert dropped.returncode == 0, dropped.stderr
+    assert dropped.stderr.startswith(f"made/best-{model}: 0 of 80 pairs; dropped: 80 unlikely; ")
 
 
 def test_only_the_first_of_several_processes_reports(
@@ -294,6 +323,35 @@ def test_weighing(capsys: pytest.CaptureFixture[str]) -> None:
             1,
             ["none: no such file"],
         ),
+        (
+            f"rerank teacher {RERANK} --target text/dev.target --output new --device cpu",
+            1,
+            ["--target text/dev.target: 5 lines, but text/train.source has 80"],
+        ),
+        (
+            f"rerank teacher {RERANK} --reverse wait-k --output new --device cpu",
+            2,
+            ["wait-k", "--reverse needs a teacher"],
+        ),
+        (
+            f"rerank teacher {RERANK} --reverse-data data --output new --device cpu",
+            1,
+            ["data: vocabularies of (150, 150)"],
+        ),
+        (
+            f"rerank teacher {RERANK} --reverse teacher --reverse-data data --output new --device cpu",
+            2,
+            ["--reverse teacher: translates from the source language"],
+        ),
+        (
+            f"rerank teacher {RERANK} --reverse-data none --output new --device cpu",
+            1,
+            ["--reverse-data none: no source"],
+        ),
+        (f"rerank teacher {RERANK} --reverse none --output new --device cpu", 1, ["none: no trained model"]),
+        (f"rerank teacher {RERANK} --output new --weight -1", 2, ["--weight"]),
+        (f"rerank teacher {RERANK} --output new --min-reverse 1", 2, ["--min-reverse"]),
+        (f"rerank teacher {RERANK} --output new --delay 0", 2, ["--delay"]),
         ("pseudo teacher --data data --source text/dev.source --output new --device cpu", 2, ["need a wait-k model"]),
         ("pseudo wait-k --data data --source text/dev.source --output new --delay 0 --device cpu", 2, ["--delay"]),
         ("distil teacher --data data --source text/dev.source --output new --beam 0", 2, ["--beam"]),
@@ -336,7 +394,9 @@ def test_options_that_do_not_fit_are_refused(
     assert not list(Path().glob("new.[st]*et"))
 
 
-@pytest.mark.parametrize("command", ["", "distil", "pseudo", "backtranslate", "filter", "reorder", "speech", "join"])
+@pytest.mark.parametrize(
+    "command", ["", "distil", "pseudo", "rerank", "backtranslate", "filter", "reorder", "speech", "join"]
+)
 def test_every_command_has_help(command: str) -> None:
     shown = CliRunner().invoke(app, ["rewrite", *command.split(), "--help"])
     assert shown.exit_code == 0

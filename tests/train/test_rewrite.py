@@ -45,7 +45,7 @@ DRAWN = TranslationConfig(GREEDY, batch_tokens=200, max_length=90, sampling=Samp
 LINES = [f"line {number}" for number in range(1, 24)]
 
 
-def save_random(system: System, dataset: Dataset, directory: Path, seed: int = 5) -> Path:
+def save_random(system: System, dataset: Dataset, directory: Path, seed: int = 5, std: float = 0.4) -> Path:
     layers = {"layers": 1} if system == "ctc" else {"encoder_layers": 1, "decoder_layers": 1}
     vocabularies = dataset.source_tokenizer.size, dataset.target_tokenizer.size
     config = SystemConfig(system, *vocabularies, {**SIZES, **layers})
@@ -53,7 +53,7 @@ def save_random(system: System, dataset: Dataset, directory: Path, seed: int = 5
     model = build_model(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.4)
+            parameter.normal_(std=std)
     save_model(model, config, directory, {})
     return directory
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from simulmt.recipe.plan import Recipe, Stage, Workspace
 
 # Commands that can run in several processes.
-SHARDED = (("rewrite", "distil"), ("rewrite", "pseudo"), ("rewrite", "backtranslate"))
+SHARDED = (("rewrite", "distil"), ("rewrite", "pseudo"), ("rewrite", "rerank"), ("rewrite", "backtranslate"))
 MULTI_GPU = (("train",), *SHARDED)  # commands that can run on several GPUs
 RESUMABLE = ("train", "sweep", "rewrite")
 SCRATCH = "checkpoints"  # large, and deleted once a run is finished
@@ -32,7 +32,7 @@ PRELOADED = (
     "simulmt.cli",
     "simulmt.train.loop",
     "simulmt.train.export",
-    "simulmt.train.rewrite",
+    "simulmt.train.rerank",
     "simulmt.eval.report.page",
     "simulmt.eval.run",
     "torch._dynamo",  # imported by the first optimiser, which takes two seconds

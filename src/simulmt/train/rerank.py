@@ -56,7 +56,7 @@ class RerankConfig:
     min_reverse: float | None = None  # in nats per token; pairs whose reverse score is lower are dropped
 
     def __post_init__(self) -> None:
-        require(0 <= self.weight < math.inf, f"weight must be at least 0, got {self.weight:g}")
+        require(0 <= self.weight < math.inf, f"weight must be a number of at least 0, got {self.weight:g}")
         require(
             self.min_reverse is None or self.min_reverse <= 0,
             f"min_reverse is a log-probability per token, at most 0, got {self.min_reverse}",
@@ -70,6 +70,7 @@ class Direction(NamedTuple):
     vocabularies: Path
 
     def inputs(self, prefix: str = "") -> dict[str, Path]:
+        """Return the files that identify both, by name."""
         sides = {f"{prefix}{side} vocabulary": self.vocabularies / f"{side}.model" for side in ("source", "target")}
         return {f"{prefix}model": weights_file(self.model), **sides}
 
@@ -144,35 +145,31 @@ class Reranker:
     def __call__(self, pairs: Sequence[Pair]) -> list[Rewritten]:
         """Return each line with its best translation, or why there is none."""
         lines = [pair.source for pair in pairs]
-        results: list[Rewritten] = []
-        texts: list[str] = []
-        counts: list[int] = []
-        for pair, found in zip(pairs, self.forward.hypotheses(lines), strict=True):
-            candidates = [] if isinstance(found, Dropped) else self._candidates([*found, pair.target])
-            results.append(found if isinstance(found, Dropped) else Dropped(NO_TRANSLATION))
-            texts += candidates
-            counts.append(len(candidates))
+        found = self.forward.hypotheses(lines)
+        candidates = [
+            [] if isinstance(each, Dropped) else self._candidates(each, pair.target)
+            for each, pair in zip(found, pairs, strict=True)
+        ]
+        counts, texts = [*map(len, candidates)], [*chain.from_iterable(candidates)]
         forward, reverse = self.scores(lines, texts, np.repeat(np.arange(len(lines)), counts))
         scores = forward + self.config.weight * reverse
+        results: list[Rewritten] = [each if isinstance(each, Dropped) else Dropped(NO_TRANSLATION) for each in found]
         for number, (start, stop) in enumerate(pairwise(np.cumsum([0, *counts]))):
             if start < stop:
                 best = start + int(scores[start:stop].argmax())
-                unlikely = self.config.min_reverse is not None and reverse[best] < self.config.min_reverse
-                results[number] = Dropped(UNLIKELY) if unlikely else (lines[number], texts[best])
+                likely = self.config.min_reverse is None or reverse[best] >= self.config.min_reverse
+                results[number] = (lines[number], texts[best]) if likely else Dropped(UNLIKELY)
         return results
 
-    def _candidates(self, texts: Sequence[str]) -> list[str]:
-        """Return the distinct texts that have tokens, but not too many."""
-        longest = self.config.translation.max_length
-        return [text for text in dict.fromkeys(texts) if 0 < len(self.forward.target.encode(text)) <= longest]
+    def _candidates(self, hypotheses: Sequence[str], given: str) -> list[str]:
+        """Return the distinct candidates; the given translation is one unless it is empty or too long."""
+        fits = 0 < len(self.forward.target.encode(given)) <= self.config.translation.max_length
+        return [*dict.fromkeys([*hypotheses, given] if fits else hypotheses)]
 
     def scores(self, lines: Sequence[str], texts: Sequence[str], line_of: Numbers) -> tuple[NDArray[np.float32], ...]:
         """Return the forward and the reverse score of each text as a translation of line `line_of[n]`."""
         each = np.arange(len(texts))
-        forward, reverse = self.forward, self.reverse
-        tokenizers = (forward.source, lines), (forward.target, texts), (reverse.source, texts), (reverse.target, lines)
-        ours, theirs, back, again = (_Sentences.encode(*side, forward.device) for side in tokenizers)
-        return score(forward, ours, theirs, line_of, each), score(reverse, back, again, each, line_of)
+        return _score(self.forward, lines, texts, line_of, each), _score(self.reverse, texts, lines, each, line_of)
 
 
 class _Sentences(NamedTuple):
@@ -197,23 +194,27 @@ class _Sentences(NamedTuple):
         return gather(self.tokens, self.offsets, on_device, int(lengths.max())), torch.from_numpy(lengths)
 
 
-def score(
-    translator: CorpusTranslator, sources: _Sentences, targets: _Sentences, source_of: Numbers, target_of: Numbers
+def _score(
+    translator: CorpusTranslator, sources: Sequence[str], targets: Sequence[str], source_of: Numbers, target_of: Numbers
 ) -> NDArray[np.float32]:
     """Return the mean log-probability per token of target `target_of[n]` given source `source_of[n]`, for each n.
 
     Batches hold pairs of similar lengths, and a source with its targets, so that it is encoded only once.
     """
-    longest = np.zeros_like(sources.lengths)  # target of each source
-    np.maximum.at(longest, source_of, targets.lengths[target_of])
-    size = np.maximum(np.maximum(sources.lengths, longest), MIN_LENGTH)[source_of]
-    order = np.lexsort((source_of, longest[source_of], sources.lengths[source_of], size))
-    result = torch.empty(len(order), device=translator.device)
+    device = translator.device
+    ours, theirs = (
+        _Sentences.encode(*side, device) for side in ((translator.source, sources), (translator.target, targets))
+    )
+    longest = np.zeros_like(ours.lengths)  # target of each source
+    np.maximum.at(longest, source_of, theirs.lengths[target_of])
+    size = np.maximum(np.maximum(ours.lengths, longest), MIN_LENGTH)[source_of]
+    order = np.lexsort((source_of, longest[source_of], ours.lengths[source_of], size))
+    scores = torch.empty(len(order), device=device)
     with translator.inference():
         for start, stop in pairwise(cut_by_length(np.bincount(size), translator.config.batch_tokens)):
             pairs = order[start:stop]
             rows, place = np.unique(source_of[pairs], return_inverse=True)
-            batch = Batch(*sources.batch(rows), *targets.batch(target_of[pairs]))
-            shared = torch.from_numpy(place).to(translator.device, non_blocking=True)
-            result[start:stop] = translator.model.scores(batch, shared, translator.config.delay)
-    return result.cpu().numpy()[np.argsort(order)]
+            batch = Batch(*ours.batch(rows), *theirs.batch(target_of[pairs]))
+            shared = torch.from_numpy(place).to(device, non_blocking=True)
+            scores[start:stop] = translator.model.scores(batch, shared, translator.config.delay)
+    return scores.cpu().numpy()[np.argsort(order)]
