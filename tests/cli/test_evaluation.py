@@ -9,7 +9,7 @@ from cli.helpers import WITHOUT_TORCH, assert_refused, call, simulmt_after
 from simulmt.eval.results import read_results
 from simulmt.text import Tokenizer
 from simulmt.train.export import ExportConfig, export
-from tiny_models import trained
+from tiny_models import trained, translator
 
 ENGLISH = ["The old bridge was closed.", "Wait. Nobody knows.", "Close the window"]
 GERMAN = ["Die alte Brücke war gesperrt.", "Warte. Niemand weiß es.", "Schließe das Fenster"]
@@ -57,6 +57,21 @@ def test_without_delays_all_of_a_model_are_scored(
     assert [(result.system, result.delay, result.sentences) for result in found] == [
         (bundle.name, delay, 1) for delay in (1, 2, 3, 5)
     ]
+
+
+def test_wait_k_stops_at_its_own_end_on_demand(
+    source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = translator(trained("wait-k", source_tokenizer, target_tokenizer), "wait-k", "fp32", tmp_path)
+    (tmp_path / "ends.en").write_text("Wait. Is the harbour closed? Nobody knows.\nClose it\n", encoding="utf-8")
+    (tmp_path / "ends.de").write_text("Warte. Ist der Hafen gesperrt? Niemand weiß es.\nSchließe es\n", "utf-8")
+    test_set = ("--source", tmp_path / "ends.en", "--reference", tmp_path / "ends.de", "--timed", "0", "--delay", "1")
+    for name, stopping in (("reading-on", ()), ("stopping", ("--stop-at-end",))):
+        model = ("--model", f"one={waiting.bundle.directory}", "--output", tmp_path / name)
+        done = call("evaluate", *model, *test_set, *stopping, capture=capsys)
+        assert (done.returncode, done.stderr) == (0, "")
+    longer, shorter = ((tmp_path / name / "one-k1.hyp").read_text("utf-8") for name in ("reading-on", "stopping"))
+    assert len(shorter) < len(longer)
 
 
 def test_models_of_one_name_share_the_delays(

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from cli.helpers import WITHOUT_TORCH, assert_refused, call, simulmt, simulmt_after
 from simulmt.cli import app
+from simulmt.cli.rewriting import distil, pseudo
 from simulmt.data.corpus import ParallelFiles
 from simulmt.data.store import prepare_dataset
 from simulmt.data.synthetic import write_corpus
@@ -75,6 +77,17 @@ def test_translating(
     }
     again = call(*arguments.split(), capture=capsys)
     assert (again.returncode, again.stderr) == (0, f"{output}: 80 of 80 pairs; dropped: none\n")
+
+
+def test_the_defaults_of_translation_are_the_papers() -> None:
+    """Those of the authors' scripts, except that pseudo references are greedy, the output of a live stream."""
+    defaults = {
+        command: {name: parameter.default for name, parameter in signature(command).parameters.items()}
+        for command in (distil, pseudo)
+    }
+    longest = {"max_ratio": 1.2, "max_extra": 10}
+    assert defaults[distil].items() >= {"beam": 5, "length_penalty": 1.5, **longest}.items()
+    assert defaults[pseudo].items() >= {"delay": 9, "beam": 1, "length_penalty": 1.0, **longest}.items()
 
 
 def test_translating_back(capsys: pytest.CaptureFixture[str]) -> None:

@@ -243,6 +243,19 @@ def test_gradients_reach_the_states_as_queries_as_keys_and_as_values(norm: NormP
     assert_same(found, expected, 1e-3)
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_translator_learns_through_the_sorting_network(norm: NormPlacement) -> None:
+    """With states or target embeddings detached on their way to Z, losses would stay, and all parameters learn."""
+    model = make_model(norm=norm)
+    source, target = torch.tensor([[7, 8, 9, 10, 6]]), torch.tensor([[6, 7, 7, END]])
+    batch = Batch(source, torch.tensor([5]), target, torch.tensor([4]))
+    translator, sorter = model.translator, model.sorter
+    H, context = translator.encoder(source, None, 2), translator.target_embedding.embed(target)
+    Z = plain_sinkhorn(scores_by_hand(sorter, H, context) / sorter.tau, sorter.iterations)
+    expected = translator.loss_of_states(Z @ H, batch, 0.1).total
+    assert_same(gradients(translator, model.loss(batch, 2).total), gradients(translator, expected), 1e-5)
+
+
 def test_scores_are_in_single_precision_under_autocast() -> None:
     sorter = make_sorter(tau=0.25).float()
     sorter.layers = nn.ModuleList()  # type: ignore[assignment]  # what is left is Q H^T of normalised states

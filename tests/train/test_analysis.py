@@ -25,7 +25,7 @@ from simulmt.data.store import Dataset
 from simulmt.errors import CheckpointError, ConfigError, VocabularyError
 from simulmt.eval.order import OracleScore, SortedSentence
 from simulmt.eval.results import read_records
-from simulmt.model.asn import ASNConfig, SortedCTCModel
+from simulmt.model.asn import ASNConfig, SortedCTCModel, SortingStatistics
 from simulmt.model.beam import beam_search
 from simulmt.model.ctc import CTCConfig, CTCModel
 from simulmt.model.layers import Batch
@@ -402,6 +402,12 @@ def test_oracle_order_translates_the_sorted_states(sorter: Sorter, delay: int, p
     assert found.oracle == [translated_alone(sorter, pair, delay, penalty, oracle=True) for pair in PAIRS]
     assert found.default == [translated_alone(sorter, pair, delay, penalty, oracle=False) for pair in PAIRS]
     assert found.oracle != found.default
+
+
+def test_oracle_order_measures_z_of_all_sentences(sorter: Sorter) -> None:
+    matrices = [torch.from_numpy(each.Z)[None] for each in sort_pairs(sorter, PAIRS, 1)]
+    expected = SortingStatistics.of((Z, torch.tensor([Z.shape[1]])) for Z in matrices)
+    assert oracle_order(sorter, PAIRS, 1).statistics == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_reference_changes_only_the_oracle_translation(sorter: Sorter) -> None:

@@ -16,14 +16,15 @@ import torch
 
 from simulmt.errors import CheckpointError, ConfigError, VocabularyError
 from simulmt.model.asn import ASNConfig, SortedCTCModel
-from simulmt.model.ctc import CTCModel
-from simulmt.model.seq2seq import Seq2SeqModel
+from simulmt.model.ctc import CTCConfig, CTCModel
+from simulmt.model.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from simulmt.text import Tokenizer
 from simulmt.train.restore import initialise_from
 from simulmt.train.systems import (
     System,
     SystemConfig,
     TrainableModel,
+    TrainingConfig,
     build_model,
     check_vocabularies,
     load_model,
@@ -52,6 +53,35 @@ def saved(system: System, directory: Path, seed: int = 1, **changes: Any) -> Tra
     model = fresh(config, seed)
     save_model(model, config, directory, {"dev_bleu": 12.5})
     return model
+
+
+def test_the_default_settings_are_the_papers() -> None:
+    """Those for English to Chinese; sorting networks are pre-norm by default, for older checkpoints."""
+    assert CTCConfig(9, 9) == CTCConfig(
+        9, 9, width=512, inner=2048, heads=8, layers=6, mu=2, dropout=0.1, whole_words=False, look_ahead_layer=0
+    )
+    assert Seq2SeqConfig(9, 9) == Seq2SeqConfig(
+        9, 9, width=512, inner=2048, heads=8, encoder_layers=6, decoder_layers=6, dropout=0.1, policy_inner=0
+    )
+    assert ASNConfig() == ASNConfig(
+        layers=3, iterations=16, tau=0.25, delta=0.3, gamma=0.5, norm="pre", query_scale=1.0
+    )
+    assert TrainingConfig() == TrainingConfig(
+        update_tokens=32_768,
+        learning_rate=5e-4,
+        warmup_updates=4000,
+        cooldown=0.0,
+        betas=(0.9, 0.98),
+        weight_decay=1e-4,
+        clip_norm=10.0,
+        smoothing=0.1,
+        max_updates=300_000,
+        validate_every=500,
+        patience=25_000,
+        keep_best=5,
+        ema_decay=0.0,
+        max_minutes=0.0,
+    )
 
 
 def test_a_system_is_its_network() -> None:
