@@ -92,7 +92,7 @@ def translate(
 
     \b
     Examples:
-      echo "Good morning, everyone." | simulmt translate
+      echo "Where is the nearest hospital?" | simulmt translate
       simulmt translate talk.txt > talk.translated
       speech-to-text | simulmt translate --format vtt > captions.vtt
       recogniser | simulmt translate --input revisions

@@ -61,7 +61,7 @@ from simulmt.train.systems import System, TrainingConfig, check_vocabularies, fi
 
 TOO_LONG, NO_TRANSLATION, MISHEARD = "too_long", "no_translation", "misheard"
 SPOKEN_LINES = 200  # lines per shard of recognised speech; a few minutes
-SHARD_LINES = {"cuda": 65_536, "cpu": 2_048}  # lines per shard of translation; a few seconds
+SHARD_LINES = {"cuda": 16_384, "cpu": 2_048}  # lines per shard of translation; a few seconds
 MIN_LENGTH = 8  # tokens; shorter sentences count as this long, to bound the number of sentences in a batch
 LOCK_ATTEMPTS = 100  # another process may delete the folder before the lock file is opened
 
