@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import lzma
 import os
 import time
 from pathlib import Path
@@ -126,6 +127,7 @@ def test_a_replacement_character_in_valid_text_is_no_damage(tmp_path: Path) -> N
     [
         ("Hallo".encode("utf-16"), "^UTF-16 text; convert it"),
         (gzip.compress(b"hello", mtime=0), "^gzip data; decompress it first"),
+        (lzma.compress(b"hello"), "^xz data; decompress it first"),
         (b"\x7fELF\x02\x01\x01\0\0", "^not a text file: it contains NUL bytes"),
     ],
 )

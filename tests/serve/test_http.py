@@ -100,6 +100,12 @@ def test_invalid_requests_are_refused(client: httpx.Client, body: bytes) -> None
         assert answer.json()["error"]
 
 
+def test_json_sent_as_a_form_gets_a_hint(client: httpx.Client) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = client.post("/translate", content=json.dumps({"q": "a", **PAIR}), headers=form)
+    assert answer.json()["error"].endswith("; send JSON with Content-Type: application/json")
+
+
 def test_errors_of_routing_look_the_same(client: httpx.Client) -> None:
     assert (client.get("/nowhere").status_code, client.get("/nowhere").json()) == (404, {"error": "Not Found"})
     assert client.get("/translate").status_code == 405

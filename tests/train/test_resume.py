@@ -233,6 +233,14 @@ def test_a_damaged_record_is_named_with_its_remedy(content: bytes, config: RunCo
         record_run(config, tmp_path, ALONE, warn=lambda _: None)
 
 
+def test_the_record_of_another_system_is_kept(config: RunConfig, tmp_path: Path) -> None:
+    record_run(config, tmp_path, ALONE, warn=lambda _: None)
+    before = (tmp_path / "run.json").read_bytes()
+    with pytest.raises(CheckpointError, match=r"run\.json: a .* run; choose another run directory for teacher"):
+        record_run(replace(config, system="teacher"), tmp_path, ALONE, warn=lambda _: None)
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
 def test_a_different_number_of_threads_is_reported(config: RunConfig, tmp_path: Path) -> None:
     warnings: list[str] = []
     threads = torch.get_num_threads()

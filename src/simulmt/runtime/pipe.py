@@ -18,7 +18,7 @@ from simulmt.runtime.stream import LINES_PER_BATCH, Commit, Stream, StreamState,
 
 CHUNK = 4096  # bytes per read
 UNDECODED = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as `surrogateescape` decodes it
-GZIP = b"\x1f\x8b"  # first bytes of a file
+GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"  # first bytes of a file
 POLL = 0.1  # seconds between checks for time-outs of words that a recogniser may revise
 MAX_EVENT_LENGTH = 1 << 20  # characters
 AHEAD = 4  # chunks read ahead of translation; the rest stays in the pipe (back-pressure)
@@ -84,6 +84,8 @@ def _refuse_binary(start: bytes) -> None:
         raise DataError("UTF-16 text; convert it with `iconv -f UTF-16 -t UTF-8`")
     if start.startswith(GZIP):
         raise DataError("gzip data; decompress it first, such as with `zcat FILE | simulmt translate`")
+    if start.startswith(XZ):
+        raise DataError("xz data; decompress it first, such as with `xzcat FILE | simulmt translate`")
     if b"\0" in start:
         raise DataError("not a text file: it contains NUL bytes")
 

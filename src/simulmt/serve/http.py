@@ -237,7 +237,10 @@ class HttpApi:
                 fields = msgspec.json.decode(body)
             return msgspec.convert(_with_whole_numbers(fields), kind)
         except (msgspec.DecodeError, ValueError, RecursionError, FormParserError, MultiPartException) as error:
-            raise HTTPException(400, protocol.sanitise_message(f"invalid body: {error}")) from None
+            # curl sends data as URL-encoded unless told otherwise
+            is_json = media_type == _URL_ENCODED and body.lstrip().startswith(b"{")
+            hint = "; send JSON with Content-Type: application/json" if is_json else ""
+            raise HTTPException(400, protocol.sanitise_message(f"invalid body: {error}{hint}")) from None
 
     async def _body(self, request: Request) -> bytes:
         body, max_bytes = b"", self._service.limits.message_bytes

@@ -272,6 +272,8 @@ def record_run(config: RunConfig, directory: Path, world: World, warn: Callable[
             earlier = _read(path)
             if earlier["data"] != record["data"]:
                 raise CheckpointError(f"{path}: the run was started on different data; choose another run directory")
+            if (system := earlier["config"].get("system", config.system)) != config.system:
+                raise CheckpointError(f"{path}: a {system} run; choose another run directory for {config.system}")
             for change in differences(flat(earlier["config"]), flat(record["config"]), ignored=MAY_CHANGE):
                 warn(f"{path}: the run was started with a different setting: {change}")
             _compare_threads(path, earlier, record, warn)
