@@ -40,6 +40,7 @@ COMMANDS = {
         training.train,
         training.sweep,
         training.average,
+        training.grow,
         training.export,
         recipes.run,
         rewriting.app,

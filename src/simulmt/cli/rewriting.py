@@ -53,7 +53,7 @@ app = typer.Typer(
     name="rewrite",
     no_args_is_help=True,
     help="Derive new training text: distil, pseudo, rerank, backtranslate, filter, reorder, speech, recognised, "
-    "numbers, dictionary, weigh, join."
+    "numbers, dictionary, lexicon, weigh, join."
     "\n\nA command whose output is complete returns immediately. distil, pseudo, rerank, backtranslate and recognised "
     "resume if interrupted; to run one in several processes, start the same command several times, or start it with "
     "torchrun --nproc-per-node N -m -- simulmt.",
@@ -238,6 +238,10 @@ def filter_pairs(
             help="Drop pairs whose numbers differ. Human translations may differ on purpose: twenty to five is 4:40.",
         ),
     ] = True,
+    lexicon: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Drop pairs that mistranslate a word of this lexicon (rewrite lexicon)."),
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Drop pairs that have different numbers or a repetitive target, or that overlap with a test set.
@@ -251,7 +255,7 @@ def filter_pairs(
     pair = _parse_languages(languages) if languages else None
     held_out = without or ()
     record = filter_corpus(
-        source, target, output, pair, overwrite, display, held_out, max_words, drop_shortest, check_numbers
+        source, target, output, pair, overwrite, display, held_out, max_words, drop_shortest, check_numbers, lexicon
     )
     display.summarise(output, record)
 
@@ -398,7 +402,7 @@ def numbers(
 
 @app.command()
 def dictionary(
-    dictionary: Annotated[Path, typer.Argument(help="Dictionary in the format of Ding: SOURCE :: TARGET.")],
+    dictionary: Annotated[Path, typer.Argument(help="Dictionary in the format of Ding or CC-CEDICT.")],
     output: Output,
     overwrite: Overwrite = False,
 ) -> None:
@@ -407,12 +411,34 @@ def dictionary(
     Pairs every source alternative with the first target alternative of the same sense. Remarks, dialect and archaic
     words are left out. German nouns occur twice, alone and with their article.
 
-    For German and English, use /usr/share/trans/de-en of the Debian package trans-de-en.
+    For German and English, use /usr/share/trans/de-en of the Debian package trans-de-en; for English and Chinese,
+    CC-CEDICT, which gives each English word with the most frequent of its Chinese translations.
     """
     from simulmt.data.dictionary import dictionary_corpus
 
     display = _Display()
     display.summarise(output, dictionary_corpus(dictionary, output, overwrite, display))
+
+
+@app.command()
+def lexicon(
+    source: Source,
+    target: Target,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")],
+    dictionary: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Dictionary in the format of Ding or CC-CEDICT.")
+    ] = None,
+) -> None:
+    """Collect translations of rare words from trusted pairs and a dictionary, for rewrite filter --lexicon.
+
+    Has one word a line, with its translations, separated by tabs. Words that the trusted pairs translate freely are
+    left out.
+    """
+    from simulmt.data.dictionary import all_translations
+    from simulmt.data.lexicon import write_lexicon
+
+    words = write_lexicon(source, target, all_translations(dictionary) if dictionary else (), output)
+    typer.echo(f"{output}: {words} words", err=True)
 
 
 @app.command()

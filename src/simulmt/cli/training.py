@@ -1,4 +1,4 @@
-"""The commands synthetic, prepare, train, sweep, average and export."""
+"""The commands synthetic, prepare, train, sweep, average, grow and export."""
 
 from __future__ import annotations
 
@@ -215,6 +215,46 @@ def average(
         raise ConfigError(f"--output {output}: exists; choose another directory or delete it")
     average_models(models, weights, output)
     typer.echo(f"the averaged model is in {output}", err=True)
+
+
+def grow(
+    model: Annotated[Path, typer.Argument(help="A bundle or its name, or a finished run.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write the model and vocabularies to.")],
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="For a run: the data directory that it was trained on.")
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Text in the target language, whose characters are added; repeatable."),
+    ] = None,
+    minimum_count: Annotated[
+        int, typer.Option(min=1, help="Add characters that occur at least this often in all the text.")
+    ] = 2,
+    encoder_layers: Annotated[
+        int, typer.Option(min=0, help="Number of encoder layers; 0 for as many as before.", show_default=False)
+    ] = 0,
+) -> None:
+    """Add characters or encoder layers to a trained model, to be trained further.
+
+    A model cannot write characters that its vocabulary lacks. Existing words keep their ids, and new layers change
+    nothing until they are trained, so translations stay as they were.
+
+    \b
+    Example:
+      simulmt grow en-zh --text train.zh --output grown
+      simulmt prepare --vocabularies grown --source train.en --target train.zh ... --output data
+      simulmt train config.toml --set data=data --set init=grown --run runs/grown
+    """
+    with needs_extra("simulmt grow", "train"):
+        from simulmt.train.grow import grow_model
+    if not text and not encoder_layers:
+        raise ConfigError("nothing to add: give --text or --encoder-layers")
+    if output.exists():
+        raise ConfigError(f"--output {output}: exists; choose another directory or delete it")
+    if data is not None:
+        require_vocabularies(data)
+    grown = grow_model(model, output, data, [require_file(each) for each in text or ()], minimum_count, encoder_layers)
+    typer.echo(f"{output}: {len(grown.characters)} more characters, {grown.layers} more layers", err=True)
 
 
 def export(

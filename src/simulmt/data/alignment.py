@@ -14,12 +14,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import islice, product, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from unicodedata import category
 
 from simulmt.data.corpus import ParallelFiles, read_lines, read_sentences, wrap_read_errors
@@ -207,11 +207,24 @@ def read_word_pairs(source: Path, target: Path, units: Sequence[Unit]) -> list[W
 
 def segment_chinese(lines: Iterable[str]) -> Iterator[list[str]]:
     """Segment Chinese lines into words with jieba, keeping existing spaces."""
+    jieba = _jieba()
+    for line in lines:
+        yield [word for word in jieba.cut(line) if word.strip()]
+
+
+def word_frequency(word: str) -> int:
+    """Return how often a Chinese word occurs in the corpus of jieba's word list; 0 if it is not in the list."""
+    frequency: int = _jieba().dt.FREQ.get(word, 0)
+    return frequency
+
+
+@cache
+def _jieba() -> Any:
     with needs_extra("Chinese word segmentation", "align"):
         import jieba  # type: ignore[import-untyped, unused-ignore]
     jieba.setLogLevel("ERROR")  # type: ignore[no-untyped-call]
-    for line in lines:
-        yield [word for word in jieba.cut(line) if word.strip()]  # type: ignore[no-untyped-call]
+    jieba.initialize()  # type: ignore[no-untyped-call]
+    return jieba
 
 
 def align(

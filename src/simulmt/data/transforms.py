@@ -32,6 +32,7 @@ from simulmt.config import as_table, require
 from simulmt.data import alignment
 from simulmt.data.alignment import Link, UnitChoice, alignment_words, find_unit
 from simulmt.data.corpus import Pair, ParallelFiles, file_sha256, map_chunks, read_lines, wrap_write_errors
+from simulmt.data.lexicon import Lexicon
 from simulmt.data.speech_noise import Language, SpeechNoise, learn_misheard, unpunctuated
 from simulmt.errors import ConfigError, DataError
 from simulmt.files import atomic_writer, cores, lock, write_atomic
@@ -46,6 +47,7 @@ _LINES_BETWEEN_REPORTS = 65_536
 SHARD_LINES = 65_536
 # Reasons to drop a pair.
 _LONG, _SHORT, _NUMBERS, _REPEATS, _HELD_OUT = "long", "short", "numbers", "repeats", "held_out"
+_MISTRANSLATED = "mistranslated"
 CHUNK_PAIRS = 4096  # about a second of work
 _MAX_PHRASE_LENGTH = 12  # words or ideographs; longer repeated phrases are not searched for
 _LONG_PHRASE = 4  # repeating a phrase of this length twice is an error; shorter ones may be meant, as in "very, very"
@@ -259,6 +261,7 @@ def filter_corpus(
     max_words: int = 0,
     drop_shortest: float = 0.0,
     check_numbers: bool = True,
+    lexicon: Path | None = None,
 ) -> dict[str, Any]:
     """Drop pairs that would teach errors, or that overlap with a test set:
 
@@ -266,7 +269,8 @@ def filter_corpus(
     - the target has a repetition loop, or the source of a back-translation has one;
     - the pair shares a sentence of at least four words, or ten consecutive words, with a `held_out` file;
     - either side has more than `max_words` words (0: no limit);
-    - the target is among the shortest for its source length, a share of `drop_shortest`: there teachers omit most.
+    - the target is among the shortest for its source length, a share of `drop_shortest`: there teachers omit most;
+    - the target has none of the translations that a `lexicon` has of a word of the source.
 
     Languages are guessed if not given.
     """
@@ -279,13 +283,17 @@ def filter_corpus(
     settings: dict[str, Any] = {"languages": [*languages]} | {name: value for name, value in optional.items() if value}
     if not check_numbers:
         settings["check_numbers"] = False
+    known = Lexicon({})
+    if lexicon is not None:
+        inputs["lexicon"] = file_sha256(lexicon)
+        known = Lexicon.read(lexicon)
     metadata = {"rewrite": "filter", "settings": settings, "inputs": inputs}
-    job = Job(prefix, metadata, [source, target, *held_out], overwrite)
+    job = Job(prefix, metadata, [source, target, *held_out, *([lexicon] if lexicon else [])], overwrite)
 
     def results() -> Iterator[Rewritten]:
         limits = minimum_lengths(ParallelFiles(source, target).pairs(), drop_shortest) if drop_shortest else {}
         unwanted = HeldOut(chain.from_iterable(map(read_lines, held_out)))
-        work = partial(_filter_pairs, languages if check_numbers else None, unwanted, max_words, limits)
+        work = partial(_filter_pairs, languages if check_numbers else None, unwanted, max_words, limits, known)
         chunks = map_chunks(work, ParallelFiles(source, target).pairs(), CHUNK_PAIRS, cores())
         return chain.from_iterable(rewritten for _, rewritten in chunks)
 
@@ -332,15 +340,21 @@ def _filter_pairs(
     held_out: HeldOut,
     max_words: int,
     limits: Mapping[int, int],
+    lexicon: Lexicon,
     pairs: Sequence[Pair],
 ) -> list[Rewritten]:
     """Return each pair, or why it is dropped."""
-    reasons = [(pair, _reason_to_drop(pair, languages, held_out, max_words, limits)) for pair in pairs]
+    reasons = [(pair, _reason_to_drop(pair, languages, held_out, max_words, limits, lexicon)) for pair in pairs]
     return [Dropped(reason, pair.line) if reason else (pair.source, pair.target) for pair, reason in reasons]
 
 
 def _reason_to_drop(
-    pair: Pair, languages: tuple[str, str] | None, held_out: HeldOut, max_words: int, limits: Mapping[int, int]
+    pair: Pair,
+    languages: tuple[str, str] | None,
+    held_out: HeldOut,
+    max_words: int,
+    limits: Mapping[int, int],
+    lexicon: Lexicon,
 ) -> str | None:
     """Return why to drop a pair, if at all; numbers are compared if languages are given."""
     if max_words and any(_length(text) > max_words for text in (pair.source, pair.target)):
@@ -353,7 +367,9 @@ def _reason_to_drop(
         return _REPEATS
     if pair.source.startswith(BACK_TRANSLATED) and has_repetition(pair.source, pair.target):
         return _REPEATS
-    return _NUMBERS if languages and numbers_disagree(pair.source, pair.target, languages) else None
+    if languages and numbers_disagree(pair.source, pair.target, languages):
+        return _NUMBERS
+    return _MISTRANSLATED if lexicon.mistranslated(pair.source, pair.target) else None
 
 
 def numbers_disagree(source: str, target: str, languages: tuple[str, str]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import sentencepiece
 
@@ -129,6 +129,21 @@ class Tokenizer:
         tokenizer = Tokenizer(model.getvalue(), str(path))
         write_atomic(path, tokenizer.model)
         return tokenizer
+
+    def with_characters(self, characters: str) -> Tokenizer:
+        """Return a vocabulary with more characters, after the existing pieces; needs protobuf."""
+        from sentencepiece import sentencepiece_model_pb2  # the runtime does without protobuf
+
+        model: Any = sentencepiece_model_pb2.ModelProto.FromString(self.model)  # type: ignore[attr-defined]
+        score = min(piece.score for piece in model.pieces) - 1  # used only where no other piece fits
+        for character in characters:
+            model.pieces.add(piece=character, score=score)
+        model.trainer_spec.vocab_size = len(model.pieces)
+        return Tokenizer(model.SerializeToString())
+
+    def knows(self, character: str) -> bool:
+        """Return whether a character can be encoded."""
+        return UNK not in self._processor.encode(character)
 
     def encode(self, text: str) -> list[int]:
         """Encode a sentence, without END."""
