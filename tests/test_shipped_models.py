@@ -62,10 +62,10 @@ def loaded(name: str) -> Translator:
 @pytest.mark.parametrize(
     ("name", "delay", "floor"),
     [
-        ("en-zh", 1, 63.0),
-        ("en-zh", 3, 66.0),
-        ("en-zh", 9, 67.0),
-        ("en-zh", 40, 67.0),
+        ("en-zh", 1, 66.0),
+        ("en-zh", 3, 64.0),
+        ("en-zh", 9, 63.0),
+        ("en-zh", 40, 63.0),
         ("de-en", 1, 79.0),
         ("de-en", 3, 88.0),
         ("de-en", 9, 89.0),
@@ -73,7 +73,7 @@ def loaded(name: str) -> Translator:
     ],
 )
 def test_quality_does_not_fall(name: str, delay: int, floor: float) -> None:
-    """Measured when they were exported: en-zh 64.5, 70.6, 69.0, 69.0; de-en 85.6, 91.4, 91.4, 91.4."""
+    """Measured when they were exported: en-zh 71.1, 67.0, 65.1, 65.1; de-en 85.6, 91.4, 91.4, 91.4."""
     translated = loaded(name).translate("\n".join(SENTENCES[name]), delay).split("\n")
     score = sacrebleu.CHRF().corpus_score(translated, [list(SENTENCES[name].values())]).score
     assert score > floor, translated

@@ -58,7 +58,8 @@ class VocabularySpec:
         """Return the settings of a target vocabulary; text of languages without spaces is not normalised."""
         if re.split("[-_]", language.lower())[0] in UNSPACED_LANGUAGES:
             folding: Normalization = "nmt_nfkc_cf" if uncased else "identity"
-            return VocabularySpec(size, folding, character_coverage=0.9995, spaced=False, sample=sample)
+            # 0.9995 leaves out a third of the characters that everyday text needs, such as those of 海豚 and 匈牙利.
+            return VocabularySpec(size, folding, character_coverage=0.9999, spaced=False, sample=sample)
         return VocabularySpec(size, "nmt_nfkc_cf" if uncased else "nmt_nfkc", sample=sample)
 
 
