@@ -131,7 +131,7 @@ def test_punctuation_is_not_doubled(name: str, delay: int) -> None:
 @pytest.mark.parametrize("delay", [1, 3])
 def test_chinese_has_no_fragments_of_words_in_letters(delay: int) -> None:
     """As in 世界d: Latin letters occur only where the source has them."""
-    texts = [*ENGLISH_CHINESE, "Hello, world!", "Use HTTP to send a JSON object.", "My phone is an iPhone."]
+    texts = [*ENGLISH_CHINESE, "Hello, world!", "Send the PDF as a JSON object.", "My phone is an iPhone."]
     for text, translated in zip(texts, loaded("en-zh").translate("\n".join(texts), delay).split("\n"), strict=True):
         said = re.findall("[a-z]+", text.lower())
         assert all(word in said for word in re.findall("[a-z]+", translated.lower())), translated

@@ -235,9 +235,9 @@ def test_processes_that_share_the_work_align_once(monkeypatch: pytest.MonkeyPatc
 def test_the_help_names_every_command() -> None:
     shown = CliRunner().invoke(app, ["rewrite", "--help"]).stdout
     commands = (
-        "distil, pseudo, rerank, backtranslate, filter, reorder, speech, recognised, numbers, dictionary, weigh, "
+        "distil, pseudo, rerank, backtranslate, filter, reorder, speech, recognised, numbers, dictionary, lexicon, "
     )
-    assert f"{commands}join" in " ".join(shown.replace("│", " ").split())
+    assert f"{commands}weigh, join" in " ".join(shown.replace("│", " ").split())
 
 
 def test_joining(capsys: pytest.CaptureFixture[str]) -> None:
