@@ -22,8 +22,14 @@ from simulmt.model.seq2seq import Seq2SeqConfig
 from simulmt.runtime.bundle import Bundle, find
 from simulmt.text import SPECIAL_SYMBOLS, Tokenizer
 from simulmt.train.restore import is_bundle, load_model_or_bundle
-from simulmt.train.systems import InferenceModel, SystemConfig, build_model, check_vocabularies, save_model
-from simulmt.train.systems import vocabulary_checksums as checksums
+from simulmt.train.systems import (
+    InferenceModel,
+    SystemConfig,
+    build_model,
+    check_vocabularies,
+    save_model,
+    vocabulary_checksums,
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ def grow_model(
     grown = replace(
         config,
         target_vocabulary=larger.size,
-        vocabulary_sha256=checksums(source, larger),
+        vocabulary_sha256=vocabulary_checksums(source, larger),
         model={**config.model, name: encoder_layers or layers},
     )
     copy = build_model(grown)
